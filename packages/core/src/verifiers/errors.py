@@ -1,0 +1,246 @@
+"""Every error of the project, in one tree. A class says whose failure it is and what it may stop.
+
+    VerifiersError
+    ├─ UsageError                 the caller's mistake, raised before the first model call; commands exit 2
+    │   ├─ ConfigError(ValueError)            ├─ MissingKeyError
+    │   ├─ DatasetError(ValueError)           ├─ UnknownEnvironment(ValueError, LookupError)
+    │   ├─ EnvironmentLoadError(RuntimeError) ├─ RunBusy        ├─ RunMismatch
+    ├─ RolloutError               belongs to ONE rollout: recorded on it, never escapes a run
+    │   ├─ ModelError: RateLimited · ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError
+    │   ├─ OverlongPromptError    the rollout loop turns it into a stop condition
+    │   ├─ EnvironmentFault · RolloutTimeout · ScoringError
+    │   ├─ ToolError: ToolParseError · ToolCallError
+    │   └─ InfraError: TunnelError · SandboxError: SandboxUnavailable · SandboxLimit
+    └─ RunError                   the run cannot go on; everything acknowledged is on disk; commands exit 3
+        ├─ JournalError · TooManyFaults
+        ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: they name what to correct)
+        └─ WeightSyncError · CheckpointError · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
+
+Errors are classified where they happen, chained with ``from`` and carry their facts as attributes:
+``RateLimited("…", retry_after_s=4.0)`` answers ``error.retry_after_s``. ``asyncio.CancelledError`` and
+``KeyboardInterrupt`` are never turned into one of these. This module imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FACTS = frozenset(
+    "api_key_var attempts body cause count differences dump elapsed_s env_id example_id field file function histogram "
+    "hook host key limit line model names path pid response retry_after_s row sibling stage status suggestions url "
+    "waiting_for".split()
+)
+"""What an error may carry. A fact that was not given reads as None."""
+
+
+class VerifiersError(Exception):
+    """Root of the tree. Keyword arguments must be ``FACTS`` and read as attributes."""
+
+    exit_code = 3
+    retryable = False
+    scorable = False
+
+    def __init__(self, message: str = "", **facts: Any):
+        super().__init__(message)
+        if unknown := facts.keys() - FACTS:
+            raise TypeError(f"{type(self).__name__} has no fact {sorted(unknown)}; add it to errors.FACTS")
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FACTS:
+            return self.facts.get(name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __reduce__(self):
+        return _rebuild, (type(self), str(self), self.facts)
+
+
+def _rebuild(cls: type, message: str, facts: dict[str, Any]) -> VerifiersError:
+    return cls(message, **facts)
+
+
+# --- the caller's mistake ---------------------------------------------------------------------------------------
+
+
+class UsageError(VerifiersError):
+    """The caller's mistake; raised before the first model call."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError, ValueError):
+    """A parameter, key or flag that cannot be used; says which, where and what to write instead."""
+
+
+class MissingKeyError(UsageError):
+    """Environment variables that must be set and are not (``names``)."""
+
+
+class DatasetError(UsageError, ValueError):
+    """A dataset that is absent, unreadable, or lacks the columns an environment needs."""
+
+
+class UnknownEnvironment(UsageError, ValueError, LookupError):
+    """No installed environment has this id (``env_id``, ``suggestions``)."""
+
+
+class EnvironmentLoadError(UsageError, RuntimeError):
+    """An environment is installed, but loading it failed; the real error is chained."""
+
+
+class RunBusy(UsageError):
+    """Another process writes to this run directory (``pid``, ``host``)."""
+
+
+class RunMismatch(UsageError):
+    """A run directory holds another configuration (``differences``: key -> (stored, given))."""
+
+
+# --- one rollout's failure --------------------------------------------------------------------------------------
+
+
+class RolloutError(VerifiersError):
+    """Belongs to one rollout. ``retryable``: running it again may help; ``scorable``: it is the model's own doing."""
+
+
+class ModelError(RolloutError):
+    """The model endpoint did not give a usable completion (``url``, ``status``, ``attempts``)."""
+
+
+class RateLimited(ModelError):
+    """HTTP 429 after every repeat, or a Retry-After above the bound (``retry_after_s``)."""
+
+    retryable = True
+
+
+class ModelUnavailable(ModelError):
+    """5xx, connection failure or attempt timeout after every repeat."""
+
+    retryable = True
+
+
+class ModelRefused(ModelError):
+    """The endpoint refused this request with another 4xx (``status``, ``body``)."""
+
+
+class MalformedResponse(ModelError):
+    """The endpoint answered 200 with something that is not a completion (``field``)."""
+
+    retryable = True
+
+
+class EmptyModelResponseError(MalformedResponse):
+    """No content, no tool call and no finish reason."""
+
+
+class OverlongPromptError(RolloutError):
+    """The prompt does not fit the model's context; ends the rollout as ``prompt_too_long``."""
+
+    scorable = True
+
+
+class EnvironmentFault(RolloutError):
+    """A hook of the environment raised (``hook``); the exception is chained."""
+
+
+class RolloutTimeout(RolloutError):
+    """The run's guard on one rollout expired (``waiting_for``, ``elapsed_s``)."""
+
+
+class ScoringError(RolloutError):
+    """A reward function failed or returned no finite number: the reward is unknown (``function``)."""
+
+
+class ToolError(RolloutError):
+    """A tool call the environment was told to stop on; the model's own doing."""
+
+    scorable = True
+
+
+class ToolParseError(ToolError):
+    """Arguments of a tool call that are not a JSON object."""
+
+
+class ToolCallError(ToolError):
+    """A tool raised."""
+
+
+class InfraError(RolloutError):
+    """Something around the rollout failed; running it again may help."""
+
+    retryable = True
+
+
+class TunnelError(InfraError):
+    """A tunnel to a remote service broke."""
+
+
+class SandboxError(InfraError):
+    """A sandbox failed."""
+
+    retryable = False
+
+
+class SandboxUnavailable(SandboxError):
+    """No sandbox could be started."""
+
+    retryable = True
+
+
+class SandboxLimit(SandboxError):
+    """Executed code hit its time, memory or output bound (``limit``); the model's own doing."""
+
+    scorable = True
+
+
+# --- the run cannot go on ---------------------------------------------------------------------------------------
+
+
+class RunError(VerifiersError):
+    """The run cannot go on; everything acknowledged is on disk."""
+
+
+class JournalError(RunError):
+    """The journal cannot be written or is damaged (``path``, ``line``)."""
+
+
+class TooManyFaults(RunError):
+    """Rollout after rollout fails with one cause (``cause``, ``count``)."""
+
+
+class AuthenticationFailed(RunError):
+    """The endpoint refused the key (``url``, ``status``, ``api_key_var``)."""
+
+    exit_code = 2
+
+
+class ModelNotFound(RunError):
+    """The endpoint does not serve this model (``url``, ``model``)."""
+
+    exit_code = 2
+
+
+class EndpointUnreachable(RunError):
+    """No successful answer from the endpoint since the run began (``url``)."""
+
+    exit_code = 2
+
+
+class WeightSyncError(RunError):
+    """New weights did not reach the inference engine (``stage``, ``elapsed_s``, ``response``)."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint is damaged or cannot be written (``path``, ``file``)."""
+
+
+class NonFiniteLoss(RunError):
+    """NaN or infinity in a loss, log-probability, reward or gradient; no step was taken (``key``, ``dump``)."""
+
+
+class NoLearningSignal(RunError):
+    """Batch after batch without two different rewards in any group (``histogram``)."""
+
+
+class GenerationStalled(RunError):
+    """Rollouts for the next batch did not arrive in time (``waiting_for``, ``elapsed_s``)."""

@@ -1,0 +1,351 @@
+"""The data that travels: messages, one model request, one model response. Imports nothing of ours.
+
+Messages are plain ``dict``s that also answer attributes, so code that writes ``m["content"]`` and code that
+writes ``m.content`` both work, equality and JSON are those of ``dict``, and ``"tool_calls" in m`` tells the truth.
+Sampled token ids and log-probabilities are kept as numpy arrays exactly as the server gave them.
+
+This module does not parse provider payloads (``clients``) and knows nothing of datasets, scores or disks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+SamplingArgs: TypeAlias = dict[str, Any]
+Info: TypeAlias = dict[str, Any]
+RewardFunc: TypeAlias = Callable[..., Any]
+DatasetBuilder: TypeAlias = Callable[[], Any]
+
+
+class AttributeDict(dict):
+    """A dict whose keys also read and write as attributes; a missing one is an AttributeError."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __reduce__(self):
+        return _restore, (type(self), dict(self))
+
+
+def _restore(cls: type[dict], items: dict) -> dict:
+    restored = cls.__new__(cls)
+    dict.update(restored, items)
+    return restored
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+class Message(dict):
+    """One chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent ones as None.
+
+    >>> m = UserMessage("hello")
+    >>> m.content, m["role"], m.tool_calls, "tool_calls" in m
+    ('hello', 'user', None, False)
+    """
+
+    __slots__ = ()
+    FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking_blocks")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Message.FIELDS:
+            return self.get(name)
+        if name in self:
+            return self[name]
+        raise AttributeError(f"a message has no {name!r}; its fields are {', '.join(self)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __reduce__(self):
+        return _restore, (Message, dict(self))
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """The message as a plain dict (the spelling of pydantic messages)."""
+        return dict(self)
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> Message:
+        """A message whose content is the text of a file, for example ``SystemMessage.from_path("prompt.txt")``."""
+        return cls(Path(path).read_text(encoding="utf-8"))  # type: ignore[call-arg]
+
+
+Messages: TypeAlias = "list[Message] | str"
+
+
+def _message(role: str, content: Any, /, **optional: Any) -> dict[str, Any]:
+    fields = {"role": role, "content": content}
+    fields.update((k, v) for k, v in optional.items() if v is not None)
+    return fields
+
+
+class SystemMessage(Message):
+    """A system message."""
+
+    __slots__ = ()
+
+    def __init__(self, content: Any):
+        super().__init__(_message("system", content))
+
+
+class UserMessage(Message):
+    """A user message; ``content`` is text or a list of content parts."""
+
+    __slots__ = ()
+
+    def __init__(self, content: Any):
+        super().__init__(_message("user", content))
+
+
+class AssistantMessage(Message):
+    """What the model said; ``content`` may be None only beside ``tool_calls``."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, content: Any = None, tool_calls: Any = None, reasoning_content: Any = None, thinking_blocks: Any = None
+    ):
+        optional = {
+            "tool_calls": tool_calls,
+            "reasoning_content": reasoning_content,
+            "thinking_blocks": thinking_blocks,
+        }
+        super().__init__(_message("assistant", "" if content is None and not tool_calls else content, **optional))
+
+
+class ToolMessage(Message):
+    """The result of one tool call."""
+
+    __slots__ = ()
+
+    def __init__(self, content: Any, tool_call_id: str):
+        super().__init__(_message("tool", content, tool_call_id=tool_call_id))
+
+
+class TextMessage(Message):
+    """A stretch of text in completion mode."""
+
+    __slots__ = ()
+
+    def __init__(self, content: str):
+        super().__init__(_message("text", content))
+
+
+class ToolCall(dict):
+    """A tool call in the wire form; ``name`` and ``arguments`` (a JSON string) also read flat."""
+
+    __slots__ = ()
+
+    def __init__(self, id: str = "", name: str = "", arguments: str | Mapping[str, Any] = "{}", **_: Any):
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        super().__init__(id=id, type="function", function=AttributeDict(name=name, arguments=text))
+
+    @classmethod
+    def from_wire(cls, call: Mapping[str, Any]) -> ToolCall:
+        """From ``{"id", "type", "function": {…}}`` or the flat ``{"id", "name", "arguments"}``; extra keys are kept."""
+        function = call.get("function") or call
+        made = cls(call.get("id") or "", function.get("name") or "", function.get("arguments") or "{}")
+        made.update((k, v) for k, v in call.items() if k not in ("id", "type", "function", "name", "arguments"))
+        return made
+
+    def __missing__(self, key: str) -> Any:
+        if key in ("name", "arguments"):
+            return self["function"][key]
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a tool call has no {name!r}") from None
+
+    def __reduce__(self):
+        return _restore, (ToolCall, dict(self))
+
+
+class Tool(dict):
+    """An OpenAI function tool; ``name``, ``description``, ``parameters`` and ``strict`` also read flat."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        name: str = "",
+        description: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        strict: bool | None = None,
+    ):
+        function: dict[str, Any] = {"name": name, "description": description, "parameters": dict(parameters or {})}
+        if strict is not None:
+            function["strict"] = strict
+        super().__init__(type="function", function=AttributeDict(function))
+
+    @classmethod
+    def from_wire(cls, tool: Mapping[str, Any]) -> Tool:
+        """From the nested OpenAI form or the flat one."""
+        f = tool.get("function") or tool
+        return cls(f.get("name") or "", f.get("description") or "", f.get("parameters") or {}, f.get("strict"))
+
+    def __missing__(self, key: str) -> Any:
+        if key in ("name", "description", "parameters", "strict"):
+            return self["function"].get(key)
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"a tool has no {name!r}") from None
+
+    def __reduce__(self):
+        return _restore, (Tool, dict(self))
+
+
+class TextContentPart(AttributeDict):
+    """``{"type": "text", "text": …}``."""
+
+    __slots__ = ()
+
+    def __init__(self, text: str):
+        super().__init__(type="text", text=text)
+
+
+class ImageUrlContentPart(AttributeDict):
+    """``{"type": "image_url", "image_url": {"url": …}}``; ``url`` may be a data URL."""
+
+    __slots__ = ()
+
+    def __init__(self, image_url: str | Mapping[str, Any]):
+        super().__init__(
+            type="image_url", image_url={"url": image_url} if isinstance(image_url, str) else dict(image_url)
+        )
+
+
+class InputAudioContentPart(AttributeDict):
+    """``{"type": "input_audio", "input_audio": {"data": base64, "format": "wav"}}``."""
+
+    __slots__ = ()
+
+    def __init__(self, data: str | None = None, format: str = "wav", *, input_audio: Mapping[str, Any] | None = None):
+        super().__init__(type="input_audio", input_audio=dict(input_audio or {"data": data, "format": format}))
+
+
+# --- one model call ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model call. ``prompt`` is a list of messages, or text when ``message_type`` is "completion"."""
+
+    prompt: Messages
+    model: str
+    message_type: str = "chat"
+    tools: Sequence[Mapping[str, Any]] | None = None
+    sampling_args: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    timeout_s: float | None = None
+    """Bound of the whole call with its repeats, in seconds; None leaves it to the client."""
+    require_tokens: bool = False
+    """Ask for token ids and log-probabilities and refuse an answer without them."""
+    rollout_id: str | None = None
+    """Names the conversation, so that a server can route its turns to one replica (header X-Session-ID)."""
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens the server counted for one call."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTokens:
+    """The tokens of one call exactly as the server saw and sampled them.
+
+    Example, a prompt of three tokens and a completion of two::
+
+        ResponseTokens(prompt_ids=[1, 15, 9], completion_ids=[7, 2], completion_logprobs=[-0.1, -0.7], version=4)
+    """
+
+    prompt_ids: np.ndarray  # int32 [P]
+    completion_ids: np.ndarray  # int32 [C]
+    completion_logprobs: np.ndarray  # float32 [C], of the processed distribution that was sampled
+    version: int = -1
+    """Policy version of the oldest token of the completion; -1 when the server does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One HTTP attempt that did not succeed."""
+
+    status: int | None
+    reason: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The OpenAI spelling of a response's only choice."""
+
+    message: Message
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One completion. Also answers ``choices[0].message`` and ``usage.prompt_tokens`` as OpenAI objects do."""
+
+    message: Message
+    finish_reason: str = "stop"
+    """"stop", "length", "tool_calls" or "abort"."""
+    usage: Usage = Usage()
+    tokens: ResponseTokens | None = None
+    version: int = -1
+    model: str = ""
+    id: str = ""
+    created: int = 0
+    attempts: tuple[Attempt, ...] = ()
+    raw: Any = None
+    """The provider's own object; kept only when a run asks for it."""
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [Choice(self.message, self.finish_reason)]
+
+    @property
+    def text(self) -> str:
+        """The completion's text, "" when there is none."""
+        content = self.message.get("content")
+        return content if isinstance(content, str) else ""
