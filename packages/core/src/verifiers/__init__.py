@@ -1,0 +1,99 @@
+"""Environments for language models: one package measures a model, makes data with it and trains it.
+
+    import verifiers as vf
+    env = vf.load_environment("reverse-text")
+    results = env.evaluate(client, model="…", num_examples=20, rollouts_per_example=4)
+
+Every name is imported on first use, so ``import verifiers`` is fast and needs neither torch nor datasets nor openai.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+__version__ = "0.2.0"
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+_MODULES: dict[str, str] = {
+    "environments": "Environment SingleTurnEnv MultiTurnEnv",
+    "rubrics": "Rubric RubricGroup",
+    "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
+    "decorators": "stop setup cleanup teardown reward metric advantage",
+    "types": (
+        "Message Messages SystemMessage UserMessage AssistantMessage ToolMessage TextMessage ToolCall Tool "
+        "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "
+        "SamplingArgs Info RewardFunc DatasetBuilder"
+    ),
+    "state": "State TrajectoryStep TrajectoryStepTokens Timing",
+    "rows": "RolloutInput RolloutOutput ErrorInfo",
+    "rubrics.scores": "RolloutScore RolloutScores",
+    "results": (
+        "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs"
+    ),
+    "clients": (
+        "Client ClientConfig EndpointConfig OpenAIChatCompletionsClient OpenAICompletionsClient as_client use_client "
+        "load_endpoints"
+    ),
+    "registry": "load_environment list_environments",
+    "dataset": "load_example_dataset",
+    "logs": "setup_logging log_level quiet_verifiers",
+    "text": (
+        "ensure_keys extract_boxed_answer extract_hash_answer strip_non_numeric BOXED_SYSTEM_PROMPT "
+        "THINK_BOXED_SYSTEM_PROMPT"
+    ),
+    "errors": (
+        "VerifiersError UsageError ConfigError MissingKeyError DatasetError UnknownEnvironment EnvironmentLoadError "
+        "RunBusy RunMismatch RolloutError ModelError RateLimited ModelUnavailable ModelRefused MalformedResponse "
+        "EmptyModelResponseError OverlongPromptError EnvironmentFault RolloutTimeout ScoringError ToolError "
+        "ToolParseError ToolCallError InfraError TunnelError SandboxError SandboxUnavailable SandboxLimit RunError "
+        "JournalError TooManyFaults AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError "
+        "CheckpointError NonFiniteLoss NoLearningSignal GenerationStalled"
+    ),
+}
+_HOME = {name: f"verifiers.{module}" for module, names in _MODULES.items() for name in names.split()}
+
+_TRAINER = frozenset(("RLTrainer", "RLConfig", "get_model", "get_tokenizer", "get_model_and_tokenizer"))
+"""Names that the package verifiers-trainer provides."""
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the trainer's names are promised only where it is installed
+
+
+def __getattr__(name: str) -> Any:
+    if module := _HOME.get(name):
+        value = getattr(importlib.import_module(module), name)
+    elif name in _TRAINER:
+        value = _from_trainer(name)
+    else:
+        compat = importlib.import_module("verifiers.compat")
+
+        if name not in compat.NAMES:
+            raise AttributeError(f"module 'verifiers' has no attribute {name!r}{_suggestion(name)}")
+        value = __getattr__(compat.NAMES[name])
+    globals()[name] = value
+    return value
+
+
+def _from_trainer(name: str) -> Any:
+    try:
+        trainer = importlib.import_module("verifiers_trainer")
+    except ModuleNotFoundError as error:
+        if error.name != "verifiers_trainer":
+            raise
+        raise AttributeError(
+            f"vf.{name} is in the trainer, which is not installed: pip install 'verifiers[rl]'"
+        ) from None
+    return getattr(trainer, name)
+
+
+def _suggestion(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, [*_HOME, *_TRAINER], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_TRAINER})

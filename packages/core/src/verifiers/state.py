@@ -293,6 +293,16 @@ class State(dict):
     ('4', 0, None)
     """
 
+    run: Any = None
+    """The run this rollout belongs to (``runner.RunContext``): its limits and seeds; None outside a run."""
+    waiting_for: str | None = None
+    """What the rollout waits for at this moment, for progress displays and time-outs."""
+
+    seed_key: str = ""
+    """What the rollout's sampling seeds are derived from, beside the run's seed: its example and sibling."""
+    attempts: int = 1
+    """How often the rollout was played."""
+
     INPUT_FIELDS = ("prompt", "answer", "task", "info", "example_id")
     COMPUTED = frozenset(("id", "turn", "responses"))
     _DEFAULTS: Mapping[str, Any] = {

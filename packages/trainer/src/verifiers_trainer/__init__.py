@@ -1,0 +1,33 @@
+"""Reinforcement learning of language models in ``verifiers`` environments.
+
+    import verifiers as vf
+    trainer = vf.RLTrainer("builtin:tiny", "reverse-text", vf.RLConfig(batch_size=64, rollouts_per_example=8))
+    trainer.train()
+
+Names are imported on first use: ``import verifiers_trainer`` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.2.0"
+
+_HOME = {
+    "RLTrainer": "trainer",
+    "RLConfig": "config",
+    "get_model": "policy",
+    "get_tokenizer": "policy",
+    "get_model_and_tokenizer": "policy",
+}
+
+__all__ = ["RLConfig", "RLTrainer", "get_model", "get_model_and_tokenizer", "get_tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'verifiers_trainer' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"verifiers_trainer.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,22 @@
+"""Commands that another distribution provides: found, or explained in one sentence (exit 2)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+
+def vf_train() -> None:
+    """``vf-train`` and ``vf-rl``."""
+    _run("verifiers_trainer", "verifiers_trainer.cli.train", "vf-train", "verifiers[rl]")
+
+
+def _run(package: str, module: str, command: str, requirement: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        print(f"{command} needs the trainer, which is not installed: pip install '{requirement}'", file=sys.stderr)
+        raise SystemExit(2) from None
+    importlib.import_module(module).main()

@@ -1,0 +1,202 @@
+"""Objects that are called as they are: SDK clients we do not replace, doubles of them, and third-generation clients.
+
+The promise: any object with ``chat.completions.create`` (sync or async; ``completions.create`` for text) or with
+``get_response`` becomes a `Client`. Answers are read by attribute, so SDK objects, dicts and hand-written doubles are
+alike; a blocking ``create`` runs in a thread; failures are mapped into our tree and repeated by our one retry layer
+(an SDK object's own retries are set to 0 on a copy). The object is never changed or closed.
+
+Nothing here imports ``openai``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from verifiers.clients.attributes import read_completion, read_flat
+from verifiers.clients.failures import Endpoint, failure, refuses_argument
+from verifiers.clients.limiter import AdaptiveLimiter
+from verifiers.clients.loops import PerLoop
+from verifiers.clients.payload import chat_messages, split_arguments
+from verifiers.clients.reply import to_response
+from verifiers.clients.retry import RetryPolicy, call_with_retries
+from verifiers.clients.sdk import is_sdk_object
+from verifiers.errors import MalformedResponse, ModelError, ModelUnavailable, VerifiersError
+from verifiers.types import ModelRequest, Response
+
+NUM_THREADS = 64  # blocking calls at once, per event loop
+MAX_IN_FLIGHT = 28000
+MAX_TOKENS = "max_completion_tokens"
+
+
+class _Held:
+    """What an adapter holds in one event loop; threads start only when a call blocks."""
+
+    def __init__(self) -> None:
+        self.limiter = AdaptiveLimiter(MAX_IN_FLIGHT)
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="verifiers-client")
+        return self._threads
+
+    async def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Adapter:
+    """Shared by both kinds of object: where the call runs, what its failures mean, and repeating it."""
+
+    def __init__(self, called: Any, retry: RetryPolicy | None = None, keep_raw: bool = False):
+        self.given = called
+        self.called = called
+        self.keep_raw = keep_raw
+        self.retry = retry or RetryPolicy()
+        self._where = _Whereabouts(called)
+        self._held: PerLoop[_Held] = PerLoop(_Held, _Held.close)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.called).__name__})"
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """One completion by the object; see `Client.complete` for what it raises."""
+        held = self._held.here()
+        return await call_with_retries(lambda: self._send(held, request), self.retry, held.limiter, request.timeout_s)
+
+    async def aclose(self) -> None:
+        """Let go of this loop's threads; the object itself stays the caller's."""
+        await self._held.aclose()
+
+    async def _send(self, held: _Held, request: ModelRequest) -> Response:
+        raise NotImplementedError
+
+    async def _call(self, held: _Held, create: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """The result of ``create(**arguments)``, in a thread unless it is a coroutine function."""
+        if inspect.iscoroutinefunction(inspect.unwrap(create)):
+            return await create(**arguments)
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(held.threads, lambda: create(**arguments))
+        return await result if inspect.isawaitable(result) else result
+
+    def _mapped(self, error: Exception, model: str) -> VerifiersError:
+        """What an exception of the object means in our tree."""
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int) and 300 <= status < 600:
+            headers = getattr(getattr(error, "response", None), "headers", None)
+            get = headers.get if isinstance(headers, Mapping) or hasattr(headers, "get") else lambda name: None
+            return failure(
+                status, str(error).encode(), self._where.endpoint(), model, (get("retry-after-ms"), get("retry-after"))
+            )
+        sentence = self._where.endpoint().redact(f"{self!r} failed: {type(error).__name__}: {error}")
+        names = {cls.__name__ for cls in type(error).__mro__}
+        if names & {"APIConnectionError", "APITimeoutError"} or isinstance(error, OSError):
+            return ModelUnavailable(sentence, url=self._where.url)
+        if "APIResponseValidationError" in names:
+            return MalformedResponse(sentence, url=self._where.url)
+        return ModelError(sentence, url=self._where.url)
+
+
+class OpenAILikeClient(_Adapter):
+    """Any object with ``chat.completions.create``; text requests use its ``completions.create``."""
+
+    def __init__(self, called: Any, retry: RetryPolicy | None = None, keep_raw: bool = False):
+        super().__init__(called, retry, keep_raw)
+        self._is_sdk = is_sdk_object(called)
+        if self._is_sdk:
+            self.called = called.with_options(max_retries=0)
+        self._max_tokens_name = MAX_TOKENS if self._is_sdk else None
+
+    async def _send(self, held: _Held, request: ModelRequest) -> Response:
+        in_chat = request.message_type != "completion"
+        create = self.called.chat.completions.create if in_chat else self.called.completions.create
+        name = (self._max_tokens_name or _spelling(request)) if in_chat else "max_tokens"
+        try:
+            answer = await self._call(held, create, self._arguments(create, request, name))
+        except VerifiersError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the object raises is mapped and chained
+            if name != MAX_TOKENS or not refuses_argument(getattr(error, "status_code", 0), str(error), name):
+                raise self._mapped(error, request.model) from error
+            self._max_tokens_name = "max_tokens"
+            return await self._send(held, request)
+        raw = answer if self.keep_raw else None
+        return to_response(read_completion(answer), request, repr(self), raw)
+
+    def _arguments(self, create: Callable[..., Any], request: ModelRequest, max_tokens_name: str) -> dict[str, Any]:
+        known, extra = split_arguments(request, max_tokens_name)
+        arguments: dict[str, Any] = {"model": request.model, **known}
+        if request.message_type == "completion":
+            arguments["prompt"] = request.prompt
+        else:
+            arguments["messages"] = chat_messages(request.prompt)
+            if request.tools:
+                arguments["tools"] = list(request.tools)
+        if extra:
+            arguments["extra_body"] = extra
+        headers = dict(request.headers or {})
+        if request.rollout_id is not None and self._is_sdk:
+            headers["X-Session-ID"] = request.rollout_id
+        if headers and _accepts(create, "extra_headers"):
+            arguments["extra_headers"] = headers
+        return arguments
+
+
+class GetResponseClient(_Adapter):
+    """A third-generation client: ``get_response(prompt, model, sampling_args, tools)`` with a flat answer."""
+
+    async def _send(self, held: _Held, request: ModelRequest) -> Response:
+        sampling_args = {name: value for name, value in request.sampling_args.items() if value is not None}
+        if request.seed is not None:
+            sampling_args["seed"] = request.seed
+        arguments = {
+            "prompt": request.prompt,
+            "model": request.model,
+            "sampling_args": sampling_args,
+            "tools": list(request.tools) if request.tools else None,
+        }
+        try:
+            answer = await self._call(held, self.called.get_response, arguments)
+        except VerifiersError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the object raises is mapped and chained
+            raise self._mapped(error, request.model) from error
+        raw = answer if self.keep_raw else None
+        return to_response(read_flat(answer), request, repr(self), raw)
+
+
+# --- how an object wants to be called -------------------------------------------------------------------------------
+
+
+class _Whereabouts:
+    """How to speak of the object's endpoint, read when an error is written."""
+
+    def __init__(self, called: Any):
+        self._called = called
+
+    @property
+    def url(self) -> str:
+        return str(getattr(self._called, "base_url", "") or type(self._called).__name__)
+
+    def endpoint(self) -> Endpoint:
+        key = getattr(self._called, "api_key", None)
+        secrets = (key,) if isinstance(key, str) and len(key) >= 6 else ()
+        return Endpoint(self.url, "the api_key of the client", None, secrets)
+
+
+def _spelling(request: ModelRequest) -> str:
+    """The limit of tokens as the caller wrote it: a double may know only one name."""
+    return MAX_TOKENS if MAX_TOKENS in request.sampling_args else "max_tokens"
+
+
+def _accepts(function: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

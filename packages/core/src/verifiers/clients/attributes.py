@@ -1,0 +1,124 @@
+"""Answers of objects we call as they are, read attribute by attribute into the same `Completion` as HTTP bodies.
+
+The promise: SDK objects, dicts, namespaces and hand-written doubles read alike, and a field of another type than
+expected reads as absent, so a mock's automatic attributes are never taken for data.
+
+This module calls nothing (``adapters``) and judges nothing (``reply``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from verifiers.clients.reply import Choice, Completion, Entry, Logprobs
+
+
+def read_completion(answer: Any) -> Completion:
+    """The completion in an SDK object, a dict or a double; a field of another type than expected reads as absent."""
+    choices = _typed(answer, "choices", list) or []
+    return Completion(
+        choices=[_choice(choice) for choice in choices[:1]],
+        id=_typed(answer, "id", str),
+        model=_typed(answer, "model", str),
+        created=_typed(answer, "created", int),
+        usage=_usage(_get(answer, "usage")),
+        prompt_token_ids=_typed(answer, "prompt_token_ids", list),
+        weight_versions=_plain_data(_get(answer, "weight_versions")),
+        weight_version=_plain_data(_get(answer, "weight_version")),
+    )
+
+
+def read_flat(answer: Any) -> Completion:
+    """The completion in a third-generation answer, where message and tokens lie one level higher."""
+    message = _get(answer, "message")
+    tokens = _get(message, "tokens")
+    logprobs = _typed(tokens, "completion_logprobs", list)
+    choice = Choice(
+        message=_message(message) if message is not None else None,
+        finish_reason=_typed(message, "finish_reason", str) or _typed(answer, "finish_reason", str),
+        logprobs=Logprobs(token_logprobs=logprobs) if logprobs is not None else None,
+        token_ids=_typed(tokens, "completion_ids", list),
+    )
+    return Completion(
+        choices=[choice] if message is not None else [],
+        id=_typed(answer, "id", str),
+        model=_typed(answer, "model", str),
+        created=_typed(answer, "created", int),
+        usage=_usage(_get(answer, "usage")),
+        prompt_token_ids=_typed(tokens, "prompt_ids", list),
+    )
+
+
+def _choice(choice: Any) -> Choice:
+    message = _get(choice, "message")
+    return Choice(
+        message=_message(message) if message is not None and _typed(choice, "text", str) is None else None,
+        text=_typed(choice, "text", str),
+        finish_reason=_typed(choice, "finish_reason", str),
+        logprobs=_logprobs(_get(choice, "logprobs")),
+        token_ids=_typed(choice, "token_ids", list),
+        prompt_token_ids=_typed(choice, "prompt_token_ids", list),
+        weight_versions=_plain_data(_get(choice, "weight_versions")),
+        weight_version=_plain_data(_get(choice, "weight_version")),
+    )
+
+
+def _message(message: Any) -> dict[str, Any]:
+    content = _get(message, "content")
+    calls = _typed(message, "tool_calls", list)
+    fields: dict[str, Any] = {
+        "content": content if isinstance(content, str | list) else None,
+        "tool_calls": [_tool_call(call) for call in calls] if calls else None,
+        "thinking_blocks": _typed(message, "thinking_blocks", list),
+    }
+    for name in ("reasoning_content", "reasoning", "refusal"):
+        fields[name] = _typed(message, name, str)
+    return fields
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    function = _get(call, "function")
+    source = function if function is not None else call
+    arguments = _get(source, "arguments")
+    return {
+        "id": _typed(call, "id", str) or "",
+        "name": _typed(source, "name", str) or "",
+        "arguments": arguments if isinstance(arguments, str | Mapping) else "{}",
+    }
+
+
+def _logprobs(logprobs: Any) -> Logprobs | None:
+    if logprobs is None:
+        return None
+    content = _typed(logprobs, "content", list)
+    entries = None
+    if content is not None:
+        entries = [Entry(_get(entry, "logprob"), _get(entry, "token"), _get(entry, "id")) for entry in content]
+    tokens, values = (_typed(logprobs, name, list) for name in ("tokens", "token_logprobs"))
+    return Logprobs(entries, tokens, values) if entries is not None or values is not None else None
+
+
+def _usage(usage: Any) -> dict[str, Any]:
+    return {name: _typed(usage, name, int) for name in ("prompt_tokens", "completion_tokens")}
+
+
+def _get(holder: Any, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+
+def _typed(holder: Any, name: str, kind: type) -> Any:
+    value = _get(holder, name)
+    if kind is list and hasattr(value, "tolist"):
+        value = value.tolist()
+    return value if isinstance(value, kind) else None
+
+
+def _plain_data(value: Any) -> Any:
+    """Version spans as plain data; None for anything that is not data."""
+    try:
+        return msgspec.to_builtins(value)
+    except TypeError:
+        return None

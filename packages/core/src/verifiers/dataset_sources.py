@@ -1,0 +1,245 @@
+"""Whatever a user calls a dataset -> rows that can be counted and read. Formats nothing, checks no column.
+
+Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of dicts, a dict of columns,
+the path of a JSONL, JSON, CSV or Parquet file, and a function without arguments that returns one of these. Only a
+Parquet file makes this module import ``datasets``; an object that is given has imported it already.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from verifiers.errors import DatasetError
+
+ACCEPTED = (
+    "a datasets.Dataset or DatasetDict, a list of dicts, a dict of columns, the path of a .jsonl, .json, .csv or "
+    ".parquet file, or a function that returns one of these"
+)
+EVAL_SPLITS = ("test", "validation")
+
+
+class Rows(Protocol):
+    """Rows that are already there: their column names, their number, and any of them by position."""
+
+    columns: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
+        """The rows at ``positions``; the dicts are the caller's, what they hold is not."""
+        ...
+
+    def column(self, name: str) -> list[Any]:
+        """One value per row, None where it is absent."""
+        ...
+
+
+class ListRows:
+    """Rows of a list of dicts; an absent key stays absent."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]):
+        self._rows = rows
+        self.columns = tuple(dict.fromkeys(name for row in rows for name in row))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
+        return [dict(self._rows[position]) for position in positions]
+
+    def column(self, name: str) -> list[Any]:
+        return [row.get(name) for row in self._rows]
+
+
+class HubRows:
+    """Rows of a ``datasets.Dataset``, decoded where they are read, so that a large one is not held twice."""
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset.with_format(None)
+        self.columns = tuple(dataset.column_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
+        columns = self._dataset[list(positions)]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    def column(self, name: str) -> list[Any]:
+        return list(self._dataset[name])
+
+
+class Source:
+    """A dataset as it was given, opened on first use and once: a builder function is not called twice."""
+
+    def __init__(self, given: Any):
+        self.given = given
+        self._lock = threading.Lock()
+        self._opened: dict[str, Rows] | Rows | None = None
+
+    def opened(self) -> dict[str, Rows] | Rows:
+        """The rows, or the rows by split. Raises: ``DatasetError`` when they cannot be read."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = _open(self.given() if is_builder(self.given) else self.given)
+            return self._opened
+
+    def train(self) -> Rows:
+        """The rows to train on: all, or those of the split ``train``."""
+        opened = self.opened()
+        if not isinstance(opened, dict):
+            return opened
+        if "train" not in opened:
+            raise DatasetError(
+                f"the dataset has the splits {', '.join(opened)} and no split 'train'; give one of them, for example "
+                f"dataset[{next(iter(opened), 'train')!r}]"
+            )
+        return opened["train"]
+
+    def evaluation(self) -> Rows | None:
+        """The rows of the split ``test``, else ``validation``; None when there is no such split."""
+        opened = self.opened()
+        if not isinstance(opened, dict):
+            return None
+        return next((opened[split] for split in EVAL_SPLITS if split in opened), None)
+
+    def only_evaluation(self) -> Rows:
+        """The rows of a dataset that was given for evaluation: of its split for that, else of ``train``, else all."""
+        rows = self.evaluation()
+        return rows if rows is not None else self.train()
+
+
+def is_builder(given: Any) -> bool:
+    """Whether ``given`` is a function that makes the dataset."""
+    return callable(given) and not hasattr(given, "column_names")
+
+
+def _open(given: Any) -> dict[str, Rows] | Rows:
+    kinds = {cls.__name__ for cls in type(given).__mro__ if cls.__module__.partition(".")[0] == "datasets"}
+    if kinds & {"IterableDataset", "IterableDatasetDict"}:
+        raise DatasetError(
+            "an iterable (streaming) dataset has no length and no stable order; load it without streaming=True, or "
+            "take a part of it: list(dataset.take(1000))"
+        )
+    if isinstance(given, Mapping):
+        if given and all(_is_table(value) for value in given.values()):
+            return {str(split): _open_table(table) for split, table in given.items()}
+        return _open_columns(given)
+    if "Dataset" in kinds or isinstance(given, list | tuple):
+        return _open_table(given)
+    if isinstance(given, str | Path):
+        return _open_file(Path(given))
+    raise DatasetError(f"cannot read a dataset from {_described(given)}; give {ACCEPTED}")
+
+
+def _is_table(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(row, Mapping) for row in value)
+    return hasattr(value, "column_names")
+
+
+def _open_table(table: Any) -> Rows:
+    if not isinstance(table, list | tuple):
+        return HubRows(table)
+    for position, row in enumerate(table):
+        if not isinstance(row, Mapping):
+            raise DatasetError(f"row {position} of the dataset is {_described(row)}, not a dict", row=position)
+    return ListRows(table)
+
+
+def _open_columns(columns: Mapping[str, Any]) -> Rows:
+    values: dict[str, list[Any]] = {}
+    for name, column in columns.items():
+        if isinstance(column, str | Mapping) or not hasattr(column, "__len__") or not hasattr(column, "__iter__"):
+            raise DatasetError(
+                f"column {name!r} of the dataset is {_described(column)}, not a list; for a single row write [{{...}}]"
+            )
+        values[str(name)] = column.tolist() if hasattr(column, "tolist") else list(column)
+    lengths = {name: len(column) for name, column in values.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DatasetError(f"the columns of the dataset differ in length: {found}")
+    return ListRows([dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)])
+
+
+def _open_file(path: Path) -> Rows:
+    readers: dict[str, Callable[[Path], Rows]] = {
+        ".jsonl": _open_jsonl, ".ndjson": _open_jsonl, ".json": _open_json, ".csv": _open_csv, ".parquet": _open_parquet
+    }  # fmt: skip
+    reader = readers.get(path.suffix.lower())
+    if reader is None or not path.is_file():
+        why = "there is no such file" if reader else "the file type is not one of " + ", ".join(readers)
+        raise DatasetError(
+            f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, give datasets.load_dataset(...)",
+            path=str(path),
+        )
+    try:
+        return reader(path)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DatasetError(f"cannot read the dataset {path}: {error}", path=str(path)) from error
+
+
+def _open_jsonl(path: Path) -> Rows:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+        if line.strip():
+            row = _parsed(line, path, number)
+            if not isinstance(row, dict):
+                raise DatasetError(f"{path}:{number} is not a JSON object", path=str(path), line=number)
+            rows.append(row)
+    return ListRows(rows)
+
+
+def _open_json(path: Path) -> Rows:
+    content = _parsed(path.read_text(encoding="utf-8-sig"), path, None)
+    if not isinstance(content, list | dict):
+        raise DatasetError(f"{path} holds neither a list of rows nor a dict of columns", path=str(path))
+    opened = _open(content)
+    if isinstance(opened, dict):
+        raise DatasetError(f"{path} holds splits ({', '.join(opened)}); write one file for each", path=str(path))
+    return opened
+
+
+def _open_csv(path: Path) -> Rows:
+    """Every cell is text, as CSV has no types; only ``example_id`` is read as numbers where all of it is."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows: list[dict[str, Any]] = []
+        for row in csv.DictReader(file):
+            if None in row or None in row.values():
+                number = len(rows)
+                raise DatasetError(
+                    f"{path}: row {number} has not as many cells as the header", path=str(path), row=number
+                )
+            rows.append(row)
+    if all(row.get("example_id", "").isdecimal() for row in rows):
+        rows = [row | {"example_id": int(row["example_id"])} for row in rows]
+    return ListRows(rows)
+
+
+def _open_parquet(path: Path) -> Rows:
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return HubRows(datasets.Dataset(pyarrow.parquet.read_table(path)))
+    except pyarrow.ArrowInvalid as error:
+        raise DatasetError(f"{path} is no readable Parquet file: {error}", path=str(path)) from error
+
+
+def _parsed(text: str, path: Path, line: int | None) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        place = path if line is None else f"{path}:{line}"
+        raise DatasetError(f"{place} is not JSON: {error}", path=str(path), line=line) from error
+
+
+def _described(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"

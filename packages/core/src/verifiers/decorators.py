@@ -1,0 +1,109 @@
+"""Marks on methods: ``@stop @setup @cleanup @teardown`` of environments, ``@reward @metric @advantage`` of rubrics.
+
+A mark only writes down what a method is for; environments and rubrics find marked methods with ``decorated`` when they
+are built. Every decorator works bare (``@stop``) and called (``@stop(priority=10)``). Marks are inherited with the
+method; overriding a marked method without a mark removes it from the hooks.
+
+This module calls nothing and validates nothing but the options themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from verifiers.errors import ConfigError
+from verifiers.types import AttributeDict
+
+F = TypeVar("F", bound=Callable[..., Any])
+STAGES = ("rollout", "group")
+
+
+class Options(AttributeDict):
+    """What a decorator was called with.
+
+    ``priority``: higher runs first, ties run in the order of the method names. ``stage``: "rollout", "group", or None
+    where the parameters decide (rewards and metrics). ``weight``: of a reward.
+    """
+
+    def __init__(self, priority: int = 0, stage: str | None = None, weight: float = 1.0):
+        super().__init__(priority=priority, stage=stage, weight=weight)
+
+
+def stop(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self, state) -> bool``: a stop condition of a rollout, named after the method."""
+    return _mark("stop", function, Options(priority))
+
+
+def setup(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self, state)``: runs before the first turn of every rollout."""
+    return _mark("setup", function, Options(priority))
+
+
+def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> Any:
+    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once when it is over."""
+    return _mark("cleanup", function, Options(priority, stage))
+
+
+def teardown(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self)``: runs once when the environment closes."""
+    return _mark("teardown", function, Options(priority))
+
+
+def reward(function: F | None = None, *, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Any:
+    """A reward function of a ``Rubric`` subclass."""
+    return _mark("reward", function, Options(priority, stage, weight))
+
+
+def metric(function: F | None = None, *, priority: int = 0, stage: str | None = None) -> Any:
+    """A function of a ``Rubric`` subclass that is measured and has no weight in the reward."""
+    return _mark("metric", function, Options(priority, stage, 0.0))
+
+
+def advantage(function: F | None = None, *, priority: int = 0) -> Any:
+    """``f(self, states) -> list[float]``: replaces the formula of the advantages of a group."""
+    return _mark("advantage", function, Options(priority, "group"))
+
+
+def decorated(owner: Any, kind: str) -> list[tuple[str, Callable[..., Any], Options]]:
+    """The methods of a class, or of an object's class, that carry the mark ``kind``: (name, function, options).
+
+    Bound when ``owner`` is an object. Sorted by priority, highest first, then by name.
+
+    >>> class Game:
+    ...     @stop(priority=5)
+    ...     def won(self, state): return state["score"] > 2
+    ...     @stop
+    ...     def lost(self, state): return False
+    >>> [name for name, function, options in decorated(Game, "stop")]
+    ['won', 'lost']
+    """
+    cls = owner if isinstance(owner, type) else type(owner)
+    return [(name, getattr(owner, name), options) for name, options in _marked(cls, kind)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _marked(cls: type, kind: str) -> tuple[tuple[str, Options], ...]:
+    """(name, options) of a class's marked methods, sorted; a class is read once."""
+    found: dict[str, Options | None] = {}
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            if name not in found:
+                function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+                found[name] = getattr(function, f"__vf_{kind}__", None) if callable(function) else None
+    marked = [(name, options) for name, options in found.items() if options is not None]
+    return tuple(sorted(marked, key=lambda pair: (-pair[1].priority, pair[0])))
+
+
+def _mark(kind: str, function: Callable[..., Any] | None, options: Options) -> Any:
+    if options.stage is not None and options.stage not in STAGES:
+        raise ConfigError(f'@{kind}(stage={options.stage!r}): write stage="rollout" or stage="group"')
+
+    def mark(target: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(target):
+            raise ConfigError(f"@{kind} marks a method, not {type(target).__name__}; options go by keyword")
+        setattr(target, f"__vf_{kind}__", options)
+        return target
+
+    return mark if function is None else mark(function)

@@ -1,0 +1,117 @@
+"""Values to JSON bytes and back: rows that always encode, and one canonical form for hashing.
+
+The promise: ``encode_row`` never loses a row. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a
+model round-trips, and no reader can mistake a character for a line end), an unknown number (NaN, infinity) becomes
+``null``, whatever has ``tolist()`` (numpy, torch, ``array``) becomes numbers, and a value that JSON cannot hold
+becomes the marker ``{"__unserializable__": "<type>"}``.
+
+``canonical_json`` is the opposite: strict, because two values that differ must not share a hash.
+
+This module does not know what a row means, and does not write files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+UNSERIALIZABLE = "__unserializable__"
+"""The only key of the marker that stands for a value JSON cannot hold; its value is the type's name."""
+
+
+def encode_row(row: Mapping[str, Any]) -> bytes:
+    """One JSON object as ASCII bytes without a line end; never fails for what its values are.
+
+    >>> encode_row({"a": float("nan"), "b": "\\u2028", "c": object()})
+    b'{"a":null,"b":"\\\\u2028","c":{"__unserializable__":"object"}}'
+    """
+    try:
+        encoded = _ENCODER.encode(row)
+        return encoded if encoded.isascii() else _ASCII.encode(_DECODER.decode(encoded)).encode("ascii")
+    except Exception:  # noqa: BLE001  lone surrogates, odd keys, cycles, objects that raise: column by column then
+        columns = (f"{_ASCII.encode(str(name))}:{_encode_column(value)}" for name, value in row.items())
+        return ("{" + ",".join(columns) + "}").encode("ascii")
+
+
+def decode_row(encoded: bytes) -> dict[str, Any]:
+    """The row of one JSON object. Raises: ``ValueError`` when the bytes are not a JSON object."""
+    try:
+        row = _DECODER.decode(encoded)
+    except msgspec.DecodeError:  # lone surrogates, which msgspec refuses and the standard library reads
+        row = json.loads(encoded)
+    if not isinstance(row, dict):
+        raise ValueError(f"expected a JSON object, found {type(row).__name__}")
+    return row
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one spelling of a JSON value, for hashes: sorted keys, no spaces, ASCII; NaN and infinity are ``null``.
+
+    Raises: ``TypeError`` for a value that JSON cannot hold (a marker would give different values one hash).
+
+    >>> canonical_json({"b": 1, "a": ["é", {3, 1, 2}]})
+    b'{"a":["\\\\u00e9",[1,2,3]],"b":1}'
+    """
+    plain = msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_plain)
+    try:
+        return _CANONICAL.encode(plain).encode("ascii")
+    except ValueError:  # NaN or infinity somewhere
+        return _CANONICAL.encode(_json_ready(plain)).encode("ascii")
+
+
+def _plain(value: Any) -> Any:
+    """A builtin that stands for a value msgspec does not know. Raises ``TypeError`` when there is none."""
+    if isinstance(value, str):  # a subclass; what it overrides is not asked
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    for name in ("tolist", "model_dump"):  # arrays and their scalars; pydantic objects
+        convert = getattr(type(value), name, None)
+        if callable(convert) and type(plain := convert(value)) is not type(value):
+            return plain
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")
+
+
+def _plain_or_marker(value: Any) -> Any:
+    try:
+        return _plain(value)
+    except Exception:  # noqa: BLE001  an author's object may raise anything; the marker records its type
+        return _marker(value)
+
+
+def _marker(value: Any) -> dict[str, str]:
+    return {UNSERIALIZABLE: type(value).__name__}
+
+
+def _encode_column(value: Any) -> str:
+    try:
+        return _ASCII.encode(_json_ready(value))
+    except Exception:  # noqa: BLE001  cycles, bottomless nesting, objects that raise; the marker records the type
+        return _ASCII.encode(_marker(value))
+
+
+def _json_ready(value: Any) -> Any:
+    """The same value in types the standard encoder takes, non-finite numbers as None."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): _json_ready(member) for key, member in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_json_ready(member) for member in value]
+    return _json_ready(msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_or_marker))
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain_or_marker)
+_DECODER = msgspec.json.Decoder()
+_ASCII = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+_CANONICAL = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), sort_keys=True)

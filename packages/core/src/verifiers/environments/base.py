@@ -1,0 +1,419 @@
+"""``Environment``: a dataset, a way to act and a way to score, under one name.
+
+An environment object is configuration. Constructing one starts no thread, opens nothing and seeds nothing; the dataset
+is read on first use. What happens in one rollout is in ``verifiers.rollout``; many rollouts are in
+``verifiers.runner``; this class only offers them under their public names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from verifiers import compat
+from verifiers.dataset import Table
+from verifiers.decorators import decorated
+from verifiers.dual import blocking, dual, maybe_await
+from verifiers.errors import ConfigError
+from verifiers.parsers import Parser
+from verifiers.rubrics import Rubric
+from verifiers.state import State, TrajectoryStep, record_tokens
+from verifiers.suggest import close_match
+from verifiers.types import Messages, ModelRequest, Response
+
+OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent")
+
+
+class Environment:
+    """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
+
+    ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
+    JSONL, JSON, CSV or Parquet file, or a function without arguments that returns one of these (called on first use).
+    Further keywords become attributes, unless they nearly match a parameter (then: "did you mean").
+
+    Raises ``ConfigError`` for contradictory or misspelt parameters, ``DatasetError`` when the data are first read.
+    """
+
+    max_turns: int = -1
+
+    def __init__(
+        self,
+        dataset: Any = None,
+        eval_dataset: Any = None,
+        system_prompt: str | None = None,
+        few_shot: Sequence[Mapping[str, Any]] | None = None,
+        parser: Parser | None = None,
+        rubric: Rubric | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        message_type: str = "chat",
+        tool_defs: Sequence[Mapping[str, Any]] | None = None,
+        env_id: str | None = None,
+        env_args: Mapping[str, Any] | None = None,
+        map_kwargs: Mapping[str, Any] | None = None,
+        max_seq_len: int | None = None,
+        interleaved_rollouts: bool = False,
+        score_rollouts: bool = True,
+        pass_threshold: float = 0.5,
+        question_key: str = "question",
+        answer_key: str = "answer",
+        timeout_seconds: float | None = None,
+        **kwargs: Any,
+    ):
+        given = compat.rename(kwargs, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+        tool_defs = given.pop("tool_defs", tool_defs)
+        if dataset is None and eval_dataset is None:
+            raise ConfigError(f"{type(self).__name__} needs a dataset: give dataset=… or eval_dataset=…")
+        if message_type not in ("chat", "completion"):
+            raise ConfigError(f'message_type is {message_type!r}; it must be "chat" or "completion"')
+        if message_type == "completion" and (system_prompt or few_shot):
+            raise ConfigError('message_type="completion" has no system_prompt and no few_shot: write them into the prompt')
+        if (sampling_args or {}).get("n", 1) != 1:
+            raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
+        self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
+        self.system_prompt, self.few_shot = system_prompt, few_shot
+        self.parser = parser or (rubric.parser if rubric is not None and rubric.parser is not None else Parser())
+        self.rubric = rubric if rubric is not None else Rubric(parser=self.parser)
+        self.sampling_args = {"n": 1, "extra_body": {}} | dict(sampling_args or {})
+        self.message_type = message_type
+        self.tool_defs = list(tool_defs or [])
+        self.env_id, self.env_args, self.env_version = env_id or "", dict(env_args or {}), ""
+        self.max_seq_len, self.interleaved_rollouts = max_seq_len, interleaved_rollouts
+        self.score_rollouts, self.pass_threshold = score_rollouts, pass_threshold
+        self.timeout_seconds = timeout_seconds
+        self.max_total_completion_tokens = -1
+        self._tables = Table.pair(
+            dataset,
+            eval_dataset,
+            system_prompt=system_prompt,
+            few_shot=few_shot,
+            message_type=message_type,
+            question_key=question_key,
+            answer_key=answer_key,
+            default_task=lambda: self.env_id or "default",
+        )
+        self._torn_down = False
+        self.set_kwargs(**given)
+        if rubric is not None and parser is not None and type(rubric.parser) not in (type(parser), Parser):
+            self.logger.warning(
+                "the environment parses with %s and its rubric with %s", type(parser).__name__, type(rubric.parser).__name__
+            )
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    @property
+    def train_table(self) -> Table | None:
+        """The training examples, or None; read on first use."""
+        return self._tables[0]
+
+    @property
+    def eval_table(self) -> Table:
+        """The evaluation examples; the training examples, with one warning, when there are none."""
+        return self._tables[1] if self._tables[1] is not None else self._fall_back_to_train()
+
+    def _fall_back_to_train(self) -> Table:
+        if not getattr(self, "_warned_about_eval", False):
+            self._warned_about_eval = True
+            self.logger.warning("%s has no evaluation set; its training set is used", self.env_id or type(self).__name__)
+        return self._tables[0]  # type: ignore[return-value]  # one of the two exists
+
+    def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
+        """The training set as a ``datasets.Dataset``: ``n`` rows (-1 = all), shuffled by ``seed``; changes nothing.
+
+        Raises ``DatasetError`` when there is no training set.
+        """
+        return Table.required(self.train_table, self).take(n, seed).to_hf()
+
+    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Any:
+        """The evaluation set as a ``datasets.Dataset``; see ``get_dataset``."""
+        return self.eval_table.take(n, seed).to_hf()
+
+    @property
+    def dataset(self) -> Any:
+        """The formatted training set."""
+        return self.get_dataset()
+
+    @property
+    def eval_dataset(self) -> Any:
+        """The formatted evaluation set."""
+        return self.get_eval_dataset()
+
+    def sample_prompts(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
+        """``n`` training rows without replacement, reshuffled when exhausted, from a private generator."""
+        return Table.required(self.train_table, self).sample(n, seed)
+
+    # --- settings -----------------------------------------------------------------------------------------------
+
+    @property
+    def oai_tools(self) -> list:
+        return self.tool_defs
+
+    @oai_tools.setter
+    def oai_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.tool_defs = list(tools)
+
+    def set_kwargs(self, **settings: Any) -> None:
+        """Change settings: ``set_<name>(value)`` when there is such a method, else an attribute of that name."""
+        for name, value in settings.items():
+            setter = getattr(self, f"set_{name}", None)
+            if setter is not None:
+                setter(value)
+                continue
+            if name not in self.__dict__ and name not in OPTIONAL_ATTRIBUTES:
+                if match := close_match(name, compat.parameters_of(type(self))):
+                    raise ConfigError(f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?", key=name)
+                if callable(getattr(type(self), name, None)) or isinstance(getattr(type(self), name, None), property):
+                    raise ConfigError(f"{name!r} is a method of {type(self).__name__}; choose another name", key=name)
+            setattr(self, name, value)
+
+    def set_max_seq_len(self, max_seq_len: int | None) -> None:
+        """Bound the tokens of one conversation."""
+        self.max_seq_len = max_seq_len
+
+    def set_interleaved_rollouts(self, interleaved: bool) -> None:
+        """Accepted for older callers; recorded token ids are always those the server saw."""
+        self.interleaved_rollouts = interleaved
+
+    def set_score_rollouts(self, score: bool) -> None:
+        """With False, rewards stay unknown."""
+        self.score_rollouts = score
+
+    def set_concurrency(self, max_concurrent: int) -> None:
+        """The default of ``max_concurrent`` for runs."""
+        self.max_concurrent = max_concurrent
+
+    def set_max_total_completion_tokens(self, max_tokens: int) -> None:
+        """Bound the completion tokens of one rollout, over all its turns; -1 = no bound."""
+        self.max_total_completion_tokens = max_tokens
+
+    def add_rubric(self, rubric: Rubric) -> None:
+        """Score with ``rubric`` as well."""
+        from verifiers.rubrics import RubricGroup
+
+        self.rubric = RubricGroup([self.rubric, rubric])
+
+    def get_reward_funcs(self) -> list[Callable[..., Any]]:
+        """The rubric's functions."""
+        return self.rubric.get_reward_funcs()
+
+    def get_reward_weights(self) -> list[float]:
+        """The rubric's weights."""
+        return self.rubric.get_reward_weights()
+
+    @property
+    def requires_group_rollouts(self) -> bool:
+        """Whether some reward is a function of all siblings together."""
+        return self.rubric.has_group_rewards
+
+    @property
+    def provides_advantages(self) -> bool:
+        """Whether the rubric computes advantages itself."""
+        return self.rubric.has_advantages
+
+    # --- one model call -----------------------------------------------------------------------------------------
+
+    async def init_state(
+        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+    ) -> State:
+        """A fresh state for one rollout of the row ``input`` (used as it is: give a copy)."""
+        from verifiers.rollout import new_state
+
+        return new_state(self, input, client, model, sampling_args)
+
+    async def get_model_response(
+        self,
+        state: State,
+        prompt: Messages,
+        client: Any = None,
+        model: str | None = None,
+        tool_defs: Sequence[Mapping[str, Any]] | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+    ) -> Response:
+        """One completion of ``prompt`` with the state's client, model, tools and sampling arguments as defaults.
+
+        Raises ``ModelError`` when the endpoint gives none, ``OverlongPromptError`` when the prompt does not fit.
+        """
+        run = state.run
+        sampling = {**self.sampling_args, **(state["sampling_args"] or {}), **(sampling_args or {})}
+        tools = tool_defs if tool_defs is not None else state["tool_defs"]
+        request = ModelRequest(
+            prompt=prompt,
+            model=model or state["model"],
+            message_type=self.message_type,
+            tools=tools or None,
+            sampling_args=sampling,
+            seed=run.seed_of(state) if run is not None else None,
+            require_tokens=run.require_tokens if run is not None else False,
+            rollout_id=state["trajectory_id"],
+        )
+        if run is None:
+            return await (client or state["client"]).complete(request)
+        async with run.generation_slot:
+            return await (client or state["client"]).complete(request)
+
+    async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
+        """Record a response as the next step of the trajectory."""
+        truncated = response.finish_reason == "length"
+        previous = state["trajectory"][-1] if state["trajectory"] else None
+        completion: Messages = [response.message] if self.message_type == "chat" else response.text
+        step = TrajectoryStep(
+            prompt=prompt_messages,
+            completion=completion,
+            response=response,
+            tokens=record_tokens(response.tokens, truncated, previous),
+            is_truncated=truncated,
+            trajectory_id=state["trajectory_id"],
+            previous=previous,
+        )
+        if truncated:
+            state["is_truncated"] = True
+        self.increment_state_usage(state, response.usage.prompt_tokens, response.usage.completion_tokens)
+        state["usage"]["final_input_tokens"] = response.usage.prompt_tokens
+        state["usage"]["final_output_tokens"] = response.usage.completion_tokens
+        await maybe_await(self.add_trajectory_step(state, step))
+
+    def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
+        """Append ``step``; override to give it a reward or extras."""
+        state["trajectory"].append(step)
+
+    def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
+        """Count tokens of a model call, for authors who make extra ones."""
+        usage = state["usage"]
+        usage["input_tokens"] = usage.get("input_tokens", 0) + input_tokens
+        usage["output_tokens"] = usage.get("output_tokens", 0) + output_tokens
+
+    def get_state_usage(self, state: State) -> dict[str, int]:
+        """The rollout's token counts so far."""
+        return dict(state["usage"])
+
+    # --- running ------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        client: Any = None,
+        model: Any = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Play and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` siblings of each.
+
+        Blocks and returns ``GenerateOutputs``; inside a running event loop returns an awaitable of it. Options are
+        those of ``verifiers.runner.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
+        """
+        return dual(lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options))
+
+    def evaluate_sync(self, *args: Any, **options: Any) -> Any:
+        """``evaluate``, always blocking."""
+        return blocking(lambda: self.a_evaluate(*args, **options))
+
+    async def a_evaluate(
+        self,
+        client: Any = None,
+        model: Any = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """``evaluate`` as a coroutine."""
+        from verifiers.generate import evaluate
+
+        return await evaluate(self, client, model, sampling_args, num_examples, rollouts_per_example, options)
+
+    def generate(
+        self,
+        inputs: Any = None,
+        client: Any = None,
+        model: Any = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        n_samples: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Play and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap round over them.
+
+        Rows of equal ``example_id`` are siblings. Blocks, or returns an awaitable inside a running loop.
+        """
+        return dual(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
+
+    def generate_sync(self, *args: Any, **options: Any) -> Any:
+        """``generate``, always blocking."""
+        return blocking(lambda: self.a_generate(*args, **options))
+
+    async def a_generate(
+        self,
+        inputs: Any = None,
+        client: Any = None,
+        model: Any = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        n_samples: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """``generate`` as a coroutine."""
+        from verifiers.generate import generate
+
+        return await generate(self, inputs, client, model, sampling_args, n_samples, options)
+
+    def rollout(self, *args: Any, **keywords: Any) -> Any:
+        """One rollout, not scored; blocks, or returns an awaitable inside a running loop.
+
+        ``rollout(input, client, model, sampling_args=None) -> State``, where ``input`` is a row; or
+        ``rollout(client=…, model=…, prompt=…, answer=…, **sampling) -> (completion, state)``.
+        """
+        return dual(lambda: self.a_rollout(*args, **keywords))
+
+    def rollout_sync(self, *args: Any, **keywords: Any) -> Any:
+        """``rollout``, always blocking."""
+        return blocking(lambda: self.a_rollout(*args, **keywords))
+
+    async def a_rollout(self, *args: Any, **keywords: Any) -> Any:
+        """``rollout`` as a coroutine."""
+        from verifiers.generate import rollout
+
+        return await rollout(self, *args, **keywords)
+
+    async def run_rollout(self, input: Mapping[str, Any], client: Any, model: str, *args: Any, **keywords: Any) -> Any:
+        """One rollout, scored; never raises for its own failure. Keywords of either age (``generate.run_rollout``)."""
+        from verifiers.generate import run_rollout
+
+        return await run_rollout(self, input, client, model, *args, **keywords)
+
+    async def run_group(self, group_inputs: Any, client: Any, model: str, *args: Any, **keywords: Any) -> list:
+        """Siblings of one example, scored, with advantages; never raises for a rollout's own failure."""
+        from verifiers.generate import run_group
+
+        return await run_group(self, group_inputs, client, model, *args, **keywords)
+
+    def make_dataset(self, results: Any, *args: Any, **options: Any) -> Any:
+        """``results`` as a ``datasets.Dataset``; see ``verifiers.make_dataset``."""
+        from verifiers.results import make_dataset
+
+        return make_dataset(results, *args, **options)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Run the ``@teardown`` handlers, once."""
+        blocking(self.aclose)
+
+    async def aclose(self) -> None:
+        """``close`` as a coroutine."""
+        if self._torn_down:
+            return
+        self._torn_down = True
+        for _, handler, _ in decorated(self, "teardown"):
+            await maybe_await(handler())
+
+    def __enter__(self) -> Environment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Environment:
+        return self
+
+    async def __aexit__(self, *_: object) -> Awaitable[None] | None:
+        await self.aclose()
+        return None

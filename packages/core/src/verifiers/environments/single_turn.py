@@ -1,0 +1,27 @@
+"""``SingleTurnEnv``: one prompt, one completion, one score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.state import State
+from verifiers.types import Messages
+
+
+class SingleTurnEnv(MultiTurnEnv):
+    """The model answers once; ``env_response`` is never called. Parameters are those of ``Environment``.
+
+    >>> import verifiers as vf
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}])
+    >>> env.train_table[0].row["prompt"]
+    [{'role': 'user', 'content': '2 + 2?'}]
+    """
+
+    def __init__(self, **parameters: Any):
+        parameters.pop("max_turns", None)
+        super().__init__(max_turns=1, **parameters)
+
+    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+        """Nothing: there is no second turn."""
+        return []

@@ -1,0 +1,78 @@
+"""Named places where a test can kill the process or fail the disk, to prove what survives.
+
+``VF_FAILPOINT=journal.after_write:3`` sends SIGKILL to this process at the third pass of that place;
+``journal.after_write:3:raise`` raises ``OSError(EIO)`` there once, and ``…:3:ENOSPC`` that error. Unset, a pass costs
+one comparison. Every process counts its own passes, and only one place is armed at a time.
+
+Places: ``journal.open`` (recovered, before anything is cut), ``journal.before_write``, ``journal.after_write`` (before
+the fsync), ``journal.after_fsync``, ``journal.before_ack``, ``journal.finish``, and ``atomic_write.before_rename``.
+
+This module injects faults; it does not handle them, and nothing but a test should arm it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from verifiers.errors import ConfigError
+
+VARIABLE = "VF_FAILPOINT"
+
+
+@dataclass(slots=True)
+class _Armed:
+    name: str
+    at_pass: int
+    errno: int | None  # None: SIGKILL
+    num_passes: int = 0
+
+    def pass_by(self) -> None:
+        self.num_passes += 1
+        if self.num_passes != self.at_pass:
+            return
+        if self.errno is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            raise OSError(self.errno, f"{os.strerror(self.errno)} (failpoint {self.name})")
+
+
+def failpoint(name: str) -> None:
+    """Pass the place ``name``: nothing, unless it is armed and this is the armed pass.
+
+    Raises: ``OSError`` when armed to raise.
+    """
+    if _armed is not None and _armed.name == name:
+        _armed.pass_by()
+
+
+@contextmanager
+def armed(spec: str) -> Iterator[None]:
+    """Arm ``name:n``, ``name:n:raise`` or ``name:n:ERRNO`` inside this process for the length of a ``with``."""
+    global _armed
+    before, _armed = _armed, _parsed(spec)
+    try:
+        yield
+    finally:
+        _armed = before
+
+
+def _parsed(spec: str) -> _Armed | None:
+    if not spec:
+        return None
+    name, _, rest = spec.partition(":")
+    at_pass, _, effect = rest.partition(":")
+    code = errno.EIO if effect == "raise" else getattr(errno, effect, None) if effect else None
+    if not name or not at_pass.isdecimal() or int(at_pass) < 1 or (effect and code is None):
+        raise ConfigError(
+            f"{VARIABLE}={spec!r} is not name:n, name:n:raise or name:n:ERRNO with n >= 1; unset it outside tests.",
+            key=VARIABLE,
+        )
+    return _Armed(name, int(at_pass), code)
+
+
+_armed = _parsed(os.environ.get(VARIABLE, ""))

@@ -1,0 +1,40 @@
+"""The ``verifiers`` logger. Importing the package configures nothing; a program that wants the messages asks here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LOGGER = "verifiers"
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def setup_logging(level: str | None = None, log_format: str | None = None, date_format: str | None = None) -> None:
+    """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``, then INFO."""
+    logger = logging.getLogger(LOGGER)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(log_format or FORMAT, date_format or "%H:%M:%S"))
+    for old in [h for h in logger.handlers if isinstance(h, logging.StreamHandler)]:
+        logger.removeHandler(old)
+    logger.addHandler(handler)
+    logger.setLevel((level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper())
+    logger.propagate = False
+
+
+@contextmanager
+def log_level(level: str | int) -> Iterator[None]:
+    """Set the level of the ``verifiers`` logger for the duration of a ``with`` block."""
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    logger.setLevel(level.upper() if isinstance(level, str) else level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def quiet_verifiers():
+    """Only warnings and worse, for the duration of a ``with`` block."""
+    return log_level("WARNING")

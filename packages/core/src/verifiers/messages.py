@@ -1,0 +1,287 @@
+"""Messages in every form people write them -> one form; their text; printing them safely.
+
+The promise: ``normalize_messages`` gives ``Message`` objects without a stored None (only an assistant message beside
+tool calls keeps ``content: None``), with ``ToolCall`` objects, and with the nulls undone that Arrow fills into dicts.
+Messages that are in that form already are passed on as the same objects.
+
+This module does not apply chat templates (that is the server's or the trainer's tokenizer) and sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from verifiers.errors import ConfigError
+from verifiers.types import (
+    AssistantMessage,
+    Message,
+    Messages,
+    SystemMessage,
+    TextMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+
+_CLASSES: dict[str, type[Message]] = {
+    "system": SystemMessage,
+    "user": UserMessage,
+    "assistant": AssistantMessage,
+    "tool": ToolMessage,
+    "text": TextMessage,
+}
+
+# what moves the cursor, restyles the terminal, reorders or hides text: C0 but \n and \t, C1, bidi, tags, surrogates
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff]"
+)
+
+
+def normalize_messages(given: Any, message_type: str = "chat") -> Messages:
+    """``given`` as a new list of ``Message``; as text when ``message_type`` is ``"completion"``.
+
+    Accepts our classes, dicts, pydantic and openai objects, one message or a sequence of them, None (nothing) and
+    text, which in chat mode is one user message. Unknown keys are kept.
+
+    Raises: ``ConfigError`` for anything else, for a message without a role, and for chat messages in completion mode.
+
+    >>> normalize_messages([{"role": "user", "content": "hi", "name": None}])
+    [{'role': 'user', 'content': 'hi'}]
+    >>> normalize_messages("2 + 2 =", "completion")
+    '2 + 2 ='
+    """
+    return _normalize_text(given) if message_type == "completion" else normalize_chat(given)
+
+
+def normalize_chat(given: Any) -> list[Message]:
+    """``normalize_messages`` in chat mode."""
+    if isinstance(given, list | tuple):
+        return [m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in given]
+    if isinstance(given, str):
+        return [UserMessage(given)]
+    if given is None:
+        return []
+    return [normalize_message(given)]
+
+
+def normalize_message(given: Any) -> Message:
+    """One message of any form as a new ``Message`` of its role's class; see ``normalize_messages``."""
+    fields = strip_nones(as_mapping(given, "a message"))
+    role = fields.get("role")
+    if not isinstance(role, str) or not role:
+        raise ConfigError(f"a message needs a role; found {_shortened(dict(fields))}", key="role")
+    calls = fields.get("tool_calls")
+    if calls:
+        fields["tool_calls"] = [_tool_call(call) for call in calls]
+    else:
+        fields.pop("tool_calls", None)
+    content = fields.get("content")
+    if content is None:
+        content = None if calls and role == "assistant" else ""
+    elif isinstance(content, list):
+        content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    cls = _CLASSES.get(role, Message)
+    message = cls.__new__(cls)
+    dict.update(message, {"role": role, "content": content})
+    dict.update(message, {name: value for name, value in fields.items() if name != "content"})
+    return message
+
+
+def as_mapping(given: Any, what: str) -> Mapping[str, Any]:
+    """A mapping as it is, a pydantic or openai object dumped. Raises: ``ConfigError`` for anything else."""
+    if isinstance(given, Mapping):
+        return given
+    dump = getattr(given, "model_dump", None)
+    if callable(dump) and isinstance(dumped := dump(), Mapping):
+        return dumped
+    raise ConfigError(
+        f"{what} must be a dict or an object of the message classes; found {_shortened(given)} ({type(given).__name__})"
+    )
+
+
+def strip_nones(value: Any) -> Any:
+    """A copy without None-valued dict keys at any depth; dumps pydantic objects inside. Tool calls stay as they are.
+
+    Arrow gives every dict of a column all keys that any of them has; this undoes it.
+    """
+    if isinstance(value, str | int | float) or value is None or type(value) is ToolCall:
+        return value
+    if isinstance(value, Mapping):
+        return {key: strip_nones(member) for key, member in value.items() if member is not None}
+    if isinstance(value, list | tuple):
+        return [strip_nones(member) for member in value]
+    if callable(getattr(value, "model_dump", None)):
+        return strip_nones(value.model_dump())
+    return value
+
+
+def message_text(message: Any) -> str:
+    """The text of one message: its content, or its text parts joined by newlines; ``""`` when it has none.
+
+    >>> message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+    'a\\nb'
+    """
+    if isinstance(message, str):
+        return message
+    content = field(message, "content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return ""
+    texts = (part if isinstance(part, str) else field(part, "text") for part in content)
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def last_text(messages: Any, role: str) -> str | None:
+    """The text of the newest message of ``role``, in any message form; None when there is none.
+
+    Text instead of messages counts as one user message (a prompt) and as one assistant message (a completion).
+    """
+    if isinstance(messages, str):
+        return messages if role in ("user", "assistant") else None
+    for message in reversed(list(messages or ())):
+        if field(message, "role") == role:
+            return message_text(message)
+    return None
+
+
+def field(message: Any, name: str) -> Any:
+    """A field of a message, part or tool call in any form, None when absent."""
+    return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
+
+
+def concat_messages(parts: Iterable[Any]) -> Messages:
+    """One conversation from pieces: text when all are text, else the messages of all, in order.
+
+    >>> concat_messages(["2 + 2", " = 4"])
+    '2 + 2 = 4'
+    """
+    pieces = list(parts)
+    if pieces and all(isinstance(piece, str) for piece in pieces):
+        return "".join(pieces)
+    messages: list[Message] = []
+    for piece in pieces:
+        messages.extend(normalize_chat(piece))
+    return messages
+
+
+def is_prefix(start: Messages, whole: Messages) -> bool:
+    """Whether ``whole`` begins with all of ``start``; text and messages are never prefixes of each other."""
+    if isinstance(start, str) or isinstance(whole, str):
+        return isinstance(start, str) and isinstance(whole, str) and whole.startswith(start)
+    return len(start) <= len(whole) and all(a is b or a == b for a, b in zip(start, whole, strict=False))
+
+
+def escape_control(text: str) -> str:
+    """``text`` with everything that could move, restyle, reorder or hide terminal output spelled out.
+
+    Newlines and tabs stay. Lone surrogates, which cannot be printed, are spelled out too.
+
+    >>> escape_control("\\x1b[2Jok")
+    '\\\\x1b[2Jok'
+    """
+    return text if text.isascii() and text.isprintable() else _CONTROL.sub(_escape, text)
+
+
+def render_text(messages: Any) -> str:
+    """A conversation for a terminal: one ``role: text`` paragraph per message, control characters escaped.
+
+    >>> print(render_text([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\\x1b[2J"}]))
+    user: hi
+    <BLANKLINE>
+    assistant: \\x1b[2J
+    """
+    if isinstance(messages, str):
+        return escape_control(messages)
+    paragraphs = []
+    for message in messages_to_printable(messages):
+        lines = [message_text(message)]
+        if thought := message.get("reasoning_content"):
+            lines.insert(0, f"<think>{thought}</think>")
+        lines += [f"-> {call['name']}({call['arguments']})" for call in message.get("tool_calls") or ()]
+        paragraphs.append(f"{message['role']}: " + "\n".join(line for line in lines if line))
+    return escape_control("\n\n".join(paragraphs))
+
+
+def messages_to_printable(messages: Any) -> Any:
+    """The messages with ``[image]`` and ``[audio]`` in the place of such parts; text is returned as it is."""
+    if isinstance(messages, str):
+        return messages
+    return [message_to_printable(message) for message in normalize_chat(messages)]
+
+
+def message_to_printable(message: Any) -> Message:
+    """One message whose content is text only; images and audio become ``[image]`` and ``[audio]``."""
+    printable = normalize_message(message)
+    content = printable["content"]
+    if isinstance(content, list):
+        printable["content"] = "\n".join(_part_text(part) for part in content)
+    elif content is None:
+        printable["content"] = ""
+    return printable
+
+
+def _is_normal(message: Message) -> bool:
+    """Whether a message needs no work: nothing None but content beside tool calls, all calls ``ToolCall``."""
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    if "role" not in message or (calls is None) is ("tool_calls" in message):
+        return False
+    if calls is not None and (not calls or any(type(call) is not ToolCall for call in calls)):
+        return False
+    if not isinstance(content, str):
+        if content is None:
+            return bool(calls) and list(message.values()).count(None) == 1 and "content" in message
+        if not isinstance(content, list):
+            return False
+        if not all(isinstance(part, dict) and None not in part.values() for part in content):
+            return False
+    return None not in message.values()
+
+
+def _tool_call(given: Any) -> ToolCall:
+    """A tool call of any form, also the JSON text that older datasets keep."""
+    if type(given) is ToolCall:
+        return given
+    if isinstance(given, str):
+        with suppress(ValueError):  # other text is refused below, with what was found
+            given = json.loads(given)
+    return ToolCall.from_wire(as_mapping(given, "a tool call"))
+
+
+def _normalize_text(given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    if given is None:
+        return ""
+    messages = normalize_chat(given)
+    if chat := [message["role"] for message in messages if message["role"] != "text"]:
+        raise ConfigError(
+            f"completion mode works on text; found a message of role {chat[0]!r}: give a str or TextMessage objects, "
+            'or use message_type="chat"'
+        )
+    return "".join(message_text(message) for message in messages)
+
+
+def _part_text(part: Any) -> str:
+    kind = str(field(part, "type") or "part")
+    if kind == "text":
+        return str(field(part, "text") or "")
+    return f"[{kind.removeprefix('input_').removesuffix('_url')}]"
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _shortened(value: Any) -> str:
+    try:
+        text = json.dumps(value, default=repr)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return escape_control(text if len(text) <= 80 else text[:77] + "...")

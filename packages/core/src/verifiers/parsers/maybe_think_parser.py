@@ -1,0 +1,25 @@
+"""``MaybeThinkParser``: for models that may think in tags first, or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verifiers.parsers.parser import Parser
+from verifiers.parsers.think_parser import CLOSE, ThinkParser
+
+
+class MaybeThinkParser(ThinkParser):
+    """As ``ThinkParser``, but text without a closing tag is parsed whole, and no format is asked for.
+
+    >>> MaybeThinkParser().parse("four"), MaybeThinkParser().parse("<think>2 + 2</think>four")
+    ('four', 'four')
+    """
+
+    def parse(self, text: str) -> Any:
+        """``extract_fn`` of the stripped text after the last ``</think>``; of the whole text without one."""
+        _, closed, tail = text.rpartition(CLOSE)
+        return self.extract_fn(tail.strip() if closed else text)
+
+    def format_reward(self, completion: Any) -> float:
+        """1.0: thinking is optional."""
+        return Parser.format_reward(self, completion)

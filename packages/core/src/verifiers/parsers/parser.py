@@ -1,0 +1,85 @@
+"""``Parser``: the base of all parsers, and the plainest of them.
+
+A parser only reads text. It never raises for what a model wrote, and its run time is linear in it. Whether an answer is
+right is a rubric's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from verifiers.messages import field, message_text
+from verifiers.types import AssistantMessage
+
+
+def identity(text: Any) -> Any:
+    """``text`` itself."""
+    return text
+
+
+class Parser:
+    """Gives ``extract_fn`` of the last thing the assistant said; every format is as good as another.
+
+    A completion is a list of messages in any form, or text (completion mode), which counts as one assistant message.
+
+    >>> Parser(str.upper).parse_answer([{"role": "assistant", "content": "paris"}])
+    'PARIS'
+    """
+
+    def __init__(self, extract_fn: Callable[[str], Any] = identity):
+        self.extract_fn = extract_fn
+
+    def parse(self, text: str) -> Any:
+        """``extract_fn(text)``."""
+        return self.extract_fn(text)
+
+    def parse_answer(self, completion: Any) -> Any:
+        """``parse`` of the text, or of the last assistant message's text; None when there is no such message."""
+        if isinstance(completion, str):
+            return self.parse(completion)
+        messages = self.get_assistant_messages(completion)
+        return self.parse(self.text_of(messages[-1])) if messages else None
+
+    def text_of(self, message: Any) -> str:
+        """What is parsed of a message: the text of its content, ``""`` when it is None."""
+        return message_text(message)
+
+    def get_assistant_messages(self, completion: Any) -> list[Any]:
+        """The assistant messages of a completion, in order."""
+        return _of_role(completion, "assistant")
+
+    def get_system_messages(self, completion: Any) -> list[Any]:
+        """The system messages of a completion, in order."""
+        return _of_role(completion, "system")
+
+    def get_user_messages(self, completion: Any) -> list[Any]:
+        """The user messages of a completion, in order."""
+        return _of_role(completion, "user")
+
+    def get_tool_messages(self, completion: Any) -> list[Any]:
+        """The tool messages of a completion, in order."""
+        return _of_role(completion, "tool")
+
+    def get_format_reward_func(self) -> Callable[..., float]:
+        """A reward function ``format_reward_func(completion, **kwargs)``, 0 to 1: how well the format was kept."""
+
+        def format_reward_func(completion: Any, **_: Any) -> float:
+            return self.format_reward(completion)
+
+        return format_reward_func
+
+    def format_reward(self, completion: Any) -> float:
+        """1.0: any text will do."""
+        return 1.0
+
+    def _mean_over_assistant_messages(self, completion: Any, reward: Callable[[Any], float]) -> float:
+        """The mean of ``reward(message)``; 0.0 without assistant messages."""
+        messages = self.get_assistant_messages(completion)
+        return sum(reward(message) for message in messages) / len(messages) if messages else 0.0
+
+
+def _of_role(completion: Any, role: str) -> list[Any]:
+    if isinstance(completion, str):
+        return [AssistantMessage(completion)] if role == "assistant" else []
+    return [message for message in completion or () if field(message, "role") == role]

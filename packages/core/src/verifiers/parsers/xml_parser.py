@@ -1,0 +1,153 @@
+"""``XMLParser``: fields in tags, ``<reasoning>…</reasoning><answer>…</answer>``, without an XML engine.
+
+Tags are matched literally and by plain search, so text is never executed as a pattern and 1 MB of nested or unclosed
+tags costs milliseconds. Attributes, entities and nesting are not understood: this is a convention for models, not XML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from verifiers.errors import ConfigError
+from verifiers.messages import field as message_field
+from verifiers.messages import message_text
+from verifiers.parsers.parser import Parser, identity
+
+
+class XMLParser(Parser):
+    """Reads ``fields`` from tags. A field is a name, or a tuple of alternatives of which the first is canonical.
+
+    Raises: ``ConfigError`` for no fields, an empty or a repeated name; ``TypeError`` for a name that is no string.
+
+    >>> parser = XMLParser(["reasoning", ("answer", "result")])
+    >>> parser.parse("<reasoning>two twos</reasoning><result> 4 </result>")
+    namespace(reasoning='two twos', answer=None, result='4')
+    >>> parser.parse_answer([{"role": "assistant", "content": "<answer>4</answer>"}])
+    '4'
+    >>> print(parser.get_format_str())
+    <reasoning>
+    ...
+    </reasoning>
+    <[ answer | result ]>
+    ...
+    </[ answer | result ]>
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[str | tuple[str, ...]],
+        answer_field: str = "answer",
+        extract_fn: Callable[[str], Any] = identity,
+    ):
+        super().__init__(extract_fn)
+        if isinstance(fields, str):
+            raise TypeError(f"XMLParser fields must be a list of names; write [{fields!r}]")
+        self.field_sets: tuple[tuple[str, ...], ...] = tuple(_alternatives(one) for one in fields)
+        self.answer_field = answer_field
+        names = [name for names in self.field_sets for name in names]
+        if not names:
+            raise ConfigError("XMLParser needs at least one field, for example XMLParser(['reasoning', 'answer'])")
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"XMLParser fields repeat {', '.join(sorted(repeated))}; every name may stand once")
+
+    def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
+        """A namespace with one attribute per alternative: the content of its first occurrence, None when absent.
+
+        ``last`` takes the last occurrence instead; ``strip=False`` keeps surrounding white space.
+        """
+        find = _last_content if last else _first_content
+        found = {name: find(text, name) for names in self.field_sets for name in names}
+        if strip:
+            found = {name: content and content.strip() for name, content in found.items()}
+        return SimpleNamespace(**found)
+
+    def parse_answer(self, completion: Any) -> Any:
+        """``extract_fn`` of the last ``answer_field`` in the text, or in the newest assistant message that has one.
+
+        None when no message has it.
+        """
+        for message in reversed(self.get_assistant_messages(completion)):
+            answer = getattr(self.parse(message_text(message), last=True), self.answer_field, None)
+            if answer is not None:
+                return self.extract_fn(answer)
+        return None
+
+    def get_fields(self) -> list[str]:
+        """The canonical field names, in order."""
+        return [names[0] for names in self.field_sets]
+
+    def get_format_str(self) -> str:
+        """The format to show a model in a prompt; alternatives stand as ``[ a | b ]``."""
+        tags = (names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]" for names in self.field_sets)
+        return "\n".join(f"<{tag}>\n...\n</{tag}>" for tag in tags)
+
+    def format(self, **values: Any) -> str:
+        """The text that parses to ``values``, in canonical tags. Raises: ``ValueError`` for a missing or unknown field.
+
+        >>> XMLParser(["answer"]).format(answer=4)
+        '<answer>\\n4\\n</answer>'
+        """
+        blocks = []
+        for names in self.field_sets:
+            given = [name for name in names if name in values]
+            if not given:
+                raise ValueError(f"format() misses {' or '.join(map(repr, names))}")
+            blocks.append(f"<{names[0]}>\n{values.pop(given[0])}\n</{names[0]}>")
+        if values:
+            raise ValueError(
+                f"format() does not know {', '.join(map(repr, values))}; the fields are {self.get_fields()}"
+            )
+        return "\n".join(blocks)
+
+    def format_reward(self, completion: Any) -> float:
+        """Mean over assistant messages of 0.4 · share of fields present + 0.2 for all + 0.2 first + 0.2 last.
+
+        *All*: every field is there, complete. *First*: the text starts with a tag of the first field; *last*: it ends
+        with a closing tag of the last. A message without any field gets 0.0, and so does a completion without messages.
+        Where a field is named ``think``, ``reasoning_content`` counts as that field, at the start.
+        """
+        return self._mean_over_assistant_messages(completion, self._message_reward)
+
+    def _message_reward(self, message: Any) -> float:
+        text = message_text(message).strip()
+        if message_field(message, "reasoning_content") and any("think" in names for names in self.field_sets):
+            text = f"<think></think>{text}"
+        found = self.parse(text, strip=False)
+        present = [any(getattr(found, name, None) is not None for name in names) for names in self.field_sets]
+        if not any(present):
+            return 0.0
+        first = any(text.startswith(f"<{name}>") for name in self.field_sets[0])
+        last = any(text.endswith(f"</{name}>") for name in self.field_sets[-1])
+        return (4 * sum(present) / len(present) + 2 * all(present) + 2 * first + 2 * last) / 10
+
+
+def _alternatives(field: Any) -> tuple[str, ...]:
+    names = tuple(field) if isinstance(field, tuple | list) else (field,)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"XMLParser field names are strings; found {name!r} ({type(name).__name__})")
+    if not names or not all(names):
+        raise ConfigError("XMLParser field names must not be empty: give a name, or a tuple of at least one name")
+    return names
+
+
+def _first_content(text: str, tag: str) -> str | None:
+    """What stands between the first opening tag and the closing tag next after it."""
+    start = text.find(f"<{tag}>")
+    if start < 0:
+        return None
+    start += len(tag) + 2
+    end = text.find(f"</{tag}>", start)
+    return text[start:end] if end >= 0 else None
+
+
+def _last_content(text: str, tag: str) -> str | None:
+    """The same for the last opening tag that is closed."""
+    last_close = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(last_close, 0))
+    if start < 0:
+        return None
+    start += len(tag) + 2
+    return text[start : text.find(f"</{tag}>", start)]

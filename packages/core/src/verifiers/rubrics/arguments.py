@@ -1,0 +1,173 @@
+"""How a reward function gets its arguments: by parameter name, worked out once from its signature.
+
+``Parameters.of(function, name)`` reads the signature when a function is registered; a ``Supply`` finds the values when
+it is called. Precedence on a clash: core names, class objects, provider objects, dataset columns. Message lists are
+copied, so a function that appends to one changes nothing.
+
+This module calls no reward function and knows nothing of weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.errors import ConfigError, ScoringError
+from verifiers.rubrics.isolation import Processes
+from verifiers.state import State
+
+SINGULAR = ("prompt", "completion", "answer", "state", "task", "info")
+PLURAL = {"prompts": "prompt", "completions": "completion", "answers": "answer", "tasks": "task", "infos": "info"} | {
+    "states": "state"
+}
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a function wants. ``takes_all``: it has ``**kwargs`` and receives every name there is."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    takes_all: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str) -> Parameters:
+        """*Raises* ConfigError for positional-only parameters, ``*args``, or no readable signature."""
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{name!r} has no readable signature; wrap it in a function", function=name) from error
+        required, optional, takes_all = [], [], False
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+                raise ConfigError(
+                    f"{name!r} declares {str(parameter)!r}, but arguments are passed by name; "
+                    "declare the names it needs, or **kwargs",
+                    function=name,
+                )
+            if parameter.kind is parameter.VAR_KEYWORD:
+                takes_all = True
+            else:
+                (required if parameter.default is parameter.empty else optional).append(parameter.name)
+        return cls(tuple(required), tuple(optional), takes_all)
+
+    def is_group(self, name: str, stage: str | None) -> bool:
+        """Whether the function scores a whole group: told by ``stage``, else by its plural parameter names.
+
+        *Raises* ConfigError when it mixes singular and plural names, or when ``stage`` contradicts them.
+        """
+        declared = self.required + self.optional
+        singular = [p for p in declared if p in SINGULAR]
+        plural = [p for p in declared if p in PLURAL]
+        if singular and plural:
+            raise ConfigError(
+                f"{name!r} declares {singular[0]!r} (one rollout) and {plural[0]!r} (a group); "
+                "write two functions, one for each",
+                function=name,
+            )
+        if stage == "group" and singular:
+            raise ConfigError(f"{name!r} scores a group and gets {singular[0] + 's'!r}, not {singular[0]!r}")
+        return stage == "group" or (stage is None and bool(plural))
+
+    def missing(self, available: set[str]) -> list[str]:
+        """The required names that ``available`` does not hold."""
+        return [name for name in self.required if name not in available]
+
+
+class Supply:
+    """Arguments of individual functions of one rollout. Objects are looked up in the function's own rubric."""
+
+    __slots__ = ("columns", "processes", "provided", "state")
+
+    def __init__(self, state: State, processes: Processes | None = None):
+        self.state = state
+        self.processes = processes
+        self.columns: Sequence[str] = state.input_columns
+        self.provided: dict[int, Mapping[str, Any]] = {}
+        """Provider objects by ``id`` of the rubric whose providers made them."""
+
+    def arguments(self, parameters: Parameters, rubric: Any, name: str) -> dict[str, Any]:
+        """Keyword arguments for one call. *Raises* ScoringError naming a required parameter nothing supplies."""
+        if parameters.takes_all:
+            values = self._everything(rubric)
+            absent = [wanted for wanted in parameters.required if wanted not in values]
+        else:
+            values = {wanted: self.find(wanted, rubric) for wanted in parameters.required}
+            absent = [wanted for wanted, value in values.items() if value is _MISSING]
+            for wanted in parameters.optional:
+                if (value := self.find(wanted, rubric)) is not _MISSING:
+                    values[wanted] = value
+        if absent:
+            raise ScoringError(unsupplied(name, absent[0], set(self._everything(rubric))), function=name)
+        return values
+
+    def find(self, name: str, rubric: Any) -> Any:
+        """The value under a name, or the marker of a missing one."""
+        if (value := self.core(name)) is not _MISSING:
+            return value
+        if name in rubric.class_objects:
+            return rubric.class_objects[name]
+        if name == "parser":
+            return rubric.parser
+        if name in (provided := self.provided.get(id(rubric), {})):
+            return provided[name]
+        return self.column(name) if name in self.columns else _MISSING
+
+    def core(self, name: str) -> Any:
+        return rollout_value(self.state, name) if name in SINGULAR else _MISSING
+
+    def column(self, name: str) -> Any:
+        return self.state[name]
+
+    def core_names(self) -> Sequence[str]:
+        return SINGULAR
+
+    def _everything(self, rubric: Any) -> dict[str, Any]:
+        provided = self.provided.get(id(rubric), {})
+        names = dict.fromkeys((*self.core_names(), *rubric.class_objects, "parser", *provided, *self.columns))
+        return {name: self.find(name, rubric) for name in names}
+
+
+class GroupSupply(Supply):
+    """Arguments of group functions: lists in group order."""
+
+    __slots__ = ("states",)
+
+    def __init__(self, states: Sequence[State], processes: Processes | None = None):
+        super().__init__(states[0], processes)
+        self.states = states
+        self.columns = [
+            name for name in dict.fromkeys(n for s in states for n in s.input_columns) if name not in SINGULAR
+        ]
+
+    def core(self, name: str) -> Any:
+        if name == "states":
+            return list(self.states)
+        return [rollout_value(state, PLURAL[name]) for state in self.states] if name in PLURAL else _MISSING
+
+    def column(self, name: str) -> Any:
+        return [state.get(name) for state in self.states]
+
+    def core_names(self) -> Sequence[str]:
+        return tuple(PLURAL)
+
+
+def rollout_value(state: State, name: str) -> Any:
+    """A core value of one rollout; message lists are copies, and a rollout without a completion has an empty one."""
+    if name == "state":
+        return state
+    value = state[name]
+    if name == "completion" and value is None:
+        return "" if isinstance(state["prompt"], str) else []
+    return list(value) if name in ("prompt", "completion") and isinstance(value, list) else value
+
+
+def unsupplied(name: str, parameter: str, available: set[str]) -> str:
+    """The sentence about a parameter nothing supplies."""
+    close = difflib.get_close_matches(parameter, sorted(available), 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it can have {', '.join(sorted(available))}"
+    return f"reward function {name!r} needs an argument {parameter!r} that nothing supplies; {hint}"

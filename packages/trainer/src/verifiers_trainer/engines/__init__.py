@@ -1,0 +1,18 @@
+"""Inference engines: what the trainer samples from. Importing this package imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from verifiers_trainer.engines.protocol import Engine
+
+_LAZY = {"EmbeddedEngine": "verifiers_trainer.engines.embedded"}
+
+__all__ = ["EmbeddedEngine", "Engine"]  # noqa: F822 - EmbeddedEngine is imported when it is first used
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,244 @@
+"""Generation by transformers' continuous batching: paged cache, prefill and decoding mixed in one forward pass.
+
+transformers schedules and computes; drawing the token is ours, so that seeds, filters, penalties, log-probs and
+version labels mean exactly what they mean in the padded loop. The one private name this rests on is
+``ModelRunner._sample``, replaced on the manager's own runner in ``_install_sampler``.
+
+Four settings are not free: block sharing stays off (a shared prefix computed by older weights would be reused, an
+error of 1.6 to 2.5 nats), the number of blocks is always given (the default takes most of the machine's memory),
+graphs are off (our sampler is no part of one), and attention is not switched behind the model's back.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from verifiers.errors import ConfigError, EndpointUnreachable, ModelUnavailable
+
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished, SamplingParams
+from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw
+from verifiers_trainer.engines.transcript import NOT_FINITE, Decode, ends_with_stop_text
+
+
+def bytes_per_block(model: Any, page_size: int, max_rows: int) -> int:
+    """Memory one block costs: keys and values of every layer, and its columns of the attention mask.
+
+    Attention other than flash works with a dense mask of one row per token of a step.
+    """
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    states = 2 * config.num_hidden_layers * heads * width
+    mask = 0 if "flash" in config._attn_implementation else _step_tokens(max_rows)
+    return page_size * (states + mask) * model.dtype.itemsize
+
+
+def _step_tokens(max_rows: int) -> int:
+    """Tokens one forward pass takes: one per decoding row, and room for prefill."""
+    return max(256, max_rows)
+
+
+class _Row:
+    """What one request has sampled so far; written by the generation thread alone."""
+
+    __slots__ = ("broken", "logprobs", "request", "stopped_by_text", "tokens", "versions")
+
+    def __init__(self, request: GenerationRequest):
+        self.request = request
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.stopped_by_text = False
+        self.broken = False
+
+    def generation(self, error: str | None) -> Generation:
+        ended = self.stopped_by_text or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
+        return Generation(
+            request=self.request,
+            token_ids=np.array(self.tokens, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            versions=np.array(self.versions, np.int32),
+            finish_reason="abort" if error else "stop" if ended else "length",
+            stopped_by_text=self.stopped_by_text,
+            error=NOT_FINITE if self.broken else error,
+        )
+
+
+_ABORTED = _Row(GenerationRequest("", np.zeros(1, np.int32), SamplingParams(max_tokens=1)))
+"""Stands in for a row that was aborted while its step was computed."""
+
+
+class ContinuousGenerator:
+    """The generation loop over transformers' manager.
+
+    ``num_blocks`` is the size of the cache in blocks of ``page_size`` tokens. Raises ConfigError when it cannot
+    hold one sequence of ``max_seq_len``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        decode: Decode,
+        version: Callable[[], int],
+        max_rows: int,
+        max_seq_len: int,
+        num_blocks: int,
+        page_size: int,
+    ):
+        if num_blocks * page_size < max_seq_len:
+            needed = math.ceil(max_seq_len / page_size)
+            raise ConfigError(
+                f"num_blocks={num_blocks} blocks of {page_size} tokens cannot hold one sequence of "
+                f"max_seq_len={max_seq_len}; give num_blocks of at least {needed}, or a shorter max_seq_len"
+            )
+        self._model = model
+        self._decode_text = decode
+        self._version = version
+        self._settings = ContinuousBatchingConfig(
+            page_size=page_size,
+            num_blocks=num_blocks,
+            max_batch_tokens=_step_tokens(max_rows),
+            max_requests_per_batch=max_rows,
+            allow_block_sharing=False,
+            use_cuda_graph=False,
+            use_async_batching=False,
+            auto_switch_to_flash=False,
+            return_logprobs=True,
+        )
+        self._lock = threading.Lock()
+        self._rows: dict[str, _Row] = {}
+        self._composition: list[str] = []
+        self._manager: Any = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def start(self, on_finished: OnFinished, deadline_s: float) -> None:
+        self._on_finished = on_finished
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="vf-collect", daemon=True)
+        self._thread.start()
+        if not ready.wait(deadline_s) or not self.alive:
+            error = self._manager.background_thread_status.fatal_error if self._manager else None
+            raise EndpointUnreachable(f"continuous batching did not start within {deadline_s:g} s: {error}") from error
+
+    def stop(self) -> None:
+        self._closing = True
+        if self._thread is not None:
+            self._thread.join()
+
+    def submit(self, request: GenerationRequest) -> None:
+        with self._lock:
+            self._rows[request.request_id] = _Row(request)
+        params = request.params
+        accepted = self.alive and self._manager.add_request(
+            request.prompt_ids.tolist(),
+            request_id=request.request_id,
+            max_new_tokens=params.max_tokens,
+            eos_token_id=list(params.stop_token_ids) or -1,
+        )
+        if not accepted:  # the manager refuses by answering None
+            with self._lock:
+                self._rows.pop(request.request_id, None)
+            raise ModelUnavailable("the embedded engine is not running")
+
+    def abort(self, request_id: str) -> None:
+        self._finish(request_id, "aborted")
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Nothing to hold while the loop does not run: the manager would raise."""
+        return self._manager.pause() if self.alive else nullcontext()
+
+    @property
+    def alive(self) -> bool:
+        manager = self._manager
+        return manager is not None and manager.is_running() and manager.background_thread_status.fatal_error is None
+
+    def _run(self, ready: threading.Event) -> None:
+        """Starts the manager, hands out what it finishes and stops it.
+
+        The manager's thread is started from this one because it inherits being a daemon: a process that forgets to
+        stop its engine still ends.
+        """
+        config = GenerationConfig(do_sample=True, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
+        self._manager = manager = self._model.init_continuous_batching(config, self._settings)
+        manager.start()
+        while manager.batch_processor is None and manager.is_running():
+            time.sleep(0.002)
+        if manager.batch_processor is not None:
+            self._install_sampler(manager.batch_processor)
+        ready.set()
+        while not self._closing and self.alive:
+            output = manager.get_result(timeout=0.1)
+            if output is not None and output.is_finished():
+                self._finish(output.request_id, output.error, cancel=False)
+        cause = manager.background_thread_status.fatal_error
+        manager.stop(block=True, hard_stop=True)
+        for request_id in list(self._rows):
+            self._finish(request_id, f"the engine was stopped{f' by {cause!r}' if cause else ''}", cancel=False)
+
+    def _finish(self, request_id: str, error: str | None, *, cancel: bool = True) -> None:
+        with self._lock:
+            row = self._rows.pop(request_id, None)
+        if row is None:
+            return
+        if cancel:
+            self._manager.cancel_request(request_id)
+        self._on_finished([row.generation(error)])
+
+    def _install_sampler(self, processor: Any) -> None:
+        """Draw tokens with ``sampling.draw`` in place of the runner's own multinomial."""
+        runner = processor.model_runner
+        if not callable(getattr(runner, "_sample", None)) or not hasattr(runner.inputs_and_outputs, "requests_in_batch"):
+            raise ConfigError("this version of transformers has moved ModelRunner._sample; use mode='padded'")
+        inputs = runner.inputs_and_outputs
+
+        def sample(scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+            names = [future.state.request_id for future in inputs.requests_in_batch if future.has_new_token]
+            if not names:  # every request of this step is still being prefilled
+                return
+            tokens_B, logprobs_B = self._draw(names, scores[0, : len(names)])
+            output_ids[0, : len(names)].copy_(tokens_B)
+            output_ids[1, : len(names)].copy_(logprobs_B.view(torch.int32))
+
+        runner._sample = sample
+
+    def _draw(self, names: list[str], logits_BV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw, record and end what a stop text or a broken distribution ends."""
+        with self._lock:
+            rows = [self._rows.get(name) for name in names]
+        kept = [row or _ABORTED for row in rows]
+        if names != self._composition or any(row is None for row in rows):
+            self._composition = names
+            self._table = SamplingTable.build([row.request.params for row in kept], logits_BV.device)
+        counts = None
+        if self._table.penalties is not None:
+            prompts = [row.request.prompt_ids for row in kept]
+            outputs = [np.array(row.tokens, np.int64) for row in kept]
+            counts = TokenCounts(prompts, outputs, logits_BV.shape[1], logits_BV.device)
+        counters_B = np.array([len(row.tokens) for row in kept], np.int64)
+        tokens_B, logprobs_B = draw(logits_BV, self._table, counters_B, counts)
+        version = self._version()
+        for row, token, logprob in zip(rows, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
+            if row is not None:
+                self._record(row, token, logprob, version)
+        return tokens_B, logprobs_B
+
+    def _record(self, row: _Row, token: int, logprob: float, version: int) -> None:
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        row.versions.append(version)
+        params = row.request.params
+        row.broken = not math.isfinite(logprob)
+        if params.stop and ends_with_stop_text(np.array(row.tokens), params.stop, self._decode_text):
+            row.stopped_by_text = True
+        if row.broken or row.stopped_by_text:
+            self._finish(row.request.request_id, None)

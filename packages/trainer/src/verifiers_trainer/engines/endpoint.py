@@ -1,0 +1,217 @@
+"""The OpenAI endpoint of an in-process generation loop: an HTTP server on loopback, in a thread of its own.
+
+Routes: ``GET /health, /version, /v1/models, /weight_info``; ``POST /v1/chat/completions, /v1/completions``. Field
+names are vLLM's. Every route but ``/health`` wants the bearer token, which is random and new for every start: other
+users of the machine can reach the port. A client that goes away aborts its request. Nothing is streamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import secrets
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+from verifiers.errors import EndpointUnreachable, ModelUnavailable
+
+from verifiers_trainer.engines.chat import BadRequest, ChatFormat, ToolCallParser
+from verifiers_trainer.engines.replies import chat_reply, text_reply
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator
+from verifiers_trainer.engines.wire import (
+    ChatBody,
+    GenerateBody,
+    TextBody,
+    decode_body,
+    error_body,
+    fit_prompt,
+    sampling_params,
+)
+
+_MAX_BODY_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the endpoint serves and how it describes itself."""
+
+    generator: Generator
+    chat: ChatFormat
+    tool_call_parser: ToolCallParser | None
+    served_model: str
+    max_seq_len: int
+    eos_token_ids: tuple[int, ...]
+    version: Callable[[], int]
+    description: dict[str, str]
+    """Answer of ``/version``."""
+
+
+class Endpoint:
+    """The server; ``base_url`` and ``api_key`` are known after ``start``."""
+
+    def __init__(self, serving: Serving):
+        self._serving = serving
+        self._waiting: dict[str, asyncio.Future[Generation]] = {}
+        self._ids = itertools.count()
+        self._thread: threading.Thread | None = None
+        self.api_key = secrets.token_urlsafe(24)
+        self.base_url = ""
+
+    def start(self, deadline_s: float) -> None:
+        """Listen on a free port of 127.0.0.1. Raises EndpointUnreachable when that fails or takes too long."""
+        self._loop = asyncio.new_event_loop()
+        started: list[BaseException | None] = []
+        ready = threading.Event()
+
+        def run() -> None:
+            asyncio.set_event_loop(self._loop)
+            try:
+                runner, self.base_url = self._loop.run_until_complete(self._listen())
+                started.append(None)
+            except BaseException as error:  # noqa: BLE001 - raised to the caller of start
+                started.append(error)
+                return
+            finally:
+                ready.set()
+            self._loop.run_forever()
+            self._loop.run_until_complete(runner.cleanup())
+            self._loop.close()
+
+        self._thread = threading.Thread(target=run, name="vf-endpoint", daemon=True)
+        self._thread.start()
+        if not ready.wait(deadline_s) or started[0] is not None:
+            cause = started[0] if started else None
+            reason = cause or "no answer"
+            raise EndpointUnreachable(f"the endpoint did not start within {deadline_s:g} s: {reason}") from cause
+
+    def stop(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def resolve(self, finished: list[Generation]) -> None:
+        """Hand finished completions to their requests; called on the generation thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._resolve, finished)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    def _resolve(self, finished: list[Generation]) -> None:
+        for generation in finished:
+            future = self._waiting.get(generation.request.request_id)
+            if future is not None and not future.done():
+                future.set_result(generation)
+
+    async def _listen(self) -> tuple[web.AppRunner, str]:
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/weight_info", self._weight_info)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._text)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
+        await site.start()
+        port = runner.addresses[0][1]
+        return runner, f"http://127.0.0.1:{port}/v1"
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Checks the key and turns every failure into the protocol's error body."""
+        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if request.path != "/health" and not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
+            return _error("missing or wrong bearer token", 401, code="invalid_api_key")
+        try:
+            return await handler(request)
+        except BadRequest as error:
+            return _error(str(error), error.status, error.param, error.code)
+        except ModelUnavailable as error:
+            return _error(str(error), 503)
+        except web.HTTPException as error:
+            return _error(error.reason, error.status)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return _json({}, 200 if self._serving.generator.alive else 503)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json(self._serving.description)
+
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        return _json({"weight_version": self._serving.version()})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {
+            "id": self._serving.served_model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "verifiers",
+            "max_model_len": self._serving.max_seq_len,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = decode_body(await request.read(), ChatBody)
+        tools = bytes(body.tools) if body.tools is not None and body.tool_choice != "none" else None
+        prompt_ids = self._serving.chat.prompt_ids(bytes(body.messages), tools if tools != b"null" else None)
+        generation = await self._complete(prompt_ids, body)
+        parser = self._serving.tool_call_parser if tools else None
+        return _body(chat_reply(generation, body, self._serving.chat, self._serving.served_model, parser))
+
+    async def _text(self, request: web.Request) -> web.Response:
+        body = decode_body(await request.read(), TextBody)
+        generation = await self._complete(self._text_prompt(body.prompt), body)
+        return _body(text_reply(generation, body, self._serving.chat, self._serving.served_model))
+
+    def _text_prompt(self, prompt: Any) -> np.ndarray:
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list | str):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return self._serving.chat.encode(prompt)
+        if not all(type(token) is int and 0 <= token < self._serving.chat.vocabulary for token in prompt):
+            raise BadRequest("prompt must be one text or one list of token ids of this model", "prompt")
+        return np.array(prompt, np.int32)
+
+    async def _complete(self, prompt_ids: np.ndarray, body: GenerateBody) -> Generation:
+        serving = self._serving
+        if body.model not in (None, serving.served_model):
+            message = f"the model {body.model!r} does not exist; this endpoint serves {serving.served_model!r}"
+            raise BadRequest(message, "model", "model_not_found", status=404)
+        prompt_ids = fit_prompt(prompt_ids, body, serving.max_seq_len)
+        params = sampling_params(body, serving.eos_token_ids, serving.max_seq_len - len(prompt_ids))
+        request = GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, params)
+        future = self._loop.create_future()
+        self._waiting[request.request_id] = future
+        try:
+            serving.generator.submit(request)
+            generation = await future
+        except asyncio.CancelledError:
+            serving.generator.abort(request.request_id)
+            raise
+        finally:
+            del self._waiting[request.request_id]
+        if generation.error is not None:
+            raise BadRequest(generation.error, status=500)
+        return generation
+
+
+def _json(content: Any, status: int = 200) -> web.Response:
+    return _body(msgspec.json.encode(content), status)
+
+
+def _body(content: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=content, status=status, content_type="application/json")
+
+
+def _error(message: str, status: int, param: str | None = None, code: str | None = None) -> web.Response:
+    return _body(error_body(message, status, param, code), status)

@@ -1,0 +1,73 @@
+"""One forward pass over a left-padded batch, in the form each kind of model and attention expects it."""
+
+from __future__ import annotations
+
+import torch
+from verifiers.errors import ConfigError
+
+from verifiers_trainer.engines.kv_cache import BatchCache
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class ForwardPass:
+    """Calls ``model`` on the next columns of a batch; logits of the last column come back.
+
+    ``autocast_dtype`` computes in a lower precision than the weights are kept in, as mixed-precision training does.
+
+    Raises ConfigError for a model that keeps recurrent or convolutional state: a padded batch cannot hold it.
+    """
+
+    def __init__(self, model: torch.nn.Module, autocast_dtype: torch.dtype | None = None):
+        config = model.config.get_text_config()
+        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if getattr(model, "_is_stateful", False) or not layers <= _ATTENTION_LAYERS:
+            kinds = ", ".join(sorted(layers - _ATTENTION_LAYERS)) or "recurrent"
+            raise ConfigError(
+                f"the embedded engine cannot serve {type(model).__name__} ({kinds} layers); use a vLLM server"
+            )
+        sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+        self._model = model
+        self._autocast = {"device_type": model.device.type, "dtype": autocast_dtype, "enabled": autocast_dtype is not None}
+        # A ready 4D mask skips transformers' own mask building in every step; only plain attention means the same.
+        self._ready_mask = (
+            config._attn_implementation == "sdpa"
+            and layers == {"full_attention"}
+            and not sliding
+            and getattr(model, "_supports_attention_backend", False)
+        )
+        self._options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+
+    def __call__(self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None) -> torch.Tensor:
+        """Logits [B, V] of the last of the columns ``ids_BT``, which are appended to ``cache``.
+
+        ``starts_B`` is the first column of each row that is not padding; None when there is no padding.
+        """
+        past, width = cache.length, ids_BT.shape[1]
+        columns_T = torch.arange(past, past + width, device=ids_BT.device)
+        positions_BT, mask = columns_T.unsqueeze(0), None
+        if starts_B is not None:
+            positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
+            mask = self._mask(columns_T, past + width, starts_B)
+        with torch.autocast(**self._autocast):  # entered anew in each step: its cached casts must not outlive an update
+            output = self._model(
+                input_ids=ids_BT,
+                attention_mask=mask,
+                position_ids=positions_BT,
+                past_key_values=cache,
+                use_cache=True,
+                **self._options,
+            )
+        return output.logits[:, -1]
+
+    def _mask(self, columns_T: torch.Tensor, total: int, starts_B: torch.Tensor) -> torch.Tensor:
+        keys_K = torch.arange(total, device=columns_T.device)
+        valid_BK = keys_K >= starts_B.unsqueeze(1)
+        if not self._ready_mask:
+            return valid_BK.to(torch.int64)
+        if len(columns_T) == 1:
+            return valid_BK[:, None, None, :]
+        causal_TK = keys_K <= columns_T.unsqueeze(1)
+        # A padding column attends to itself: with nothing to attend to it would turn into NaN and spread.
+        itself_TK = keys_K == columns_T.unsqueeze(1)
+        return ((valid_BK[:, None, :] & causal_TK) | itself_TK).unsqueeze(1)

@@ -1,0 +1,95 @@
+"""What is asked of a generation loop and what it answers: token ids in, token ids out. No text, no HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one completion is drawn. Neutral values switch a rule off; ``temperature=0`` is greedy.
+
+    >>> SamplingParams(max_tokens=16, temperature=0.7, seed=3).top_k
+    0
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    """Texts that end the completion; the tokens that spell them stay in ``token_ids``."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the completion, end-of-turn tokens included; the sampled one stays in ``token_ids``."""
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the distribution depends on the tokens seen so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerationRequest:
+    """One completion to produce; compared by identity."""
+
+    request_id: str
+    prompt_ids: np.ndarray
+    """int32 [P], P >= 1."""
+    params: SamplingParams
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens the sequence can come to, prompt included."""
+        return len(self.prompt_ids) + self.params.max_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """One finished completion, or the reason why there is none (``error``)."""
+
+    request: GenerationRequest
+    token_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    """int32 [T], the sampled stop token included."""
+    logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    """float32 [T], of the distribution each token was drawn from."""
+    versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    """int32 [T], the policy version each token was sampled under."""
+    finish_reason: FinishReason = "abort"
+    stopped_by_text: bool = False
+    """Finished because a ``stop`` text appeared."""
+    error: str | None = None
+
+
+OnFinished = Callable[[list[Generation]], None]
+"""Takes the completions that one decoding step finished; called on the generation thread."""
+
+
+class Generator(Protocol):
+    """A generation loop in a thread of its own."""
+
+    def start(self, on_finished: OnFinished, deadline_s: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; raises ModelUnavailable when the loop takes none."""
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, queued or running; unknown ids are ignored."""
+
+    def pause(self) -> AbstractContextManager[None]: ...
+
+    @property
+    def alive(self) -> bool: ...

@@ -1,0 +1,75 @@
+"""Where a training run's numbers and texts go: ``metrics.jsonl`` and ``completions/step-<n>.jsonl``, always.
+
+A line of ``metrics.jsonl`` is one optimizer step (or one evaluation), flushed when written; NaN is null. Resuming a run
+from step n drops the lines after n, so the file reads as one run. The learning curve is drawn from this file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verifiers_trainer.batch import StepBatch
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsFile:
+    """Appends one JSON object per step to ``<folder>/metrics.jsonl``; the file is opened at the first line."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / METRICS
+
+    def resume(self, step: int) -> None:
+        """Drop the lines of steps after ``step``; they will be trained again."""
+        if self.path.is_file():
+            kept = [row for row in read_metrics(self.path) if row["step"] <= step]
+            self.path.write_text("".join(_line(row) for row in kept), encoding="ascii")
+
+    def write(self, step: int, version: int, values: Mapping[str, Any]) -> None:
+        """Append one line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="ascii") as file:
+            file.write(_line({"step": step, "policy_version": version, "time": time.time(), **values}))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    plain = {key: _plain(value) for key, value in row.items()}
+    return json.dumps(plain, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.item() if hasattr(value, "item") else value
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``metrics.jsonl``; an unfinished last line is left out."""
+    lines = path.read_text(encoding="ascii").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def write_completions(folder: Path, step: int, batch: StepBatch) -> None:
+    """The rollouts a step trained on: texts, reward, per-function scores, advantage, tokens and policy version."""
+    path = folder / "completions" / f"step-{step}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="ascii") as file:
+        for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
+            for record, advantage in zip(group.records, advantages, strict=True):
+                row = {
+                    "example_id": group.example_id,
+                    **record.text,
+                    "reward": _plain(record.reward),
+                    "metrics": {name: _plain(float(value)) for name, value in record.metrics.items()},
+                    "advantage": _plain(float(advantage)),
+                    "stop_condition": record.stop,
+                    "error": record.error,
+                    "completion_tokens": record.num_sampled,
+                    "policy_version": record.oldest_version,
+                }
+                file.write(json.dumps(row) + "\n")

@@ -1,0 +1,103 @@
+"""Makes a loaded model ready to be trained: adapter, dropout, precision, chat template.
+
+Everything is checked before any work; nothing here starts a thread or touches a global seed.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from verifiers.environments.base import Environment
+from verifiers.errors import CheckpointError, ConfigError
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.policy import get_model, get_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+def load(model: Any, tokenizer: Any, model_kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
+    """(model, tokenizer), loading what is given as a name; the tokenizer defaults to the model's own."""
+    name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
+    if tokenizer is None:
+        if not name:
+            raise ConfigError("the model does not say where its tokenizer is: give processing_class=…")
+        tokenizer = get_tokenizer(name)
+    return (get_model(model, model_kwargs=model_kwargs) if isinstance(model, str) else model), tokenizer
+
+
+def require_chat_template(tokenizer: Any, env: Environment) -> None:
+    """Raise ``ConfigError`` when the environment speaks in messages and the tokenizer cannot render them."""
+    if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template, and the environment speaks in "
+            "messages: set tokenizer.chat_template, use an instruct model, or message_type='completion'"
+        )
+
+
+def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
+    """The model to train: wrapped in an adapter when asked for, without dropout, trainable weights in fp32."""
+    is_peft = hasattr(model, "peft_config")
+    if (peft_config is not None or config.use_lora) and not is_peft:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, peft_config or lora_config(config))
+    if config.disable_dropout:
+        _disable_dropout(model)
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()  # half-precision weights lose updates at small learning rates
+    if config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
+        model.enable_input_require_grads()
+    return model
+
+
+def lora_config(config: RLConfig) -> Any:
+    """The LoRA configuration of the ``lora_*`` fields."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=config.lora_target_modules or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _disable_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            if module.p and "lora" in type(module).__name__.lower():
+                log.warning("lora_dropout is switched off: sampler and trainer would disagree (disable_dropout=False keeps it)")
+            module.p = 0.0
+    config: Any = getattr(model, "config", None)
+    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Load a checkpoint's weights, or its adapter, into ``model`` in place: who shares the parameters sees them."""
+    if hasattr(model, "peft_config"):
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+        return
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder} holds no model weights (model*.safetensors)", path=str(folder))
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    if unexpected or [name for name in missing if name not in tied]:
+        raise CheckpointError(
+            f"the weights in {folder} do not fit this model: missing {sorted(set(missing) - tied)[:3]}, "
+            f"unexpected {list(unexpected)[:3]}",
+            path=str(folder),
+        )

@@ -1,0 +1,94 @@
+"""A name, an import path or a function in; a function out: what every choice of the trainer by value goes through.
+
+A `Registry` maps names to functions and reads like any mapping. It knows nothing of what the functions do and keeps
+no state besides its names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from verifiers.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry(Mapping[str, Callable[..., Any]]):
+    """Named functions of one kind; ``kind`` is the word its errors use, for example "loss".
+
+    >>> greetings = Registry("greeting")
+    >>> @greetings.register("hello")
+    ... def hello(name):
+    ...     return f"hello {name}"
+    >>> greetings.resolve("hello")("Ada"), greetings.resolve("math:sqrt")(9.0), list(greetings)
+    ('hello Ada', 3.0, ['hello'])
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return self._functions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """A decorator that enters a function under ``name``. Raises ConfigError when the name is taken."""
+
+        def enter(function: F) -> F:
+            if name in self._functions:
+                raise ConfigError(f"{self.kind} {name!r} is already registered; choose another name")
+            self._functions[name] = function
+            return function
+
+        return enter
+
+    def resolve(self, choice: str | Callable[..., Any]) -> Callable[..., Any]:
+        """The function for a registered name, for "package.module:function", or ``choice`` itself if callable.
+
+        Raises ConfigError for an unknown name (with the nearest one) and for a path that cannot be imported.
+        """
+        if callable(choice):
+            return choice
+        if choice in self._functions:
+            return self._functions[choice]
+        if ":" in choice:
+            return self._load(choice)
+        near = difflib.get_close_matches(choice, self._functions, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self._functions)}"
+        raise ConfigError(f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function')")
+
+    def _load(self, path: str) -> Callable[..., Any]:
+        module_name, _, attribute = path.partition(":")
+        try:
+            function = getattr(importlib.import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"cannot load the {self.kind} {path!r}: {error}") from error
+        if not callable(function):
+            raise ConfigError(f"the {self.kind} {path!r} is not callable")
+        return function
+
+
+def check_parameters(kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError when ``given`` holds a keyword that ``function`` does not take."""
+    allowed = keyword_parameters(function)
+    if allowed is not None and (unknown := sorted(given.keys() - allowed)):
+        takes = ", ".join(sorted(allowed)) or "no parameters"
+        raise ConfigError(f"{kind} {name!r} has no parameter {', '.join(unknown)}; it takes {takes}")
+
+
+def keyword_parameters(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Names of the keyword-only parameters of ``function``; None when it accepts any (``**kwargs``)."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)

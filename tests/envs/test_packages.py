@@ -1,0 +1,96 @@
+"""Every environment package below packages/envs keeps to the common shape: metadata, entry point, README, defaults."""
+
+import importlib
+import importlib.metadata
+import inspect
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ENVS = Path(__file__).resolve().parents[2] / "packages" / "envs"
+IDS = sorted(folder.name for folder in ENVS.iterdir() if (folder / "pyproject.toml").is_file())
+EVAL_KEYS = {"num_examples", "rollouts_per_example", "max_tokens", "temperature", "env_args"}
+README_SECTIONS = ["Task", "Dataset", "Rewards and metrics", "Arguments", "Try it", "Baseline"]
+
+pytestmark = pytest.mark.parametrize("env_id", IDS)
+
+
+def module_of(env_id):
+    return "vf_" + env_id.replace("-", "_")
+
+
+def pyproject_of(env_id):
+    return tomllib.loads((ENVS / env_id / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def load_function(env_id):
+    (entry_point,) = importlib.metadata.entry_points(group="verifiers.environments", name=env_id)
+    return entry_point.load()
+
+
+def test_metadata_names_the_package_after_its_folder(env_id):
+    project = pyproject_of(env_id)["project"]
+    assert project["name"] == f"vf-{env_id}"
+    assert project["license"] == "Apache-2.0"
+    assert project["requires-python"] == ">=3.11"
+    assert project["description"]
+    assert any(re.match(r"verifiers\b(?!-)", requirement) for requirement in project["dependencies"])
+    assert project["entry-points"] == {"verifiers.environments": {env_id: f"{module_of(env_id)}:load_environment"}}
+    assert pyproject_of(env_id)["tool"]["uv"]["sources"]["verifiers"] == {"workspace": True}
+
+
+def test_the_installed_distribution_offers_its_id(env_id):
+    distribution = importlib.metadata.distribution(f"vf-{env_id}")
+    assert distribution.version == pyproject_of(env_id)["project"]["version"]
+    offered = [point for point in distribution.entry_points if point.group == "verifiers.environments"]
+    assert [(point.name, point.value) for point in offered] == [(env_id, f"{module_of(env_id)}:load_environment")]
+
+
+def test_the_wheel_takes_along_types_data_and_eval_defaults(env_id):
+    setuptools = pyproject_of(env_id)["tool"]["setuptools"]
+    source = ENVS / env_id / "src" / module_of(env_id)
+    assert (source / "py.typed").is_file()
+    packed = {path for pattern in setuptools["package-data"][module_of(env_id)] for path in source.glob(pattern)}
+    missing = {path for path in source.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")} - packed
+    assert not missing
+    assert setuptools["data-files"] == {f"share/verifiers/{env_id}": ["pyproject.toml"]}
+
+
+def test_eval_defaults_are_known_keys(env_id):
+    defaults = pyproject_of(env_id)["tool"]["verifiers"]["eval"]
+    assert {"num_examples", "rollouts_per_example"} <= defaults.keys() <= EVAL_KEYS
+
+
+def test_shipped_data_comes_with_source_and_licence(env_id):
+    folder = ENVS / env_id
+    shipped = [p for p in (folder / "src").rglob("*") if p.suffix in (".txt", ".json", ".jsonl", ".csv", ".parquet")]
+    shipped = [path for path in shipped if not any(part.endswith(".egg-info") for part in path.parts)]
+    if shipped:
+        about = (folder / "DATA.md").read_text(encoding="utf-8")
+        assert not [path.name for path in shipped if path.name not in about]
+        assert "Licence" in about
+        assert pyproject_of(env_id)["project"]["license-files"] == ["DATA.md"]
+
+
+def test_the_readme_has_every_section_and_every_argument(env_id):
+    readme = (ENVS / env_id / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", readme, re.MULTILINE) == README_SECTIONS
+    arguments = readme[readme.index("## Arguments") : readme.index("## Try it")]
+    assert not [name for name in inspect.signature(load_function(env_id)).parameters if f"`{name}`" not in arguments]
+    tried = readme[readme.index("## Try it") : readme.index("## Baseline")]
+    assert len(re.findall(r"^vf-\S+ ", tried, re.MULTILINE)) == 3
+
+
+def test_load_environment_has_typed_documented_keywords_with_defaults(env_id):
+    function = load_function(env_id)
+    documented = re.findall(r"^ +(\w+): ", inspect.getdoc(function) or "", re.MULTILINE)
+    for parameter in inspect.signature(function).parameters.values():
+        assert parameter.default is not inspect.Parameter.empty, parameter.name
+        assert parameter.annotation is not inspect.Parameter.empty, parameter.name
+        assert parameter.name in documented
+
+
+def test_the_package_has_tests_of_its_own(env_id):
+    assert list((ENVS / env_id / "tests").glob("test_*.py"))

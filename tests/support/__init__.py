@@ -1,0 +1,1 @@
+"""Pieces the tests share: real servers on loopback, real child processes, small models. No mocks."""

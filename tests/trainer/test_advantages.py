@@ -1,0 +1,152 @@
+"""Advantages against the golden tables; unknown rewards, dead groups, credit per turn. Source: advantages.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.advantages import ADVANTAGES, compute_advantages, is_dead, turn_advantages
+
+GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())["advantages"]
+
+
+def floats(values) -> np.ndarray:
+    return np.array([np.nan if v is None else v for v in values], dtype=float)
+
+
+REWARDS = {name: floats(group["rewards"]) for name, group in GOLDEN["groups"].items()}
+LENGTHS = {name: floats(group["lengths"]) for name, group in GOLDEN["groups"].items()}
+
+
+@pytest.mark.parametrize("name", ["mean", "mean_std", "batch_std", "rloo", "max_rl", "opo"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-9), (np.float32, 1e-5)])
+def test_golden_advantages(name, dtype, tolerance):
+    rewards_G = [r.astype(dtype) for r in REWARDS.values()]
+    computed = compute_advantages(name, rewards_G, lengths_G=list(LENGTHS.values()))
+    for advantages, group in zip(computed, GOLDEN["groups"].values(), strict=True):
+        expected = floats([None] * 4 if group["dead"] else group["advantages"][name])
+        np.testing.assert_allclose(advantages, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", list(GOLDEN["groups"]))
+def test_golden_dead_groups(name):
+    assert is_dead(REWARDS[name]) == GOLDEN["groups"][name]["dead"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "fraction", "dead"),
+    [
+        ([1, 0, np.nan, np.nan], 0.5, False),
+        ([1, 0, np.nan, np.nan], 0.75, True),
+        ([1, 0, 0, np.nan], 1.0, True),
+        ([1, np.nan], 0.01, True),  # two live members at the least
+        ([np.nan, np.nan], 0.75, True),
+        ([0.1, 0.1 + 1e-12], 0.75, False),
+        ([], 0.75, True),
+    ],
+)
+def test_dead_group_rule(rewards, fraction, dead):
+    assert is_dead(np.array(rewards, dtype=float), fraction) is dead
+
+
+def test_without_a_baseline_a_single_equal_or_partly_unknown_group_lives():
+    advantages = compute_advantages("none", [np.array([1.0]), np.array([0.5, np.nan]), np.array([np.nan])])
+    np.testing.assert_array_equal(np.concatenate(advantages), [1.0, 0.5, np.nan, np.nan])
+
+
+def test_an_unknown_reward_is_not_a_zero():
+    unknown = compute_advantages("mean", [np.array([1.0, 0.5, np.nan, 0.0])])[0]
+    np.testing.assert_allclose(unknown, [0.5, 0.0, np.nan, -0.5])
+    zero = compute_advantages("mean", [np.array([1.0, 0.5, 0.0, 0.0])])[0]
+    assert zero[0] != unknown[0]  # the twin: counted as zero it would move every sibling
+
+
+def test_a_dead_group_does_not_move_the_batch_deviation():
+    live = [np.array([1.0, 0.0, 0.0, 0.0])]
+    with_dead = compute_advantages("batch_std", [*live, np.array([0.3, 0.3, 0.3, 0.3])])
+    np.testing.assert_array_equal(with_dead[0], compute_advantages("batch_std", live)[0])
+
+
+@pytest.mark.parametrize("name", ["mean", "mean_std", "batch_std", "rloo"])
+def test_group_baselines_centre_the_live_members(name):
+    for advantages in compute_advantages(name, [np.array([1.0, 0.2, np.nan, 0.7]), np.array([0.0, 1.0])]):
+        assert abs(np.nansum(advantages)) < 1e-12
+
+
+def test_max_rl_gives_zero_where_the_mean_is_not_positive():
+    np.testing.assert_array_equal(compute_advantages("max_rl", [np.array([-1.0, 1.0])])[0], [0.0, 0.0])
+    np.testing.assert_array_equal(compute_advantages("max_rl", [np.array([-2.0, 1.0])])[0], [0.0, 0.0])
+
+
+def test_gdpo_matches_its_definition_and_lets_functions_of_any_scale_count_alike():
+    group = np.array([[1.0, 100.0], [0.0, 100.0], [0.0, 300.0], [np.nan, 0.0]])
+    other = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
+    computed = compute_advantages("gdpo", [group, other], weights=[1.0, 0.5])
+    z = [(g - g.mean(0)) / (g.std(0, ddof=1) + 1e-4) for g in (group[:3], other)]
+    sums = [s @ np.array([1.0, 0.5]) for s in z]
+    batch = np.concatenate(sums)
+    expected = [(s - batch.mean()) / (batch.std(ddof=1) + 1e-4) for s in sums]
+    np.testing.assert_allclose(computed[0], [*expected[0], np.nan], rtol=1e-12)
+    np.testing.assert_allclose(computed[1], expected[1], rtol=1e-12)
+
+
+def test_gdpo_keeps_a_group_whose_total_is_constant_but_whose_parts_differ():
+    parts = np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert not is_dead(parts)
+    assert is_dead(parts.sum(axis=1))
+
+
+def test_turn_credit_discounts_and_compares_siblings_at_the_same_turn():
+    advantages = turn_advantages([np.array([0.0, 1.0, 2.0]), np.array([1.0, 0.0]), np.array([np.nan, 1.0])], gamma=0.5)
+    np.testing.assert_allclose(advantages[0], [0.0, 1.0, 0.0])  # returns 1, 2, 2 against means 1, 1, 2
+    np.testing.assert_allclose(advantages[1], [0.0, -1.0])
+    assert np.isnan(advantages[2]).all()
+
+
+def test_turn_credit_of_one_turn_is_the_mean_baseline():
+    rewards = np.array([1.0, 0.0, np.nan, 0.5])
+    by_turn = turn_advantages([np.array([r]) for r in rewards])
+    np.testing.assert_array_equal(np.concatenate(by_turn), compute_advantages("mean", [rewards])[0])
+    assert turn_advantages([]) == []
+
+
+def test_inputs_are_left_as_they_were():
+    rewards = [np.array([1.0, np.nan, 0.0, 0.5])]
+    turns = [np.array([0.0, 1.0]), np.array([1.0, 1.0])]
+    for name in ("mean", "none"):
+        result = compute_advantages(name, rewards)
+        result[0][:] = 9
+    turn_advantages(turns)
+    np.testing.assert_array_equal(rewards[0], [1.0, np.nan, 0.0, 0.5])
+    np.testing.assert_array_equal(turns[0], [0.0, 1.0])
+
+
+def test_wrong_names_parameters_and_missing_columns_say_what_to_do():
+    groups = [np.array([0.0, 1.0])]
+    with pytest.raises(ConfigError, match="did you mean 'mean_std'"):
+        compute_advantages("mean_sdt", groups)
+    with pytest.raises(ConfigError, match="no parameter weights"):
+        compute_advantages("mean", groups, weights=[1.0])
+    with pytest.raises(ConfigError, match="lengths_G"):
+        compute_advantages("opo", groups)
+    with pytest.raises(ConfigError, match="one column per reward function"):
+        compute_advantages("gdpo", groups)
+
+
+def test_a_function_of_the_caller_sees_live_groups_and_known_rewards_only():
+    seen = []
+
+    def rank(rewards_G, lengths_G=None):
+        seen.extend(rewards_G)
+        return [np.argsort(np.argsort(r)) - (len(r) - 1) / 2 for r in rewards_G]
+
+    groups = [np.array([3.0, np.nan, 1.0, 2.0]), np.array([1.0, 1.0])]
+    advantages = compute_advantages(rank, groups)
+    np.testing.assert_array_equal(advantages[0], [1.0, np.nan, -1.0, 0.0])
+    assert np.isnan(advantages[1]).all()
+    assert [r.tolist() for r in seen] == [[3.0, 1.0, 2.0]]
+    assert "environment" not in ADVANTAGES

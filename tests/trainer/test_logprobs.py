@@ -1,0 +1,417 @@
+"""The chunked head against the stock one, samples kept apart in a row, and installation per instance.
+
+Source: logprobs.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support.tiny_models import VOCABULARY, build, tiny_gpt2, tiny_llama, tiny_qwen3
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import CohereConfig, FalconMambaConfig, Gemma2Config, GraniteConfig, Lfm2Config, PhiConfig
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.logprobs import (
+    LogitTransform,
+    check_head,
+    check_packing,
+    chunked_logprobs,
+    find_causal_lm,
+    install_logprob_forward,
+    is_installed,
+    stock_forward,
+    uninstall,
+)
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LENGTHS = (9, 5, 12, 1, 4)
+
+
+def with_lora(model: nn.Module, **fields) -> nn.Module:
+    torch.manual_seed(1)
+    wrapped = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, init_lora_weights=False, **fields))
+    return wrapped.eval()
+
+
+MODELS = {
+    "llama": tiny_llama,
+    "qwen3, tied": tiny_qwen3,
+    "phi, head with bias": lambda: build(PhiConfig(**SHAPE)),
+    "gemma2, soft cap": lambda: build(Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=3.0)),
+    "cohere, scaled": lambda: build(CohereConfig(**SHAPE, logit_scale=0.25)),
+    "granite, divided": lambda: build(GraniteConfig(**SHAPE, logits_scaling=4.0)),
+    "gpt2": lambda: tiny_gpt2(torch.float32),
+    "lora": lambda: with_lora(tiny_llama(), target_modules="all-linear"),
+    "lora on the head": lambda: with_lora(tiny_llama(), target_modules=["q_proj", "lm_head"]),
+    "lora, head saved": lambda: with_lora(tiny_llama(), target_modules=["q_proj"], modules_to_save=["lm_head"]),
+}
+EVERY_MODEL = pytest.mark.parametrize("name", list(MODELS))
+
+
+def packed_row(lengths=LENGTHS, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, VOCABULARY, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
+    return tokens, torch.cat([torch.arange(n) for n in lengths])
+
+
+def stock_logprobs(model: nn.Module, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs [T] of one sample by the stock forward, entry 0 zero."""
+    with stock_forward(model):
+        logits = model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0, :-1] / temperature
+    chosen = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None]).squeeze(-1)
+    return torch.cat([chosen.new_zeros(1), chosen])
+
+
+def gradients(model: nn.Module, value: torch.Tensor) -> torch.Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(value, parameters, allow_unused=True)
+    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in zip(parameters, found)])
+
+
+# --- the head ---------------------------------------------------------------------------------------------------
+
+
+@EVERY_MODEL
+def test_packed_values_and_gradients_equal_the_stock_model_sample_by_sample(name):
+    model = MODELS[name]()
+    install_logprob_forward(model, chunk_tokens=8)
+    tokens, positions = packed_row()
+    ours = model(input_ids=tokens[None], position_ids=positions[None], labels=tokens[None], inv_temperature=1 / 0.7)
+    stock = torch.cat([stock_logprobs(model, part, 0.7) for part in tokens.split(LENGTHS)])
+    coefficients = torch.randn(len(tokens), generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(ours.logprobs, stock, atol=1e-5)
+    mine, theirs = (gradients(model, (coefficients * values).sum()) for values in (ours.logprobs, stock))
+    assert (mine - theirs).norm() / theirs.norm() < 1e-5
+    assert check_head(model).ok
+    assert check_packing(model).ok
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_packed_equals_unpacked_in_every_mode(attention, training, recompute):
+    model = tiny_llama(attention=attention)
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    install_logprob_forward(model)
+    model.train(training)
+    tokens, positions = packed_row()
+    packed = model(input_ids=tokens, position_ids=positions).logprobs
+    alone = torch.cat([model(input_ids=part).logprobs for part in tokens.split(LENGTHS)])
+    assert torch.allclose(packed, alone, atol=1e-5)
+    mine, theirs = gradients(model, packed.sum()), gradients(model, alone.sum())
+    assert (mine - theirs).norm() / theirs.norm() < 1e-5
+    assert check_packing(model).ok
+    assert model.training is training
+
+
+def test_entropy_is_that_of_the_sampled_distribution_and_carries_no_gradient():
+    model = tiny_llama()
+    install_logprob_forward(model)
+    tokens, _ = packed_row((6,))
+    out = model(input_ids=tokens, inv_temperature=torch.full((6,), 2.0))
+    with stock_forward(model):
+        logits = 2 * model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+    expected = torch.distributions.Categorical(logits=logits).entropy()
+    assert torch.allclose(out.entropy[1:], expected, atol=1e-5)
+    assert out.entropy[0] == 0
+    assert not out.entropy.requires_grad
+
+
+def test_temperature_may_differ_from_sample_to_sample():
+    model = tiny_llama()
+    install_logprob_forward(model)
+    tokens, positions = packed_row((6, 7))
+    inverse = torch.cat([torch.full((6,), 1 / 0.5), torch.full((7,), 1 / 2.0)])
+    out = model(input_ids=tokens, position_ids=positions, inv_temperature=inverse).logprobs
+    expected = [stock_logprobs(model, part, t) for part, t in zip(tokens.split((6, 7)), (0.5, 2.0), strict=True)]
+    assert torch.allclose(out, torch.cat(expected), atol=1e-5)
+
+
+def test_a_loss_mask_spares_the_head_and_changes_nothing_else():
+    model = tiny_llama()
+    install_logprob_forward(model, chunk_tokens=4)
+    tokens, positions = packed_row()
+    mask = torch.rand(len(tokens), generator=torch.Generator().manual_seed(2)) < 0.5
+    full = model(input_ids=tokens, position_ids=positions).logprobs
+    masked = model(input_ids=tokens, position_ids=positions, loss_mask=mask).logprobs
+    assert torch.allclose(masked, torch.where(mask, full, 0.0), atol=1e-6)
+    seen = []
+    handle = model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    model(input_ids=tokens, position_ids=positions, loss_mask=mask)
+    handle.remove()
+    assert sum(seen) == int((mask & (positions != 0)).sum())
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3, 50])
+def test_the_number_of_head_calls_can_be_fixed_across_ranks(num_chunks):
+    model = tiny_llama()
+    install_logprob_forward(model)
+    tokens, positions = packed_row()
+    calls = []
+    handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    out = model(input_ids=tokens, position_ids=positions, num_chunks=num_chunks).logprobs
+    assert len(calls) == num_chunks
+    handle.remove()
+    assert torch.allclose(out, model(input_ids=tokens, position_ids=positions).logprobs, atol=1e-6)
+
+
+def test_a_row_with_nothing_to_learn_still_reaches_every_parameter():
+    model = tiny_llama()
+    install_logprob_forward(model)
+    model(input_ids=torch.tensor([0]), position_ids=torch.tensor([0])).logprobs.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_the_full_head_gives_the_same_values_and_gradients():
+    model = MODELS["gemma2, soft cap"]()
+    tokens, positions = packed_row()
+    install_logprob_forward(model)
+    chunked = model(input_ids=tokens, position_ids=positions).logprobs
+    install_logprob_forward(model, full_head=True)
+    full = model(input_ids=tokens, position_ids=positions).logprobs
+    assert torch.allclose(chunked, full, atol=1e-5)
+    assert torch.allclose(gradients(model, chunked.sum()), gradients(model, full.sum()), atol=1e-4)
+    assert check_head(model).ok
+
+
+def test_hidden_states_and_a_module_are_enough():
+    hidden, head = torch.randn(1, 10, 8, dtype=torch.float64), nn.Linear(8, 20).double()
+    labels = torch.randint(0, 20, (1, 10))
+    logprobs, entropy = chunked_logprobs(hidden, head, labels, chunk_tokens=3)
+    expected = torch.log_softmax(head(hidden[0]), -1).gather(-1, labels[0, :, None]).squeeze(-1)
+    assert torch.allclose(logprobs, expected, atol=1e-12)
+    assert entropy.shape == (10,)
+
+
+def test_a_half_precision_head_is_followed_by_fp32():
+    model = tiny_llama(torch.bfloat16)
+    install_logprob_forward(model)
+    out = model(input_ids=packed_row((8,))[0])
+    assert out.logprobs.dtype == out.entropy.dtype == torch.float32
+    assert check_head(model).ok
+    assert check_packing(model).ok
+
+
+def test_autocast_does_not_reach_a_full_precision_head():
+    hidden, head, labels = torch.randn(6, 8), nn.Linear(8, 20), torch.arange(6)
+    expected, _ = chunked_logprobs(hidden, head, labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside, _ = chunked_logprobs(hidden, head, labels)
+    assert torch.equal(inside, expected)
+
+
+class LargestOutput(TorchDispatchMode):
+    """Records the number of elements of the largest tensor any operation made."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize(("full_head", "bound"), [(False, 16 * 3000), (True, 200 * 3000)])
+def test_logits_of_more_than_a_chunk_never_exist(full_head, bound):
+    model = tiny_llama(vocab_size=3000, hidden_size=8, intermediate_size=16, num_hidden_layers=1)
+    install_logprob_forward(model, chunk_tokens=16, full_head=full_head)
+    tokens = torch.arange(200)
+    with LargestOutput() as largest:
+        model(input_ids=tokens).logprobs.sum().backward()
+    assert largest.elements == bound  # for the full head, the twin, all logits at once
+
+
+# --- samples kept apart -------------------------------------------------------------------------------------------
+
+
+def test_without_use_cache_false_samples_see_each_other():
+    """The trap itself, in the stock model: position ids alone do not isolate."""
+    model = tiny_llama()
+    tokens, positions = packed_row((9, 5))
+    with torch.no_grad():
+        alone = model(input_ids=tokens[None, 9:]).logits[0]
+        leaking = model(input_ids=tokens[None], position_ids=positions[None]).logits[0, 9:]
+        masked = model(
+            input_ids=tokens[None], position_ids=positions[None], attention_mask=torch.ones(1, 14), use_cache=False
+        ).logits[0, 9:]
+        apart = model(input_ids=tokens[None], position_ids=positions[None], use_cache=False).logits[0, 9:]
+    assert (leaking - alone).abs().max() > 0.1
+    assert (masked - alone).abs().max() > 0.1
+    assert (apart - alone).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_packing_check_finds_a_backbone_that_keeps_a_cache(dtype):
+    model = tiny_llama(dtype)
+    install_logprob_forward(model)
+    backbone = model.model.forward
+    model.model.forward = lambda **arguments: backbone(**{**arguments, "use_cache": True})
+    result = check_packing(model)
+    assert not result.ok
+    assert result.difference > result.tolerance
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FalconMambaConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, state_size=4, bos_token_id=1, eos_token_id=2
+        ),
+        Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
+    ],
+    ids=["recurrent", "convolutional"],
+)
+def test_the_packing_check_finds_state_that_no_mask_resets(config):
+    assert not check_packing(build(config, attention="eager")).ok
+
+
+def test_a_mask_or_a_cache_from_the_caller_is_refused():
+    model = tiny_llama()
+    install_logprob_forward(model)
+    tokens = torch.tensor([[1, 5, 6]])
+    with pytest.raises(TypeError, match="attention_mask=None and use_cache=False"):
+        model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    with pytest.raises(TypeError, match="attention_mask=None and use_cache=False"):
+        model(input_ids=tokens, use_cache=True)
+    with pytest.raises(TypeError, match="one row"):
+        model(input_ids=tokens.expand(2, 3))
+    with pytest.raises(TypeError, match="does not take past_key_values"):
+        model(input_ids=tokens, past_key_values=object())
+
+
+def test_the_head_check_finds_a_transform_it_does_not_know():
+    model = MODELS["granite, divided"]()
+    lm = install_logprob_forward(model)
+    assert check_head(model).ok
+    lm._logprob_head = type(lm._logprob_head)(LogitTransform(), None, False, None)
+    assert not check_head(model).ok
+
+
+def test_checks_leave_an_untouched_model_untouched():
+    model = tiny_llama()
+    model.train()
+    model.lm_head.eval()
+    assert check_head(model).ok
+    assert check_packing(model).ok
+    assert not is_installed(model)
+    assert "forward" not in model.__dict__
+    assert model.training
+    assert not model.lm_head.training
+
+
+# --- installation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "lora"])
+def test_a_copy_made_before_shares_weights_and_keeps_the_stock_forward(name):
+    model = MODELS[name]()
+    engine = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    install_logprob_forward(model)
+    tokens = torch.tensor([[1, 5, 6, 7]])
+    assert engine(input_ids=tokens).logits.shape == (1, 4, VOCABULARY)
+    assert not is_installed(engine)
+    assert next(engine.parameters()) is next(model.parameters())
+    assert engine.generate(input_ids=tokens, max_new_tokens=2, do_sample=False).shape[1] >= 5
+
+
+@pytest.mark.parametrize("name", ["llama", "lora"])
+def test_a_copy_made_afterwards_can_be_given_its_stock_forward_back(name):
+    model = MODELS[name]()
+    install_logprob_forward(model)
+    engine = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    assert find_causal_lm(engine).forward.__self__ is find_causal_lm(engine)
+    uninstall(engine)
+    tokens = torch.tensor([[1, 5, 6, 7]])
+    assert engine(input_ids=tokens).logits.shape == (1, 4, VOCABULARY)
+    assert is_installed(model)
+    assert model(input_ids=tokens).logprobs.shape == (4,)
+
+
+def test_uninstalling_gives_back_a_forward_the_instance_had_of_its_own():
+    model = tiny_llama()
+    calls, stock = [], model.forward
+
+    def wrapped(*args, **kwargs):
+        calls.append(1)
+        return stock(*args, **kwargs)
+
+    model.forward = wrapped
+    install_logprob_forward(model)
+    install_logprob_forward(model, chunk_tokens=2)  # again, with other settings
+    uninstall(model)
+    uninstall(model)
+    assert model.forward is wrapped
+    model(input_ids=torch.tensor([[1, 5]]))
+    assert calls == [1]
+
+
+def test_the_stock_forward_is_lent_and_taken_back_even_after_an_error():
+    model = tiny_llama()
+    install_logprob_forward(model)
+    with pytest.raises(RuntimeError), stock_forward(model):
+        assert model(input_ids=torch.tensor([[1, 5]])).logits is not None
+        raise RuntimeError
+    assert is_installed(model)
+    assert model(input_ids=torch.tensor([[1, 5]])).logprobs is not None
+
+
+def test_wrappers_are_looked_through_and_hooks_still_fire():
+    class Wrapper(nn.Module):  # as DistributedDataParallel: the model is its `module`
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, **arguments):
+            return self.module(**arguments)
+
+    model = with_lora(tiny_llama(), target_modules=["q_proj"])
+    wrapped = Wrapper(model)
+    assert install_logprob_forward(wrapped) is model.get_base_model()
+    fired = []
+    model.get_base_model().register_forward_hook(lambda *_: fired.append(1))
+    assert wrapped(input_ids=torch.tensor([[1, 5]])).logprobs.shape == (2,)
+    assert fired == [1]
+
+
+def test_installing_changes_neither_weights_nor_what_is_saved(tmp_path):
+    model = tiny_llama()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    install_logprob_forward(model)
+    model.save_pretrained(tmp_path)
+    assert model.state_dict().keys() == before.keys()
+    loaded = type(model).from_pretrained(tmp_path)
+    assert "forward" not in loaded.__dict__
+    assert all(torch.equal(value, before[name]) for name, value in loaded.state_dict().items())
+
+
+def test_a_model_without_a_head_is_refused():
+    with pytest.raises(ConfigError, match="Linear holds no causal language model"):
+        install_logprob_forward(nn.Linear(2, 2))
+
+
+def test_a_difference_that_is_not_a_number_is_not_ok():
+    model = tiny_llama()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = math.nan
+    assert not check_head(model).ok

@@ -1,0 +1,231 @@
+"""Turns to samples: merged by prefix, forked otherwise, every sampled token trained once. Source: samples.py."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifiers_trainer.samples import NOT_SAMPLED, Turn, is_overlong, is_truncated, merge_turns, rollout_samples
+
+END = 2  # also the pad token
+
+
+def turn(prompt, completion, version=0, **fields) -> Turn:
+    return Turn(prompt, completion, [-0.5 - 0.01 * i for i in range(len(completion))], version, **fields)
+
+
+def test_turns_that_extend_each_other_become_one_sample():
+    first = turn([1, 15, 9], [7, END], version=4)
+    second = turn([1, 15, 9, 7, END, 30, 31], [8, 8, END], version=5)
+    (sample,) = merge_turns([first, second])
+    assert sample.token_ids.tolist() == [1, 15, 9, 7, END, 30, 31, 8, 8, END]
+    assert sample.loss_mask.tolist() == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 3
+    assert sample.versions.tolist() == [NOT_SAMPLED] * 3 + [4, 4] + [NOT_SAMPLED] * 2 + [5, 5, 5]
+    np.testing.assert_allclose(sample.logprobs, [0, 0, 0, -0.5, -0.51, 0, 0, -0.5, -0.51, -0.52], rtol=1e-6)
+    assert (sample.num_trained, sample.oldest_version) == (5, 4)
+    arrays = (sample.token_ids, sample.loss_mask, sample.logprobs, sample.versions, sample.advantages)
+    assert [a.dtype for a in arrays] == [np.int32, bool, np.float32, np.int32, np.float32]
+
+
+def test_a_template_that_drops_earlier_thoughts_forks():
+    think, close = 40, 41
+    first = turn([1, 15], [think, 50, close, 7, END])
+    second = turn([1, 15, 7, END, 30], [8, END])  # the server's prompt no longer holds the thought
+    samples = merge_turns([first, second])
+    assert [s.token_ids.tolist() for s in samples] == [[1, 15, 40, 50, 41, 7, 2], [1, 15, 7, 2, 30, 8, 2]]
+    assert [s.loss_mask.tolist() for s in samples] == [[False] * 2 + [True] * 5, [False] * 5 + [True] * 2]
+
+
+def test_interleaved_conversations_find_their_own_sample():
+    ada = [turn([1, 10], [3, END]), turn([1, 10, 3, END, 11], [4, END])]
+    bob = [turn([1, 20], [5, END]), turn([1, 20, 5, END, 21], [6, END])]
+    samples = merge_turns([ada[0], bob[0], ada[1], bob[1]])
+    assert [s.token_ids.tolist() for s in samples] == [[1, 10, 3, 2, 11, 4, 2], [1, 20, 5, 2, 21, 6, 2]]
+
+
+def test_a_turn_that_goes_on_without_new_prompt_tokens_merges():
+    (sample,) = merge_turns([turn([1, 5], [6, 7], is_truncated=True), turn([1, 5, 6, 7], [8, END])])
+    assert sample.loss_mask.tolist() == [False, False, True, True, True, True]
+
+
+def test_a_second_answer_to_the_same_prompt_forks():
+    samples = merge_turns([turn([1, 5], [6]), turn([1, 5], [7])])
+    assert [s.token_ids.tolist() for s in samples] == [[1, 5, 6], [1, 5, 7]]
+
+
+def test_an_end_token_equal_to_the_pad_token_is_trained():
+    (sample,) = merge_turns([turn([END, END, 5], [6, END])])
+    assert sample.loss_mask.tolist() == [False, False, False, True, True]
+
+
+def test_versions_may_change_inside_a_completion():
+    (sample,) = merge_turns([turn([1], [5, 6, 7], version=np.array([3, 3, 4]))])
+    assert sample.versions.tolist() == [NOT_SAMPLED, 3, 3, 4]
+    assert sample.oldest_version == 3
+
+
+def test_the_shared_hint_is_a_lower_bound_and_the_rest_is_compared():
+    first, grown, other = turn([1, 15, 9], [7, END]), [1, 15, 9, 7, END, 30], [1, 15, 9, 8, END, 30]
+    for shared in range(6):
+        assert len(merge_turns([first, turn(grown, [4], shared=shared)])) == 1
+    for shared in range(4):
+        assert len(merge_turns([first, turn(other, [4], shared=shared)])) == 2
+
+
+def test_the_shared_hint_speaks_of_the_previous_turn_only():
+    first, second = turn([1, 10], [3, END]), turn([1, 20], [5, END])
+    third = turn([1, 20, 5, END, 21], [6], shared=4)
+    assert [len(s.token_ids) for s in merge_turns([first, second, third])] == [4, 6]
+
+
+def test_completions_that_are_empty_carry_nothing_and_break_nothing():
+    assert merge_turns([turn([1, 5], [])]) == []
+    (sample,) = merge_turns([turn([1, 5], []), turn([1, 5, 9], [6])])
+    assert sample.loss_mask.tolist() == [False, False, False, True]
+
+
+def test_environment_tokens_carry_loss_only_when_asked_for():
+    turns = [turn([1, 5], [6, END]), turn([1, 5, 6, END, 30, 31], [7, END])]
+    (sample,) = rollout_samples(turns, [0.5, -1.0], mask_env_responses=False).samples
+    assert sample.loss_mask.tolist() == [False, False] + [True] * 6
+    assert sample.versions.tolist() == [NOT_SAMPLED, NOT_SAMPLED, 0, 0, NOT_SAMPLED, NOT_SAMPLED, 0, 0]
+    np.testing.assert_allclose(sample.advantages, [0, 0, 0.5, 0.5, -1, -1, -1, -1])
+
+
+def test_a_rollout_gives_its_samples_one_advantage_and_one_identity():
+    turns = [turn([1, 5], [6]), turn([1, 9], [7, END])]
+    result = rollout_samples(turns, 0.25, rollout=3, group=1, temperature=0.5)
+    assert (result.excluded, result.num_forks) == (None, 1)
+    for sample in result.samples:
+        np.testing.assert_allclose(sample.advantages, 0.25 * sample.loss_mask)
+        assert (sample.rollout, sample.group, sample.inv_temperature, sample.live) == (3, 1, 2.0, True)
+
+
+def test_credit_per_turn_follows_the_turn_into_its_sample():
+    turns = [turn([1, 5], [6]), turn([1, 9], [7]), turn([1, 9, 7, 30], [8])]
+    first, second = rollout_samples(turns, [1.0, 2.0, 3.0]).samples
+    assert first.advantages.tolist() == [0, 0, 1]
+    assert second.advantages.tolist() == [0, 0, 2, 0, 3]
+    with pytest.raises(ValueError):
+        rollout_samples(turns, [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "advantage", "options", "reason"),
+    [
+        ({"is_truncated": True}, 1.0, {"mask_truncated": True}, "truncated"),
+        ({"is_truncated": True}, 1.0, {}, None),
+        ({}, 1.0, {"max_seq_len": 4}, "overlong"),
+        ({}, 1.0, {"max_seq_len": 5}, None),
+        ({}, float("nan"), {}, "unscored"),
+    ],
+)
+def test_a_rollout_that_carries_no_loss_says_why(fields, advantage, options, reason):
+    result = rollout_samples([turn([1, 5, 9], [6, END], **fields)], advantage, **options)
+    assert result.excluded == reason
+    assert bool(result.samples) == (reason is None)
+
+
+def test_a_rollout_without_completions_is_empty():
+    assert rollout_samples([turn([1], [])], 1.0).excluded == "empty"
+    assert rollout_samples([], 1.0).excluded == "empty"
+
+
+def test_length_and_truncation_are_told_before_samples_are_made():
+    turns = [turn([1, 5], [6], is_truncated=True), turn([1, 5, 6, 9], [7])]
+    assert is_truncated(turns)
+    assert not is_truncated(turns[1:])
+    assert is_overlong(turns, 4)
+    assert not is_overlong(turns, 5)
+
+
+def test_a_sample_that_is_not_live_trains_nothing():
+    (sample,) = rollout_samples([turn([1, 5], [6])], 1.0, live=False).samples
+    assert sample.num_trained == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [5], [-1.0]), "no prompt ids"),
+        (([1], [5, 6], [-1.0]), "2 completion ids and 1 log-probabilities"),
+        (([1], [[5]], [-1.0]), "one dimension"),
+        (([1], [5, 6], [-1.0, -1.0], np.array([1])), "versions of shape"),
+    ],
+)
+def test_a_turn_that_cannot_be_trained_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Turn(*arguments)
+
+
+@st.composite
+def rollouts(draw) -> list[Turn]:
+    """Turns of a server whose template sometimes rewrites history, over few ids so that coincidences happen."""
+    ids = st.integers(1, 3)
+    turns, context, counter = [], draw(st.lists(ids, min_size=1, max_size=4)), 0
+    for _ in range(draw(st.integers(1, 6))):
+        completion = draw(st.lists(ids, max_size=4))
+        logprobs = [-(counter + i + 1) for i in range(len(completion))]  # a number of its own for every token
+        counter += len(completion)
+        prompt, previous = list(context), turns[-1] if turns else None
+        same = previous is not None and prompt[: previous.num_tokens] == [
+            *previous.prompt_ids.tolist(),
+            *previous.completion_ids.tolist(),
+        ]
+        shared = draw(st.integers(0, previous.num_tokens)) if same and previous else 0
+        turns.append(Turn(prompt, completion, logprobs, len(turns), shared=shared))
+        context = prompt + completion + draw(st.lists(ids, max_size=3))
+        if draw(st.integers(0, 3)) == 0:
+            context = context[draw(st.integers(0, len(context) - 1)) :]
+    return turns
+
+
+@given(rollouts())
+@settings(max_examples=150, deadline=None)
+def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
+    samples = merge_turns(turns)
+    trained = np.concatenate([s.logprobs[s.loss_mask] for s in samples]) if samples else np.zeros(0)
+    assert sorted(trained) == sorted(np.concatenate([t.logprobs for t in turns]))
+    for t in turns:
+        places = [(s, np.flatnonzero(np.isin(s.logprobs, t.logprobs))) for s in samples]
+        places = [(s, where) for s, where in places if len(where)]
+        assert len(places) == (1 if len(t.completion_ids) else 0)
+        for s, where in places:
+            start, end = len(t.prompt_ids), t.num_tokens
+            assert where.tolist() == list(range(start, end))  # the position the server sampled it at
+            assert s.token_ids[:end].tolist() == [*t.prompt_ids, *t.completion_ids]  # and the context it saw
+            assert s.loss_mask[start:end].all()
+    for s in samples:
+        assert not s.loss_mask[0]
+        assert not s.logprobs[~s.loss_mask].any()
+        assert (s.versions[~s.loss_mask] == NOT_SAMPLED).all()
+
+
+@given(rollouts())
+@settings(max_examples=50, deadline=None)
+def test_hints_change_nothing_but_the_work(turns):
+    bare = [Turn(t.prompt_ids, t.completion_ids, t.logprobs, t.version) for t in turns]
+    for hinted, plain in zip(merge_turns(turns), merge_turns(bare), strict=True):
+        assert hinted.token_ids.tolist() == plain.token_ids.tolist()
+
+
+def growing(num_turns: int, per_turn: int = 50) -> list[Turn]:
+    ids = np.arange(2 * per_turn * num_turns, dtype=np.int32)
+    logprobs = np.zeros(per_turn, np.float32)
+    cut = [(2 * i + 1) * per_turn for i in range(num_turns)]
+    return [Turn(ids[:c], ids[c : c + per_turn], logprobs, 0, shared=max(0, c - per_turn)) for c in cut]
+
+
+def test_tokens_grow_linearly_with_turns_not_quadratically():
+    assert [sum(s.num_tokens for s in merge_turns(growing(n))) for n in (10, 100)] == [1000, 10000]
+
+
+def test_a_hundred_turns_merge_in_milliseconds():
+    turns = growing(100)
+    started = time.perf_counter()
+    merge_turns(turns)
+    assert time.perf_counter() - started < 0.1  # about 1 ms alone; the bound leaves room for a busy machine
