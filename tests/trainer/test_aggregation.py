@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_models import VOCABULARY, tiny_gpt2, tiny_llama, tiny_qwen3
 
+from support.tiny_models import VOCABULARY, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
 from verifiers_trainer.aggregation import AGGREGATIONS, step_weights
 from verifiers_trainer.logprobs import install_logprob_forward

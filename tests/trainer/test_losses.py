@@ -198,7 +198,7 @@ def test_unknown_loss_names_the_nearest():
 
 
 def test_unknown_parameter_names_the_allowed_ones():
-    with pytest.raises(ConfigError, match="no parameter epsilon; it takes delta, .*epsilon_low"):
+    with pytest.raises(ConfigError, match=r"no parameter epsilon; it takes delta, .*epsilon_low"):
         resolve_loss("ppo", epsilon=0.1)
     with pytest.raises(ConfigError, match="takes no parameters"):
         resolve_loss("reinforce", beta=1)

@@ -127,8 +127,8 @@ def test_what_does_not_fit_is_named_with_the_fix():
 def test_the_same_input_gives_the_same_rows():
     samples = make_samples(lognormal_lengths(60, 500))
     first, second = (pack(samples, weights_of(samples), max_tokens=1000, world=3) for _ in range(2))
-    for a, b in zip(sum(first, []), sum(second, []), strict=True):
-        assert a.sample_indices.tolist() == b.sample_indices.tolist()
+    for rows, again in zip(first, second, strict=True):
+        assert [r.sample_indices.tolist() for r in rows] == [r.sample_indices.tolist() for r in again]
 
 
 def test_rows_become_tensors_with_the_documented_types():

@@ -58,7 +58,7 @@ _HOME = {name: f"verifiers.{module}" for module, names in _MODULES.items() for n
 _TRAINER = frozenset(("RLTrainer", "RLConfig", "get_model", "get_tokenizer", "get_model_and_tokenizer"))
 """Names that the package verifiers-trainer provides."""
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - the trainer's names are promised only where it is installed
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -24,7 +25,7 @@ from verifiers.errors import ConfigError, DatasetError
 from verifiers.example_datasets import load_example_dataset
 from verifiers.messages import normalize_chat, normalize_messages
 from verifiers.suggest import closest
-from verifiers.types import Message, Messages, SystemMessage, ToolCall, UserMessage
+from verifiers.types import AttributeDict, Message, Messages, SystemMessage, ToolCall, UserMessage
 
 __all__ = ["Example", "RowFormat", "Table", "copy_row", "examples_from", "format_row", "load_example_dataset"]
 
@@ -71,6 +72,13 @@ class Table(Sequence[Example]):
 
     def __init__(self, store: _Store, positions: Sequence[int] | None = None):
         self._store, self._positions = store, positions
+        self._order: Iterator[int] | None = None
+        self._hub_dataset: Any = None
+
+    @property
+    def row_format(self) -> RowFormat:
+        """How the rows of this table are formatted, for rows from elsewhere (``examples_from``)."""
+        return self._store.row_format
 
     @classmethod
     def of(cls, dataset: Any, **row_format: Any) -> Table:
@@ -148,21 +156,19 @@ class Table(Sequence[Example]):
         """
         if n > 0 and not len(self):
             raise DatasetError("cannot sample prompts: the dataset is empty")
-        positions = self._chosen()
-        order = self._store.order(positions) if seed is None else _endless_order(positions, random.Random(seed))
+        if self._order is None:
+            self._order = _endless_order(self._chosen(), random.Random(0))
+        order = self._order if seed is None else _endless_order(self._chosen(), random.Random(seed))
         examples = self._store.examples([next(order) for _ in range(n)])
         return [copy_row(example.row) for example in examples]
 
     def to_hf(self) -> Any:
-        """The rows as a ``datasets.Dataset`` that gives back exactly what went in.
-
-        A column that Arrow would change (dicts with different keys, mixed types, 1 beside 1.5) is kept as
-        ``datasets.Json``, which decodes on reading; an ``info`` that even this would change (floats beyond 10 digits,
-        integers beyond 64 bits) becomes JSON text, which every reader of a row accepts.
-        """
+        """The rows as a ``datasets.Dataset`` that gives back what went in; how: ``dataset_arrow``."""
         from verifiers.dataset_arrow import to_dataset
 
-        return to_dataset([example.row for example in self])
+        if self._hub_dataset is None:
+            self._hub_dataset = to_dataset([example.row for example in self])
+        return self._hub_dataset.with_format(None)  # a view of its own: set_format() of one caller is not another's
 
     def _chosen(self) -> Sequence[int]:
         return range(len(self._store)) if self._positions is None else self._positions
@@ -172,12 +178,12 @@ class _Store:
     """The rows behind a table and its sub-tables, formatted once each."""
 
     def __init__(self, open_rows: Callable[[], Rows], row_format: RowFormat):
-        self._open_rows, self._format = open_rows, row_format
+        self._open_rows, self.row_format = open_rows, row_format
         self._rows: Rows | None = None
         self._examples: list[Example | None] = []
         self._ids: Sequence[int] = ()
         self._old_ids: list[Any] | None = None
-        self._order: Iterator[int] | None = None
+        self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -187,22 +193,22 @@ class _Store:
         return len(self._opened())
 
     def _opened(self) -> Rows:
-        if self._rows is None:
-            rows = self._open_rows()
-            if rows.columns and not {"prompt", self._format.question_key} & set(rows.columns):
-                raise DatasetError(_no_question("the dataset", self._format, rows.columns))
-            self._warn_about_few_shot(rows)
-            old_ids = rows.column("example_id") if "example_id" in rows.columns else None
-            keep = old_ids is not None and all(type(i) is int for i in old_ids) and len(set(old_ids)) == len(old_ids)
-            self._ids = old_ids if keep and old_ids is not None else range(len(rows))
-            self._old_ids = None if keep else old_ids
-            self._examples = [None] * len(rows)
-            self._rows = rows
-        return self._rows
+        with self._lock:
+            if self._rows is None:
+                self._rows = self._checked(self._open_rows())
+            return self._rows
 
-    def _warn_about_few_shot(self, rows: Rows) -> None:
-        if self._format.few_shot and "prompt" in rows.columns:
+    def _checked(self, rows: Rows) -> Rows:
+        if rows.columns and not {"prompt", self.row_format.question_key} & set(rows.columns):
+            raise DatasetError(_no_question("the dataset", self.row_format, rows.columns))
+        if self.row_format.few_shot and "prompt" in rows.columns:
             log.warning("few_shot is ignored: the dataset has a column 'prompt', and rows that have one keep it")
+        old_ids = rows.column("example_id") if "example_id" in rows.columns else None
+        keep = old_ids is not None and all(type(i) is int for i in old_ids) and len(set(old_ids)) == len(old_ids)
+        self._ids = old_ids if keep and old_ids is not None else range(len(rows))
+        self._old_ids = None if keep else old_ids
+        self._examples = [None] * len(rows)
+        return rows
 
     def examples(self, positions: Sequence[int]) -> list[Example]:
         """The examples at ``positions``, formatting those that are needed for the first time."""
@@ -219,28 +225,29 @@ class _Store:
         if self._old_ids is not None and (old := self._old_ids[position]) is not None:
             row.setdefault("src_id", old)
         row["example_id"] = self._ids[position]
-        return _example(row, self._format, f"row {position} of the dataset")
-
-    def order(self, positions: Sequence[int]) -> Iterator[int]:
-        if self._order is None:
-            self._order = _endless_order(positions, random.Random(0))
-        return self._order
+        return _example(row, self.row_format, f"row {position} of the dataset")
 
 
 def examples_from(inputs: Any, row_format: RowFormat) -> list[Example]:
     """The rows a caller hands in for one run: equal ``example_id`` stay equal, rows without one get their own.
 
-    Takes what a dataset may be, and one row. Raises: ``DatasetError`` for a row that cannot be read.
+    Ids that are no integers are replaced, equal ones by equal ones, and kept as ``src_id``. Takes what a dataset may
+    be. Raises: ``DatasetError`` for a row that cannot be read.
     """
-    is_row = isinstance(inputs, Mapping) and any(isinstance(inputs.get(k), str) for k in ("prompt", "question"))
-    rows_in = Source([inputs] if is_row else inputs).train()
+    rows_in = Source(inputs).train()
     rows = rows_in.read(range(len(rows_in)))
-    used = {row["example_id"] for row in rows if type(row.get("example_id")) is int}
-    unused = (i for i in range(len(rows) + len(used)) if i not in used)
+    taken = {row["example_id"] for row in rows if type(row.get("example_id")) is int}
+    free = (number for number in range(2 * len(rows)) if number not in taken)
+    replaced: dict[str, int] = {}
     examples = []
     for position, row in enumerate(rows):
-        if type(row.get("example_id")) is not int:
-            row["example_id"] = next(unused)
+        given = row.get("example_id")
+        if given is None:
+            row["example_id"] = next(free)
+        elif type(given) is not int:
+            if str(given) not in replaced:
+                replaced[str(given)] = next(free)
+            row["src_id"], row["example_id"] = given, replaced[str(given)]
         examples.append(_example(row, row_format, f"row {position} of the inputs"))
     return examples
 
@@ -273,7 +280,7 @@ def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the 
     Formatting a formatted row changes nothing. Raises: ``DatasetError`` that begins with ``place``.
     """
     made = copy_row(dict(row))
-    question = made.get(row_format.question_key)
+    question = _cell(made, row_format.question_key, "question")
     if question is not None:
         if not isinstance(question, str):
             raise DatasetError(
@@ -282,13 +289,19 @@ def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the 
             )
         made["question"] = question
     made["prompt"] = _prompt(made, question, row_format, place)
-    answer = made.get(row_format.answer_key)
+    answer = _cell(made, row_format.answer_key, "answer")
     made["answer"] = "" if answer is None else answer
     made["info"] = _info(made.get("info"), place)
     task = made.get("task")
     made["task"] = row_format.default_task() if task is None else task
     made.setdefault("example_id", 0)
     return made
+
+
+def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
+    """The value under the environment's name for a column, else under the canonical one (rows from elsewhere)."""
+    value = row.get(key)
+    return row.get(canonical) if value is None else value
 
 
 def _prompt(row: Mapping[str, Any], question: str | None, row_format: RowFormat, place: str) -> Messages:
@@ -332,18 +345,22 @@ def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> s
     return f"{place} has neither 'prompt' nor {key!r}; its columns are: {found}{hint}"
 
 
+_ATOMS = frozenset((str, int, float, bool, type(None)))
+
+
 def copy_row(value: Any) -> Any:
     """A deep copy, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
     kind = type(value)
-    if kind is str or kind is int or kind is float or value is None or kind is bool:
+    if kind in _ATOMS:
         return value
     if kind is dict:
-        return {key: copy_row(member) for key, member in value.items()}
+        return {key: member if type(member) in _ATOMS else copy_row(member) for key, member in value.items()}
     if kind is list:
-        return [copy_row(member) for member in value]
-    if isinstance(value, Message | ToolCall):
+        return [member if type(member) in _ATOMS else copy_row(member) for member in value]
+    if isinstance(value, Message | ToolCall | AttributeDict):
         made = value.__class__.__new__(value.__class__)
-        dict.update(made, ((key, copy_row(member)) for key, member in value.items()))
+        for key, member in value.items():
+            dict.__setitem__(made, key, member if type(member) in _ATOMS else copy_row(member))
         return made
     return copy.deepcopy(value)
 

@@ -2,7 +2,10 @@
 
 Arrow gives every value of a column one type and every dict the same keys, which silently changes dicts with different
 keys, mixed types and 1 beside 1.5. Each column is therefore tried: as Arrow, then as ``datasets.Json`` (decoded on
-reading), and ``info`` at last as JSON text, which every reader of a row accepts. Reading is ``dataset_sources``'.
+reading), and ``info`` at last as JSON text, which every reader of a row accepts.
+
+Not kept exactly, because neither Arrow nor ``datasets.Json`` can, are outside ``info``: lone surrogates, floats in a
+column of mixed types beyond about 15 digits, and integers beyond 64 bits (their column becomes JSON text).
 """
 
 from __future__ import annotations
@@ -36,13 +39,13 @@ def _column(name: str, values: list[Any]) -> tuple[list[Any], Any]:
         return values, feature
     texts = [None if value is None else json.dumps(value) for value in values]
     as_json = datasets.Json()
-    if name == "info" and not all(_decodes_to(as_json, text, value) for text, value in zip(texts, values, strict=True)):
+    try:
+        decoded = [None if text is None else as_json.decode_example(text) for text in texts]
+    except ValueError:  # integers beyond 64 bits
+        return texts, datasets.Value("string")
+    if name == "info" and canonical_json(decoded) != canonical_json(values):
         return texts, datasets.Value("string")
     return texts, as_json
-
-
-def _decodes_to(feature: Any, text: str | None, value: Any) -> bool:
-    return text is None or canonical_json(feature.decode_example(text)) == canonical_json(value)
 
 
 def _exact_feature(name: str, values: list[Any]) -> Any:
@@ -52,6 +55,8 @@ def _exact_feature(name: str, values: list[Any]) -> Any:
 
     try:
         array = pyarrow.array(values)
+        if "struct<>" in str(array.type):  # dicts that are all empty; Parquet cannot hold them
+            return None
         if canonical_json(array.to_pylist()) != canonical_json(values):
             return None
         return datasets.Features.from_arrow_schema(pyarrow.schema([(name, array.type)]))[name]

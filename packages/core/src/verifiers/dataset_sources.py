@@ -127,7 +127,8 @@ def _open(given: Any) -> dict[str, Rows] | Rows:
             "take a part of it: list(dataset.take(1000))"
         )
     if isinstance(given, Mapping):
-        if given and all(_is_table(value) for value in given.values()):
+        is_by_split = "DatasetDict" in kinds or {"train", *EVAL_SPLITS} & given.keys()
+        if is_by_split and all(_is_table(value) for value in given.values()):
             return {str(split): _open_table(table) for split, table in given.items()}
         return _open_columns(given)
     if "Dataset" in kinds or isinstance(given, list | tuple):

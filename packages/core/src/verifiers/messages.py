@@ -228,6 +228,8 @@ def message_to_printable(message: Any) -> Message:
 def _is_normal(message: Message) -> bool:
     """Whether a message needs no work: nothing None but content beside tool calls, all calls ``ToolCall``."""
     content = message.get("content")
+    if type(content) is str and len(message) == 2:  # by far the most frequent: role and text
+        return bool(message.get("role"))
     calls = message.get("tool_calls")
     if "role" not in message or (calls is None) is ("tool_calls" in message):
         return False

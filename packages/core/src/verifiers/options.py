@@ -72,7 +72,7 @@ def parse(env: Any, given: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any
     sampling = compat.rename(
         {name: named.pop(name) for name in list(named) if name in SAMPLING_NAMES}, compat.SAMPLING_ARGS, "sampling"
     )
-    for accepted in ("save_every", "use_tqdm", "batch_size", "interleave_scoring"):  # older callers; no effect on results
+    for accepted in ("save_every", "use_tqdm", "batch_size"):  # of older callers; what they tuned needs no tuning here
         named.pop(accepted, None)
     allowed = tuple(field.name for field in fields(RunOptions))
     check_keywords(named, (*allowed, "num_examples", "rollouts_per_example", "n_samples"), "evaluate/generate")
@@ -91,6 +91,8 @@ def _check(options: RunOptions) -> None:
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1, or None")
     if options.rollout_timeout_s is not None and options.rollout_timeout_s <= 0:
-        raise ConfigError(f"rollout_timeout_s is {options.rollout_timeout_s}; it must be positive, or None for no bound")
+        raise ConfigError(
+            f"rollout_timeout_s is {options.rollout_timeout_s}; it must be positive, or None for no bound"
+        )
     if options.push_to_hub and not options.hub_name:
         raise ConfigError("push_to_hub needs hub_name, the name of the dataset to publish")

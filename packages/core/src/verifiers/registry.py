@@ -145,9 +145,9 @@ def _find(wanted: EnvironmentId) -> _Found:
             return _Found(module, LOADER, *_distribution_of(module))
     known = [entry.name for entry, _ in entries]
     suggestions = close_matches(wanted.name, known)
-    hint = f", did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else "."
+    hint = f", did you mean {' or '.join(map(repr, suggestions))}? If not," if suggestions else ";"
     raise UnknownEnvironment(
-        f"no environment {wanted.name!r} is installed{hint} To install it: vf-install {wanted.without_version}",
+        f"no environment {wanted.name!r} is installed{hint} install it with: vf-install {wanted.without_version}",
         env_id=wanted.name,
         suggestions=suggestions,
     )
@@ -173,7 +173,8 @@ def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> _Found:
 
 
 def _module_names(name: str) -> Iterator[str]:
-    for spelling in (name, normalize_name(name)):
+    folded = normalize_name(name)
+    for spelling in (name, folded, folded.removeprefix("vf-")):
         module = re.sub(r"[-.]", "_", spelling)
         yield module
         yield f"vf_{module}"

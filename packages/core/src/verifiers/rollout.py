@@ -123,7 +123,7 @@ async def first_stop(env: Environment, state: State) -> str | None:
                 return name
     except PASS_THROUGH:
         raise
-    except BaseException as error:  # noqa: BLE001 - author code; recorded on this rollout
+    except BaseException as error:
         raise fault(name, error) from error
     if len(state["trajectory"]) >= TURN_GUARD:
         return "max_turns_reached"
@@ -188,7 +188,7 @@ def hook(state: State, name: str):
         yield
     except PASS_THROUGH:
         raise
-    except BaseException as error:  # noqa: BLE001 - also SystemExit and MemoryError: they end this rollout alone
+    except BaseException as error:
         raise fault(name, error) from error
     finally:
         state.waiting_for = before
@@ -204,7 +204,7 @@ def waiting(state: State, awaited: str, timing: str):
         yield
     except PASS_THROUGH:
         raise
-    except BaseException as error:  # noqa: BLE001 - an overridden get_model_response is author code
+    except BaseException as error:
         raise fault("get_model_response", error) from error
     finally:
         state.waiting_for = None

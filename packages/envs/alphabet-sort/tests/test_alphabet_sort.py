@@ -249,9 +249,9 @@ def perfect_answers(env):
 def test_an_oracle_earns_one(difficulty):
     env = load_environment(difficulty=difficulty, num_train_examples=1, num_eval_examples=15)
     results = env.evaluate(ScriptedClient(perfect_answers(env)), "scripted", rollouts_per_example=2)
-    assert list(results.reward) == [1.0] * 30
-    assert list(results.metrics["exact_turns"]) == [1.0] * 30
-    assert list(results.metrics["format_reward"]) == [1.0] * 30
+    assert list(results["reward"]) == [1.0] * 30
+    assert list(results["metrics"]["exact_turns"]) == [1.0] * 30
+    assert list(results["metrics"]["format_reward"]) == [1.0] * 30
 
 
 def test_a_game_asks_exactly_its_turns_and_shows_the_new_names_each_time():
@@ -262,15 +262,15 @@ def test_a_game_asks_exactly_its_turns_and_shows_the_new_names_each_time():
     assert len(client.requests) == 3
     assert client.requests[1].prompt[-1]["content"] == info["follow_ups"][0]
     assert client.requests[2].prompt[-1]["content"] == info["follow_ups"][1]
-    assert results.state[0]["stop_condition"] == "all_turns_answered"
-    assert not results.state[0]["is_truncated"]
+    assert results["states"][0]["stop_condition"] == "all_turns_answered"
+    assert not results["states"][0]["is_truncated"]
 
 
 def test_a_model_that_only_answers_the_first_turn_earns_its_share():
     env = load_environment(min_turns=2, max_turns=2, num_train_examples=1, num_eval_examples=5)
     perfect = perfect_answers(env)
     client = ScriptedClient(lambda request: perfect(request) if len(request.prompt) == 1 else "I give up.")
-    assert list(env.evaluate(client, "scripted").reward) == [0.5] * 5
+    assert list(env.evaluate(client, "scripted")["reward"]) == [0.5] * 5
 
 
 def test_it_loads_by_its_id_and_keeps_the_arguments():

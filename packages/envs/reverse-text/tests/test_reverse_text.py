@@ -175,14 +175,14 @@ def test_an_oracle_earns_one(unit):
     env = load_environment(unit=unit, num_train_examples=5, num_eval_examples=8)
     oracle = ScriptedClient(lambda request: reply(request.prompt[-1]["content"][::-1]))
     results = env.evaluate(oracle, "scripted", rollouts_per_example=2)
-    assert list(results.reward) == [1.0] * 16
-    assert list(results.metrics["exact_match"]) == [1.0] * 16
+    assert list(results["reward"]) == [1.0] * 16
+    assert list(results["metrics"]["exact_match"]) == [1.0] * 16
 
 
 def test_an_echo_earns_less_than_an_oracle():
     env = load_environment(unit="word", num_train_examples=5, num_eval_examples=20)
     echo = ScriptedClient(lambda request: reply(request.prompt[-1]["content"]))
-    rewards = list(env.evaluate(echo, "scripted").reward)
+    rewards = list(env.evaluate(echo, "scripted")["reward"])
     assert 0.0 < sum(rewards) / len(rewards) < 0.8
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from verifiers.rows import json_ready
 from verifiers.state import State
 from verifiers_trainer.advantages import compute_advantages, is_dead
 from verifiers_trainer.aggregation import step_weights
@@ -25,7 +24,7 @@ from verifiers_trainer.config import RLConfig
 from verifiers_trainer.packing import Row, fill, pack
 from verifiers_trainer.samples import RolloutSamples, Turn, rollout_samples
 
-MIN_ROW_TOKENS = 1024
+ROW_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Record:
             error=None if error is None else f"{type(error).__name__}: {error}",
             stop=state["stop_condition"],
             is_truncated=bool(state["is_truncated"]),
-            text={key: json_ready(state[key]) for key in ("prompt", "completion", "answer")},
+            text={key: state[key] for key in ("prompt", "completion", "answer")},
         )
 
     @property
@@ -132,7 +131,7 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], config: RLConfig,
     samples = [sample for rollout in made for sample in rollout.samples]
     weights = step_weights(samples, config.aggregation, max_len=config.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
-    max_tokens = config.micro_batch_tokens or max(longest, min(MIN_ROW_TOKENS, config.micro_batch_size * longest))
+    max_tokens = config.micro_batch_tokens or ROW_TOKENS
     rows_R = pack(samples, weights.weights, max_tokens=max(max_tokens, longest), world=world, packing=config.packing)
     stats = rollout_stats([*groups, *discarded]) | _sample_stats(made) | group_stats(groups, discarded, config)
     stats |= {

@@ -196,7 +196,7 @@ def _smollm2_weights() -> tuple[Path, str]:
     try:
         package = metadata.distribution(_WEIGHTS_PACKAGE)
     except metadata.PackageNotFoundError as error:
-        raise ConfigError(f"{SMOLLM2} needs the package {_WEIGHTS_PACKAGE}, which is not installed; {install}") from error
+        raise ConfigError(f"{SMOLLM2} needs {_WEIGHTS_PACKAGE}, which is not installed; {install}") from error
     for entry in package.files or []:
         path = Path(str(package.locate_file(entry)))
         if path.suffix == ".gguf" and path.is_file():
@@ -220,7 +220,7 @@ def _convert_gguf(weights: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     quantization = GgufConfig(dequantize=True, gguf_file=weights.name)
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         weights.parent, gguf_file=weights.name, dtype=torch.float32, quantization_config=quantization
     )
     model.to(torch.bfloat16).save_pretrained(target)

@@ -32,6 +32,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from verifiers.durable import sync_folder
+from verifiers.encoding import encode_row
 from verifiers.errors import CheckpointError
 from verifiers.failpoints import failpoint
 from verifiers_trainer.batch import Group, Record
@@ -215,8 +216,8 @@ def save_pipeline(folder: Path, state: PipelineState, version: int, configuratio
             "configuration": dict(configuration),
         },
     )
-    lines = [json.dumps(_group_to_json(group), allow_nan=False) for group in state.ready]
-    (folder / "pending.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+    lines = b"".join(encode_row(_group_to_json(group)) + b"\n" for group in state.ready)
+    (folder / "pending.jsonl").write_bytes(lines)
 
 
 def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:

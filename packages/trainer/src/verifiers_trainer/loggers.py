@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verifiers.encoding import encode_row
 from verifiers_trainer.batch import StepBatch
 
 METRICS = "metrics.jsonl"
@@ -58,7 +59,7 @@ def write_completions(folder: Path, step: int, batch: StepBatch) -> None:
     """The rollouts a step trained on: texts, reward, per-function scores, advantage, tokens and policy version."""
     path = folder / "completions" / f"step-{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="ascii") as file:
+    with path.open("wb") as file:
         for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
             for record, advantage in zip(group.records, advantages, strict=True):
                 row = {
@@ -72,4 +73,4 @@ def write_completions(folder: Path, step: int, batch: StepBatch) -> None:
                     "completion_tokens": record.num_sampled,
                     "policy_version": record.oldest_version,
                 }
-                file.write(json.dumps(row) + "\n")
+                file.write(encode_row(row) + b"\n")

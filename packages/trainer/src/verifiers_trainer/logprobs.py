@@ -27,7 +27,10 @@ from transformers.utils import ModelOutput
 from verifiers.errors import ConfigError
 
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
-PACKING_TOLERANCE, HEAD_TOLERANCE, HALF_TOLERANCE = 1e-3, 1e-4, 2e-2
+HEAD_TOLERANCE, PACKING_TOLERANCE = 1e-4, 1e-3
+HALF_TOLERANCE, HALF_SHAPE_TOLERANCE = 2e-2, 0.25
+"""Half precision, of the mean: for equal shapes, and where another shape alone moves results (0.05 was measured with
+a 135 M model in bfloat16 whose samples were kept apart, 0.7 where they were not)."""
 
 _STATE = "_logprob_head"
 
@@ -269,7 +272,7 @@ def _outputs(
 def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
     """Compare the installed head with the stock logits of the same random tokens; 1e-4 allowed in fp32.
 
-    In half precision the mean difference is compared with 2e-2. Every rank of a sharded run must call it.
+    In half precision the mean difference is compared with `HALF_TOLERANCE`. Every rank of a sharded run must call it.
     """
     with _quiet(model):
         tokens = _random_tokens(model, num_tokens)
@@ -278,14 +281,16 @@ def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
             logits = model(input_ids=tokens, attention_mask=None, use_cache=False).logits[0, :-1]
     logits = logits.to(ours.dtype)
     stock = torch.log_softmax(logits, dim=-1).gather(-1, tokens[0, 1:, None]).squeeze(-1)
-    return _compare([(ours, stock)], logits_dtype(model), HEAD_TOLERANCE)
+    if _is_half(model):
+        return SelfCheck(_finite((ours - stock).abs().mean()), HALF_TOLERANCE)
+    return SelfCheck(_finite((ours - stock).abs().max()), HEAD_TOLERANCE)
 
 
 def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7)) -> SelfCheck:
     """Compare two short samples packed and alone; 1e-3 allowed in fp32. Where it fails, rows must hold one sample.
 
-    In half precision, where another shape alone moves results, the mean difference is compared with 2e-2, and so is
-    the change of the second sample when the first is exchanged. Every rank of a sharded run must call it.
+    In half precision means are compared: packed against alone loosely, and strictly the second sample before and
+    after the first is exchanged, which must not move it at all. Every rank of a sharded run must call it.
     """
     first, second = lengths
     with _quiet(model):
@@ -295,20 +300,20 @@ def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7)) -> Se
         alone = [model(input_ids=part).logprobs for part in tokens.split(list(lengths), dim=1)]
         exchanged = torch.cat([tokens[:, :first].flip(-1), tokens[:, first:]], dim=1)
         after = model(input_ids=exchanged, position_ids=positions).logprobs[first:]
-    pairs = [(packed[:first], alone[0]), (packed[first:], alone[1]), (packed[first:], after)]
-    return _compare(pairs, logits_dtype(model), PACKING_TOLERANCE)
+    apart = (packed - torch.cat(alone)).abs()
+    if not _is_half(model):
+        return SelfCheck(_finite(apart.max()), PACKING_TOLERANCE)
+    if (difference := _finite(apart.mean())) > HALF_SHAPE_TOLERANCE:
+        return SelfCheck(difference, HALF_SHAPE_TOLERANCE)
+    return SelfCheck(_finite((packed[first:] - after).abs().mean()), HALF_TOLERANCE)
 
 
-def logits_dtype(model: nn.Module) -> torch.dtype:
-    """The floating dtype of the output head's weight."""
-    return find_causal_lm(model).get_output_embeddings().weight.dtype
+def _is_half(model: nn.Module) -> bool:
+    return torch.finfo(find_causal_lm(model).get_output_embeddings().weight.dtype).bits < 32
 
 
-def _compare(pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype, tolerance: float) -> SelfCheck:
-    half = torch.finfo(dtype).bits < 32
-    differences = [(a - b).abs() for a, b in pairs]
-    worst = max(float(d.mean() if half else d.max()) for d in differences)
-    return SelfCheck(worst if math.isfinite(worst) else math.inf, HALF_TOLERANCE if half else tolerance)
+def _finite(difference: Tensor) -> float:
+    return float(difference) if torch.isfinite(difference) else math.inf
 
 
 @contextlib.contextmanager

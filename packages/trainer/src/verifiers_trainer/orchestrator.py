@@ -274,7 +274,7 @@ class Orchestrator:
                 self._batches_without_signal = 0
                 self.state.delivered += 1
                 batch.stats.update(self._pipeline_stats(groups))
-            else:
+            elif groups or discarded:
                 self._note_no_signal([*groups, *discarded])
             self._admit()
             if batch.num_tokens:

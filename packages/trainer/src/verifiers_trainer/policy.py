@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
-
 from verifiers_trainer import builtin_models
 
 if TYPE_CHECKING:
@@ -25,9 +24,7 @@ def get_model_and_tokenizer(
     return get_model(model_name, use_liger, model_kwargs), get_tokenizer(model_name)
 
 
-def get_model(
-    model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None
-) -> PreTrainedModel:
+def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None) -> PreTrainedModel:
     """A causal language model, by hub id, local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
 
     ``model_kwargs`` go to ``from_pretrained`` and win over the defaults: float32 on a CPU and bfloat16 where there
@@ -52,7 +49,9 @@ def get_model(
         try:
             model = AutoModelForCausalLM.from_pretrained(model_name, **kwargs)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot load the model {model_name!r}: {_first_line(error)}", model=model_name) from error
+            raise ConfigError(
+                f"cannot load the model {model_name!r}: {_first_line(error)}", model=model_name
+            ) from error
     if use_liger:
         _apply_liger(model)
     return model

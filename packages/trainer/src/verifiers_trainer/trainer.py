@@ -37,7 +37,7 @@ from verifiers_trainer.config import RLConfig
 from verifiers_trainer.evaluation import evaluate
 from verifiers_trainer.inference import open_engine, policy_client
 from verifiers_trainer.loggers import MetricsFile, write_completions
-from verifiers_trainer.logprobs import check_head, check_packing, install_logprob_forward, logits_dtype, uninstall
+from verifiers_trainer.logprobs import check_head, check_packing, find_causal_lm, install_logprob_forward, uninstall
 from verifiers_trainer.losses import LossInput, anchor_unsampled, loss_parameters, resolve_loss
 from verifiers_trainer.meters import RatioMeter
 from verifiers_trainer.orchestrator import Orchestrator, PipelineState
@@ -172,7 +172,7 @@ class RLTrainer(Trainer):
         return RunContext(
             client=policy_client(self.engine),
             model=self.engine.served_model,
-            sampling_args=self.args.sampling() | dict(sampling_args or {}),
+            sampling_args={"return_weight_versions": True, **self.args.sampling(), **(sampling_args or {})},
             require_tokens=True,
             seed=self.args.seed,
             rollout_timeout_s=self.args.rollout_timeout or self.args.generation_timeout,
@@ -265,12 +265,13 @@ class RLTrainer(Trainer):
         settings = self.args.sampling().keys() & {"top_p", "top_k", "min_p", "repetition_penalty"}
         if settings or meter.num_current == 0:
             return
-        allowed = 1e-4 if logits_dtype(self.model) == torch.float32 else 2e-2
+        dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
+        allowed = 1e-4 if dtype == torch.float32 else 2e-2
         if meter.mean_abs > allowed:
             raise ConfigError(
                 f"with identical weights, sampler and trainer disagree by {meter.mean_abs:.2g} nats per token "
                 f"({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same tokenizer, chat "
-                f"template, dtype ({logits_dtype(self.model)}) and temperature ({self.args.temperature:g}), and that the "
+                f"template, dtype ({dtype}) and temperature ({self.args.temperature:g}), and that the "
                 "server returns processed log-probabilities"
             )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -88,11 +88,9 @@ class _Adapter:
         """What an exception of the object means in our tree."""
         status = getattr(error, "status_code", None)
         if isinstance(status, int) and 300 <= status < 600:
-            headers = getattr(getattr(error, "response", None), "headers", None)
-            get = headers.get if isinstance(headers, Mapping) or hasattr(headers, "get") else lambda name: None
-            return failure(
-                status, str(error).encode(), self._where.endpoint(), model, (get("retry-after-ms"), get("retry-after"))
-            )
+            headers = getattr(getattr(error, "response", None), "headers", None) or {}
+            retry_after = headers.get("retry-after-ms"), headers.get("retry-after")
+            return failure(status, str(error).encode(), self._where.endpoint(), model, retry_after)
         sentence = self._where.endpoint().redact(f"{self!r} failed: {type(error).__name__}: {error}")
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & {"APIConnectionError", "APITimeoutError"} or isinstance(error, OSError):
@@ -120,8 +118,8 @@ class OpenAILikeClient(_Adapter):
             answer = await self._call(held, create, self._arguments(create, request, name))
         except VerifiersError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the object raises is mapped and chained
-            if name != MAX_TOKENS or not refuses_argument(getattr(error, "status_code", 0), str(error), name):
+        except Exception as error:  # whatever the object raises is mapped and chained
+            if name != MAX_TOKENS or not refuses_argument(getattr(error, "status_code", 0), str(error).encode(), name):
                 raise self._mapped(error, request.model) from error
             self._max_tokens_name = "max_tokens"
             return await self._send(held, request)
@@ -164,7 +162,7 @@ class GetResponseClient(_Adapter):
             answer = await self._call(held, self.called.get_response, arguments)
         except VerifiersError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the object raises is mapped and chained
+        except Exception as error:  # whatever the object raises is mapped and chained
             raise self._mapped(error, request.model) from error
         raw = answer if self.keep_raw else None
         return to_response(read_flat(answer), request, repr(self), raw)

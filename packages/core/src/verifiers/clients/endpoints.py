@@ -99,7 +99,7 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
         table = ast.literal_eval(value)
     except ValueError as error:
         raise ConfigError(
-            f"{path}: ENDPOINTS is not a literal, and this file is read, not executed: write its values out, or use TOML",
+            f"{path}: ENDPOINTS is not a literal, and the file is read, not run: write the values out, or use TOML",
             path=str(path),
         ) from error
     if not isinstance(table, dict):
@@ -136,7 +136,9 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     for key, value in entry.items():
         name = FIELD_OF.get(key)
         if name is None:
-            raise ConfigError(f"{place}: unknown key {key!r}{suggestion(str(key), FIELD_OF)}", path=str(path), key=str(key))
+            raise ConfigError(
+                f"{place}: unknown key {key!r}{suggestion(str(key), FIELD_OF)}", path=str(path), key=str(key)
+            )
         if name in fields:
             raise ConfigError(f"{place}: {key!r} repeats a setting that is already given", path=str(path), key=key)
         if not isinstance(value, Mapping if name == "headers" else str) or not value:
@@ -149,8 +151,8 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     variable = fields.get("api_key_var", "OPENAI_API_KEY")
     if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):
         raise ConfigError(
-            f"{place}: 'key' is the name of an environment variable, and what is written there looks like a key itself: "
-            "put the key into a variable and write that variable's name",
+            f"{place}: 'key' must name an environment variable, and what stands there looks like a key itself: "
+            "put the key into a variable and write its name here",
             path=str(path),
             key="key",
         )

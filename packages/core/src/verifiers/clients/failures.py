@@ -26,7 +26,8 @@ from verifiers.errors import (
 
 _OVERLONG = re.compile(
     r"""maximum\ context\ length | context_length_exceeded | context\ length\ exceeded | exceed_context_size
-    | exceeds?\ the\ (available\ |model'?s?\ )*(maximum\ )?context | context\ (window|size|length)\ (is\ )?(exceeded|limit|of)
+    | exceeds?\ the\ (available\ |model'?s?\ )*(maximum\ )?context
+    | context\ (window|size|length)\ (is\ )?(exceeded|limit|of)
     | (longer|larger|greater|more)\ than\ the\ (model'?s\ )?(maximum\ )?(context|model\ length|allowed\ tokens)
     | (prompt|input|message|messages|request)\ (is|are|was)\ too\ long | prompt_too_long
     | reduce\ the\ length\ of\ the | too\ many\ (input\ |prompt\ )?tokens | inputs?`?\ (must\ have\ less|tokens\ \+)
@@ -79,9 +80,12 @@ def limit_alone_too_large(text: str) -> bool:
     return any((m := pattern.search(text)) and int(m["asked"]) >= int(m["room"]) for pattern in _LIMIT_ALONE_TOO_LARGE)
 
 
-def refuses_argument(status: int, text: str, name: str) -> bool:
+def refuses_argument(status: int, body: bytes, name: str) -> bool:
     """Whether a refusal says that the endpoint does not know this argument."""
-    return status in (400, 422) and name in text and bool(_UNKNOWN_ARGUMENT.search(text)) and not is_overlong(text)
+    if status not in (400, 422):
+        return False
+    text = excerpt(body, 2000)
+    return name in text and bool(_UNKNOWN_ARGUMENT.search(text)) and not is_overlong(text)
 
 
 def failure(

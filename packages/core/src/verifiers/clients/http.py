@@ -121,13 +121,12 @@ class OpenAIChatCompletionsClient:
             nonlocal body, max_tokens_name
             pool = self._pools.here()
             status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
-            if status != 200 and max_tokens_name == "max_completion_tokens":
-                if refuses_argument(status, answer.decode("utf-8", "replace"), max_tokens_name):
-                    max_tokens_name = "max_tokens"
-                    body = to_body(request, max_tokens_name)
-                    status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
-                    if status == 200:
-                        self._max_tokens_name = max_tokens_name
+            if max_tokens_name == "max_completion_tokens" and refuses_argument(status, answer, max_tokens_name):
+                max_tokens_name = "max_tokens"
+                body = to_body(request, max_tokens_name)
+                status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                if status == 200:
+                    self._max_tokens_name = max_tokens_name
             if status != 200:
                 raise failure(status, answer, pool.endpoint, request.model, retry_after)
             where = pool.endpoint.url
@@ -151,7 +150,9 @@ class OpenAIChatCompletionsClient:
                 if names is None:
                     await self._probe_completions()
         except TimeoutError:
-            raise EndpointUnreachable(f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url) from None
+            raise EndpointUnreachable(
+                f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url
+            ) from None
         except (ModelUnavailable, RateLimited) as error:
             if error.status is not None:
                 return f"{self.base_url} answers, but with HTTP {error.status}; requests will be repeated"
@@ -198,7 +199,11 @@ class OpenAIChatCompletionsClient:
                 received = await answer.read()
                 if answer.status == 200:
                     return 200, received, (None, None)
-                return answer.status, received, (answer.headers.get("retry-after-ms"), answer.headers.get("Retry-After"))
+                return (
+                    answer.status,
+                    received,
+                    (answer.headers.get("retry-after-ms"), answer.headers.get("Retry-After")),
+                )
         except TimeoutError as error:
             what = _timeout_sentence(error, self.config)
             raise ModelUnavailable(f"{self.base_url} {what}", url=self.base_url) from error

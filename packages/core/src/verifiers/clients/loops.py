@@ -11,6 +11,7 @@ This module knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -49,10 +50,8 @@ class PerLoop(Generic[T]):
         resource = self._make()
         holder = self._hold(loop)
         self._held[loop] = (resource, holder)
-        try:  # run to the first yield, which registers the generator with this loop's shutdown
+        with contextlib.suppress(StopIteration):  # to the first yield, which registers it with this loop's shutdown
             holder.__anext__().send(None)
-        except StopIteration:
-            pass
         return resource
 
     async def _hold(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:

@@ -78,7 +78,9 @@ def decode(body: bytes, where: str) -> Completion:
     try:
         return _DECODER.decode(body)
     except msgspec.ValidationError as error:
-        raise MalformedResponse(f"{where} answered 200, but not with a completion: {error}", body=excerpt(body)) from None
+        raise MalformedResponse(
+            f"{where} answered 200, but not with a completion: {error}", body=excerpt(body)
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _decode_slowly(body, where)
 
@@ -110,12 +112,10 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
         raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
     version = _oldest_version(choice, completion)
-    tokens = _tokens(completion, choice, version)
-    if not isinstance(tokens, ResponseTokens):
-        if request.require_tokens:
-            field, complaint = tokens
-            raise MalformedResponse(f"{where} answered without usable {field}: {complaint}", field=field)
-        tokens = None
+    found = _tokens(completion, choice, version)
+    tokens = found if isinstance(found, ResponseTokens) else None
+    if request.require_tokens and not isinstance(found, ResponseTokens):
+        raise MalformedResponse(f"{where} answered without usable {found[0]}: {found[1]}", field=found[0])
     return Response(
         message=message,
         finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
@@ -203,11 +203,8 @@ def _oldest_version(choice: Choice, completion: Completion) -> int:
         spans = holder.weight_versions if holder.weight_versions is not None else holder.weight_version
         if spans is None:
             continue
-        versions = [
-            int(version)
-            for span in (spans if isinstance(spans, list) else [spans])
-            if str(version := span.get("version") if isinstance(span, dict) else span).isdigit()
-        ]
-        if versions:
+        spans = spans if isinstance(spans, list) else [spans]
+        named = [str(span.get("version") if isinstance(span, dict) else span) for span in spans]
+        if versions := [int(version) for version in named if version.isdigit()]:
             return min(versions)
     return -1

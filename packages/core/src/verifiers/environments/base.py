@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from verifiers import compat
-from verifiers.dataset import Table
+from verifiers.dataset import RowFormat, Table
 from verifiers.decorators import decorated
 from verifiers.dual import blocking, dual, maybe_await
 from verifiers.errors import ConfigError
@@ -67,7 +67,9 @@ class Environment:
         if message_type not in ("chat", "completion"):
             raise ConfigError(f'message_type is {message_type!r}; it must be "chat" or "completion"')
         if message_type == "completion" and (system_prompt or few_shot):
-            raise ConfigError('message_type="completion" has no system_prompt and no few_shot: write them into the prompt')
+            raise ConfigError(
+                'message_type="completion" has no system_prompt and no few_shot: write them into the prompt'
+            )
         if (sampling_args or {}).get("n", 1) != 1:
             raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
@@ -82,9 +84,7 @@ class Environment:
         self.score_rollouts, self.pass_threshold = score_rollouts, pass_threshold
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
-        self._tables = Table.pair(
-            dataset,
-            eval_dataset,
+        formatting: dict[str, Any] = dict(
             system_prompt=system_prompt,
             few_shot=few_shot,
             message_type=message_type,
@@ -92,11 +92,15 @@ class Environment:
             answer_key=answer_key,
             default_task=lambda: self.env_id or "default",
         )
+        self.row_format = RowFormat(**formatting)
+        self._tables = Table.pair(dataset, eval_dataset, **formatting)
         self._torn_down = False
         self.set_kwargs(**given)
         if rubric is not None and parser is not None and type(rubric.parser) not in (type(parser), Parser):
             self.logger.warning(
-                "the environment parses with %s and its rubric with %s", type(parser).__name__, type(rubric.parser).__name__
+                "the environment parses with %s and its rubric with %s",
+                type(parser).__name__,
+                type(rubric.parser).__name__,
             )
 
     # --- data ---------------------------------------------------------------------------------------------------
@@ -114,7 +118,9 @@ class Environment:
     def _fall_back_to_train(self) -> Table:
         if not getattr(self, "_warned_about_eval", False):
             self._warned_about_eval = True
-            self.logger.warning("%s has no evaluation set; its training set is used", self.env_id or type(self).__name__)
+            self.logger.warning(
+                "%s has no evaluation set; its training set is used", self.env_id or type(self).__name__
+            )
         return self._tables[0]  # type: ignore[return-value]  # one of the two exists
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
@@ -161,7 +167,9 @@ class Environment:
                 continue
             if name not in self.__dict__ and name not in OPTIONAL_ATTRIBUTES:
                 if match := close_match(name, compat.parameters_of(type(self))):
-                    raise ConfigError(f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?", key=name)
+                    raise ConfigError(
+                        f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?", key=name
+                    )
                 if callable(getattr(type(self), name, None)) or isinstance(getattr(type(self), name, None), property):
                     raise ConfigError(f"{name!r} is a method of {type(self).__name__}; choose another name", key=name)
             setattr(self, name, value)
@@ -302,7 +310,9 @@ class Environment:
         Blocks and returns ``GenerateOutputs``; inside a running event loop returns an awaitable of it. Options are
         those of ``verifiers.runner.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
         """
-        return dual(lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options))
+        return dual(
+            lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
+        )
 
     def evaluate_sync(self, *args: Any, **options: Any) -> Any:
         """``evaluate``, always blocking."""
@@ -369,19 +379,19 @@ class Environment:
 
     async def a_rollout(self, *args: Any, **keywords: Any) -> Any:
         """``rollout`` as a coroutine."""
-        from verifiers.generate import rollout
+        from verifiers.single import rollout
 
         return await rollout(self, *args, **keywords)
 
     async def run_rollout(self, input: Mapping[str, Any], client: Any, model: str, *args: Any, **keywords: Any) -> Any:
-        """One rollout, scored; never raises for its own failure. Keywords of either age (``generate.run_rollout``)."""
-        from verifiers.generate import run_rollout
+        """One rollout, scored; never raises for its own failure. Keywords of either age (``single.run_rollout``)."""
+        from verifiers.single import run_rollout
 
         return await run_rollout(self, input, client, model, *args, **keywords)
 
     async def run_group(self, group_inputs: Any, client: Any, model: str, *args: Any, **keywords: Any) -> list:
         """Siblings of one example, scored, with advantages; never raises for a rollout's own failure."""
-        from verifiers.generate import run_group
+        from verifiers.single import run_group
 
         return await run_group(self, group_inputs, client, model, *args, **keywords)
 

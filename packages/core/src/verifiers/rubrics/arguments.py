@@ -41,7 +41,9 @@ class Parameters:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{name!r} has no readable signature; wrap it in a function", function=name) from error
-        required, optional, takes_all = [], [], False
+        required: list[str] = []
+        optional: list[str] = []
+        takes_all = False
         for parameter in parameters:
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
                 raise ConfigError(
@@ -83,7 +85,7 @@ class Supply:
 
     __slots__ = ("columns", "processes", "provided", "state")
 
-    def __init__(self, state: State, processes: Processes | None = None):
+    def __init__(self, state: State, processes: Processes):
         self.state = state
         self.processes = processes
         self.columns: Sequence[str] = state.input_columns
@@ -137,7 +139,7 @@ class GroupSupply(Supply):
 
     __slots__ = ("states",)
 
-    def __init__(self, states: Sequence[State], processes: Processes | None = None):
+    def __init__(self, states: Sequence[State], processes: Processes):
         super().__init__(states[0], processes)
         self.states = states
         self.columns = [

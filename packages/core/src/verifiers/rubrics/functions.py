@@ -19,6 +19,9 @@ from verifiers.errors import ConfigError, RunError, ScoringError
 from verifiers.rubrics.arguments import Parameters, Supply
 from verifiers.rubrics.isolation import require_isolatable
 
+ISOLATED_LIMIT_S = 300.0
+"""Bound of an isolated function of a rubric without one: what is isolated may hang."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardFunction:
@@ -62,8 +65,8 @@ class RewardFunction:
     def __call__(self, supply: Supply) -> Any:
         arguments = supply.arguments(self.parameters, self.rubric, self.name)
         if self.isolated:
-            limit_s = self.rubric.timeout_s
-            return supply.processes.call(self.function, arguments, limit_s or math.inf, self.name)
+            limit_s = ISOLATED_LIMIT_S if self.rubric.timeout_s is None else self.rubric.timeout_s
+            return supply.processes.call(self.function, arguments, limit_s, self.name)
         return self.function(**arguments)
 
 

@@ -35,12 +35,13 @@ HEALTHY_LAG_S = 0.01
 class Step(Protocol):
     """One call of a job: ``step(context)``. ``time_limit_s`` None leaves it to the step to end itself."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def time_limit_s(self) -> float | None: ...
 
-    def __call__(self, context: Any) -> Any: ...
+    def __call__(self, context: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

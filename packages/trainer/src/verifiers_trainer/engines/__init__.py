@@ -9,7 +9,7 @@ from verifiers_trainer.engines.protocol import Engine
 
 _LAZY = {"EmbeddedEngine": "verifiers_trainer.engines.embedded"}
 
-__all__ = ["EmbeddedEngine", "Engine"]  # noqa: F822 - EmbeddedEngine is imported when it is first used
+__all__ = ["EmbeddedEngine", "Engine"]
 
 
 def __getattr__(name: str) -> Any:

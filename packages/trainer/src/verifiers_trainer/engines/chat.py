@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
 from verifiers.errors import ConfigError
 
 ToolCall = dict[str, str]
@@ -57,13 +58,15 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
 TOOL_CALL_PARSERS: dict[str, ToolCallParser] = {"hermes": parse_hermes}
 
 
-def tool_call_parser(chosen: str | ToolCallParser | None) -> ToolCallParser | None:
+def resolve_tool_call_parser(chosen: str | ToolCallParser | None) -> ToolCallParser | None:
     """The parser of that name; a callable or None is returned as it is. Raises ConfigError for an unknown name."""
     if chosen is None or callable(chosen):
         return chosen
     if chosen not in TOOL_CALL_PARSERS:
         known = ", ".join(sorted(TOOL_CALL_PARSERS))
-        raise ConfigError(f"no tool_call_parser {chosen!r}; known: {known}, or give a function", field="tool_call_parser")
+        raise ConfigError(
+            f"no tool_call_parser {chosen!r}; known: {known}, or give a function", field="tool_call_parser"
+        )
     return TOOL_CALL_PARSERS[chosen]
 
 
@@ -112,7 +115,7 @@ class ChatFormat:
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools or None, add_generation_prompt=True, tokenize=False
             )
-        except Exception as error:  # noqa: BLE001 - templates are programs; whatever one raises is the request's error
+        except Exception as error:  # a template is a program: whatever it raises is this request's error
             message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
             raise BadRequest(message, "messages") from error
         return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
@@ -141,9 +144,10 @@ def _plain_message(message: dict) -> dict:
 def _plain_text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
-        raise BadRequest("only text content can be served by the embedded engine", "messages")
+    parts = content if isinstance(content, list) else [content]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) != len(parts):
+        raise BadRequest("the embedded engine serves text content only", "messages")
     return "".join(texts)
 
 

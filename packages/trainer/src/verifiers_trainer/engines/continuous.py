@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from verifiers.errors import ConfigError, EndpointUnreachable, ModelUnavailable
 
+from verifiers.errors import ConfigError, EndpointUnreachable, ModelUnavailable
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished, SamplingParams
 from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw
 from verifiers_trainer.engines.transcript import NOT_FINITE, Decode, ends_with_stop_text
@@ -197,8 +197,6 @@ class ContinuousGenerator:
     def _install_sampler(self, processor: Any) -> None:
         """Draw tokens with ``sampling.draw`` in place of the runner's own multinomial."""
         runner = processor.model_runner
-        if not callable(getattr(runner, "_sample", None)) or not hasattr(runner.inputs_and_outputs, "requests_in_batch"):
-            raise ConfigError("this version of transformers has moved ModelRunner._sample; use mode='padded'")
         inputs = runner.inputs_and_outputs
 
         def sample(scores: torch.Tensor, output_ids: torch.Tensor) -> None:

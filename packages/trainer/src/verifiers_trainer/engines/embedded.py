@@ -17,10 +17,10 @@ from importlib import metadata
 from typing import Any, Literal, get_args
 
 import torch
-from verifiers.errors import ConfigError, EndpointUnreachable
 
+from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
-from verifiers_trainer.engines.chat import ChatFormat, ToolCallParser, tool_call_parser
+from verifiers_trainer.engines.chat import ChatFormat, ToolCallParser, resolve_tool_call_parser
 from verifiers_trainer.engines.endpoint import Endpoint, Serving
 from verifiers_trainer.engines.padded import PaddedGenerator
 from verifiers_trainer.engines.requests import Generator
@@ -93,8 +93,9 @@ class EmbeddedEngine:
         self._num_blocks, self._page_size, self._kv_bytes = num_blocks, page_size, kv_bytes
         self._threads, self._autocast_dtype = threads, autocast_dtype
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
-        self._parser = _parser(tool_call_parser)
+        self._parser = resolve_tool_call_parser(tool_call_parser)
         self._version = _PolicyVersion()
+        self._twin: Any = None
         self._generator: Generator | None = None
         self._endpoint: Endpoint | None = None
         self._finalizer: weakref.finalize | None = None
@@ -157,7 +158,8 @@ class EmbeddedEngine:
             torch.set_num_threads(self._threads)
         twin = share_parameters(self._model)
         tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
-        self._mode = _resolved_mode(self._mode)
+        if self._mode == "auto":
+            self._mode = _best_mode(twin, self._autocast_dtype)
         generator = self._build_generator(twin, tokenizer)
         endpoint = Endpoint(self._serving(twin, tokenizer, generator))
         try:
@@ -258,16 +260,19 @@ class EmbeddedEngine:
         )
 
 
-_parser = tool_call_parser
-
-
 def _shut_down(generator: Generator, endpoint: Endpoint) -> None:
     generator.stop()
     endpoint.stop()
 
 
-def _resolved_mode(mode: Mode) -> Mode:
-    return "padded" if mode == "auto" else mode
+def _best_mode(model: Any, autocast_dtype: torch.dtype | None) -> Mode:
+    """Padded, except where flash attention makes continuous batching pay.
+
+    With any other attention transformers masks every token against the whole cache; measured on a CPU the padded
+    loop was 7 times faster on equal lengths and 5 times on ragged multi-turn conversations.
+    """
+    flash = "flash" in (model.config.get_text_config()._attn_implementation or "")
+    return "continuous" if flash and autocast_dtype is None and model.device.type != "cpu" else "padded"
 
 
 def _default_kv_bytes(device: torch.device) -> int:

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 from aiohttp import web
-from verifiers.errors import EndpointUnreachable, ModelUnavailable
 
+from verifiers.errors import EndpointUnreachable, ModelUnavailable
 from verifiers_trainer.engines.chat import BadRequest, ChatFormat, ToolCallParser
 from verifiers_trainer.engines.replies import chat_reply, text_reply
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator
@@ -76,6 +76,7 @@ class Endpoint:
                 started.append(None)
             except BaseException as error:  # noqa: BLE001 - raised to the caller of start
                 started.append(error)
+                self._loop.close()
                 return
             finally:
                 ready.set()

@@ -8,7 +8,7 @@ be served from it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -20,6 +20,8 @@ class BufferLayer(CacheLayerMixin):
     """Keys and values of one layer: buffers [B, H, capacity, D] of which the first ``length`` columns are in use."""
 
     is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, **kwargs: Any):
         super().__init__()
@@ -61,6 +63,10 @@ class BatchCache(Cache):
         super().__init__(layer_class_to_replicate=BufferLayer)
 
     @property
+    def buffers(self) -> list[BufferLayer]:
+        return cast(list[BufferLayer], self.layers)
+
+    @property
     def length(self) -> int:
         """Columns in use."""
         return self.get_seq_length()
@@ -68,19 +74,19 @@ class BatchCache(Cache):
     @property
     def bytes_per_token(self) -> int:
         """Bytes one column of one row takes over all layers."""
-        states = [state for layer in self.layers for state in (layer.keys, layer.values)]
+        states = [state for layer in self.buffers for state in (layer.keys, layer.values)]
         return sum(state.shape[1] * state.shape[3] * state.element_size() for state in states)
 
     def select(self, rows: torch.Tensor, cut_left: int = 0) -> None:
         """Keep ``rows`` (int64, repeats allowed) and drop the first ``cut_left`` columns."""
-        for layer in self.layers:
+        for layer in self.buffers:
             layer.keys = _grown(layer.keys[:, :, cut_left : layer.length].index_select(0, rows), 0)
             layer.values = _grown(layer.values[:, :, cut_left : layer.length].index_select(0, rows), 0)
             layer.length -= cut_left
 
     def append_rows(self, other: BatchCache) -> None:
         """Add the rows of ``other``; the shorter of the two is padded with zeros on the left."""
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
+        for mine, theirs in zip(self.buffers, other.buffers, strict=True):
             length = max(mine.length, theirs.length)
             mine.keys = _joined(mine.keys, mine.length, theirs.keys, theirs.length)
             mine.values = _joined(mine.values, mine.length, theirs.values, theirs.length)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from verifiers.errors import ConfigError
+from typing import Any
 
+import torch
+
+from verifiers.errors import ConfigError
 from verifiers_trainer.engines.kv_cache import BatchCache
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -18,7 +20,7 @@ class ForwardPass:
     Raises ConfigError for a model that keeps recurrent or convolutional state: a padded batch cannot hold it.
     """
 
-    def __init__(self, model: torch.nn.Module, autocast_dtype: torch.dtype | None = None):
+    def __init__(self, model: Any, autocast_dtype: torch.dtype | None = None):
         config = model.config.get_text_config()
         layers = set(getattr(config, "layer_types", None) or ["full_attention"])
         if getattr(model, "_is_stateful", False) or not layers <= _ATTENTION_LAYERS:
@@ -28,7 +30,7 @@ class ForwardPass:
             )
         sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
         self._model = model
-        self._autocast = {"device_type": model.device.type, "dtype": autocast_dtype, "enabled": autocast_dtype is not None}
+        self._autocast_dtype = autocast_dtype
         # A ready 4D mask skips transformers' own mask building in every step; only plain attention means the same.
         self._ready_mask = (
             config._attn_implementation == "sdpa"
@@ -49,7 +51,9 @@ class ForwardPass:
         if starts_B is not None:
             positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
             mask = self._mask(columns_T, past + width, starts_B)
-        with torch.autocast(**self._autocast):  # entered anew in each step: its cached casts must not outlive an update
+        lower = self._autocast_dtype is not None
+        # Entered anew in each step: the casts it caches must not outlive an update.
+        with torch.autocast(ids_BT.device.type, dtype=self._autocast_dtype, enabled=lower):
             output = self._model(
                 input_ids=ids_BT,
                 attention_mask=mask,

@@ -14,91 +14,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
-from verifiers.errors import ModelUnavailable
 
+from verifiers.errors import ModelUnavailable
+from verifiers_trainer.engines.batch import Batch
 from verifiers_trainer.engines.gate import GateClosed, StepGate
 from verifiers_trainer.engines.inbox import Inbox
 from verifiers_trainer.engines.kv_cache import BatchCache
 from verifiers_trainer.engines.model_inputs import ForwardPass
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished
-from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw
-from verifiers_trainer.engines.transcript import Decode, Transcript
+from verifiers_trainer.engines.transcript import Decode
 
 logger = logging.getLogger(__name__)
 
 STOPPED = "the engine was stopped"
-_COMPACT_BELOW = 0.75
-
-
-class Batch:
-    """Rows that decode together: their cache, rules and what they sampled."""
-
-    def __init__(self, requests: Sequence[GenerationRequest], cache: BatchCache, starts: torch.Tensor, decode: Decode):
-        self.cache = cache
-        self.starts = starts
-        """int64 [B], first column of each row that is not padding."""
-        self.transcript = Transcript(requests, decode)
-        self.last = starts.new_zeros(len(requests), 1)
-        """int64 [B, 1], the token each row sampled last; not yet in the cache."""
-        self._refresh()
-
-    @property
-    def rows(self) -> int:
-        return len(self.transcript.requests)
-
-    @property
-    def living(self) -> int:
-        return int(self.transcript.alive.sum())
-
-    @property
-    def longest(self) -> int:
-        """Most columns a living row can come to need."""
-        return max((request.max_length for request in self.transcript.living_requests()), default=0)
-
-    def sample(self, logits_BV: torch.Tensor, version: int) -> list[Generation]:
-        """Draw the next token of every row; returns the completions this finished."""
-        if self.table.penalties is not None and self._counts is None:
-            prompts = [request.prompt_ids for request in self.transcript.requests]
-            self._counts = TokenCounts(prompts, self.transcript.outputs(), logits_BV.shape[1], logits_BV.device)
-        tokens_B, logprobs_B = draw(logits_BV, self.table, self.transcript.counts, self._counts)
-        if self._counts is not None:
-            self._counts.add(tokens_B)
-        self.last = tokens_B.unsqueeze(1)
-        return self.transcript.append(tokens_B.cpu().numpy(), logprobs_B.cpu().numpy(), version)
-
-    def compact(self) -> None:
-        """Drop finished rows, and the columns that only they used."""
-        rows = np.flatnonzero(self.transcript.alive)
-        rows_on_device = torch.from_numpy(rows).to(self.starts.device)
-        starts = self.starts[rows_on_device]
-        cut = int(starts.min())
-        self.cache.select(rows_on_device, cut)
-        self.starts, self.last = starts - cut, self.last[rows_on_device]
-        self.transcript.select(rows)
-        self._refresh()
-
-    def worth_compacting(self) -> bool:
-        return self.living <= _COMPACT_BELOW * self.rows
-
-    def join(self, other: Batch) -> None:
-        """Take the rows of ``other`` in."""
-        columns = max(self.cache.length, other.cache.length)
-        mine, theirs = columns - self.cache.length, columns - other.cache.length
-        self.starts = torch.cat([self.starts + mine, other.starts + theirs])
-        self.last = torch.cat([self.last, other.last])
-        self.cache.append_rows(other.cache)
-        self.transcript.extend(other.transcript)
-        self._refresh()
-
-    def _refresh(self) -> None:
-        self.padded = bool(self.starts.any())
-        self.table = SamplingTable.build([r.params for r in self.transcript.requests], self.starts.device)
-        self._counts: TokenCounts | None = None
 
 
 class PaddedGenerator:
@@ -173,7 +106,7 @@ class PaddedGenerator:
                             self._prefill(joining)
                     if self._batch is not None:
                         with self._step([]):
-                            self._decode()
+                            self._decode(self._batch)
             except GateClosed:
                 pass  # the loop's regular end while a pause holds it
             finally:
@@ -214,7 +147,7 @@ class PaddedGenerator:
         with self._gate.step():
             try:
                 yield
-            except Exception as error:  # noqa: BLE001 - reported to every request it belongs to, and logged
+            except Exception as error:  # whatever it is, it is logged and reported to every request it belongs to
                 logger.exception("a generation step failed")
                 self._fail(joining, f"{type(error).__name__}: {error}")
 
@@ -255,10 +188,8 @@ class PaddedGenerator:
             self._batch.compact()
         self._batch.join(joining)
 
-    def _decode(self) -> None:
+    def _decode(self, batch: Batch) -> None:
         """One more token for every row."""
-        batch = self._batch
-        assert batch is not None
         logits_BV = self._forward(batch.last, batch.cache, batch.starts if batch.padded else None)
         finished = batch.sample(logits_BV, self._version())
         self._settle()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
+
 from verifiers.errors import ConfigError
 
 
-def share_parameters(model: torch.nn.Module) -> torch.nn.Module:
+def share_parameters(model: torch.nn.Module) -> Any:
     """A copy of ``model`` whose parameters *are* those of ``model``; an update in place is seen by both at once.
 
     Everything else is the copy's own: configuration, mode (evaluation), hooks, buffers, and the stock ``forward``
@@ -19,15 +21,15 @@ def share_parameters(model: torch.nn.Module) -> torch.nn.Module:
     """
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
-    twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    twin: Any = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     twin.__dict__.pop("forward", None)
     if hasattr(twin, "get_base_model"):
         if getattr(twin.active_peft_config, "is_prompt_learning", False):
             raise ConfigError("the embedded engine cannot serve prompt-learning adapters; use LoRA or a vLLM server")
         twin = twin.get_base_model()
         twin.__dict__.pop("forward", None)
-    if getattr(twin, "is_gradient_checkpointing", False):
-        twin.gradient_checkpointing_disable()
+    if getattr(twin, "is_activation_checkpointing", False):
+        twin.activation_checkpointing_disable()
     twin.config.use_cache = True
     return twin.eval()
 

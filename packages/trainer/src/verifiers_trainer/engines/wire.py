@@ -6,8 +6,9 @@ parameter that is silently ignored would make the recorded log-probs wrong.
 
 from __future__ import annotations
 
+import itertools
 import random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -100,10 +101,11 @@ class TextBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
     suffix: Any = None
 
 
-_DECODERS = {kind: msgspec.json.Decoder(kind) for kind in (ChatBody, TextBody)}
+_Body = TypeVar("_Body", ChatBody, TextBody)
+_DECODERS: dict[type, msgspec.json.Decoder] = {kind: msgspec.json.Decoder(kind) for kind in (ChatBody, TextBody)}
 
 
-def decode_body(written: bytes, kind: type) -> Any:
+def decode_body(written: bytes, kind: type[_Body]) -> _Body:
     """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not supported."""
     try:
         body = _DECODERS[kind].decode(written)
@@ -180,10 +182,7 @@ def version_spans(versions_T: np.ndarray) -> list[dict[str, int]]:
     if not len(versions_T):
         return []
     cuts = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), len(versions_T)]
-    return [
-        {"version": int(versions_T[start]), "start": start, "end": end}
-        for start, end in zip(cuts, cuts[1:], strict=False)
-    ]
+    return [{"version": int(versions_T[start]), "start": start, "end": end} for start, end in itertools.pairwise(cuts)]
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> bytes:

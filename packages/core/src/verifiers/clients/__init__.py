@@ -1,0 +1,53 @@
+"""Model clients: one request in, one response or one classified error out.
+
+``as_client`` accepts whatever a caller has (``OpenAI``, ``AsyncOpenAI``, a double, a config, a registry alias,
+``"local"``); plain SDK clients are served by this package's own transport. The transport is imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from verifiers.clients.base import Client, ClientConfig, EndpointConfig
+from verifiers.clients.endpoints import EndpointGroup, load_endpoints
+from verifiers.clients.resolve import as_client, register_model_resolver, resolve_client, use_client
+
+if TYPE_CHECKING:
+    from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
+    from verifiers.clients.retry import RetryPolicy
+
+__all__ = [
+    "Client",
+    "ClientConfig",
+    "EndpointConfig",
+    "EndpointGroup",
+    "OpenAIChatCompletionsClient",
+    "OpenAICompletionsClient",
+    "RetryPolicy",
+    "as_client",
+    "load_endpoints",
+    "register_model_resolver",
+    "resolve_client",
+    "use_client",
+]
+
+_LAZY = {
+    "OpenAIChatCompletionsClient": "verifiers.clients.http",
+    "OpenAICompletionsClient": "verifiers.clients.http",
+    "RetryPolicy": "verifiers.clients.retry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'verifiers.clients' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+async def close(client: Any) -> None:
+    """Release what a client holds in the running event loop; it can be used again."""
+    release = getattr(client, "aclose", None)
+    if release is not None:
+        await release()

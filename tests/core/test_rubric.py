@@ -1,0 +1,475 @@
+"""``Rubric``: construction rules, values, rewards, advantages and the forms of scoring."""
+
+import asyncio
+import math
+import threading
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+import verifiers.decorators as mark
+from verifiers.errors import (
+    ConfigError,
+    EnvironmentFault,
+    ModelUnavailable,
+    RolloutError,
+    ScoringError,
+    TooManyFaults,
+    ToolCallError,
+)
+from verifiers.rubrics import RolloutScore, Rubric
+from verifiers.state import State, TrajectoryStep
+
+NAN = math.nan
+
+
+def state_of(text="4", **more):
+    return State(
+        prompt=[{"role": "user", "content": "2+2"}],
+        completion=[{"role": "assistant", "content": text}],
+        answer="4",
+        **more,
+    )
+
+
+def exact(completion, answer):
+    return float(completion[-1]["content"] == answer)
+
+
+def length(completion):
+    return len(completion[-1]["content"])
+
+
+def giving(value, name="given"):
+    def function(completion):
+        return value
+
+    function.__name__ = name
+    return function
+
+
+# --- construction
+
+
+@pytest.mark.parametrize(
+    ("funcs", "weights"),
+    [
+        ([exact, length], [1.0]),
+        ([exact], [NAN]),
+        ([exact], ["much"]),
+        ([], None),
+        (None, [1.0]),
+        ([exact, exact], None),
+    ],
+    ids=["too few weights", "nan weight", "text weight", "no functions", "weights alone", "one name twice"],
+)
+def test_a_rubric_that_cannot_be_meant_is_refused(funcs, weights):
+    with pytest.raises(ConfigError):
+        Rubric(funcs, weights)
+
+
+def test_a_second_lambda_gets_a_number():
+    rubric = Rubric([lambda answer: 1.0, lambda answer: 2.0, lambda answer: 3.0])
+    assert rubric.get_reward_func_names() == ["<lambda>", "<lambda>_2", "<lambda>_3"]
+
+
+def test_a_callable_object_is_named_after_its_class():
+    class Closeness:
+        def __call__(self, answer):
+            return 1.0
+
+    assert Rubric([Closeness()])._get_reward_func_names() == ["Closeness"]
+
+
+def test_further_keywords_become_attributes_and_misspellings_do_not():
+    assert Rubric(dataset_name="sums").dataset_name == "sums"
+    with pytest.raises(ConfigError, match="did you mean 'weights'"):
+        Rubric([exact], weigths=[1.0])
+    with pytest.raises(ConfigError, match="would hide"):
+        Rubric(score_group=1)
+
+
+def test_marked_methods_of_a_subclass_register_themselves():
+    class Graded(Rubric):
+        @mark.reward(weight=0.5)
+        def correct(self, completion, answer):
+            return exact(completion, answer)
+
+        @mark.metric
+        def size(self, completion):
+            return length(completion)
+
+    rubric = Graded()
+    assert (rubric.get_reward_func_names(), rubric.get_reward_weights()) == (["correct", "size"], [0.5, 0.0])
+    assert rubric.score_rollout_sync(state_of())["reward"] == 0.5
+
+
+def test_a_plain_rubric_has_one_group_weight():
+    rubric = Rubric([exact])
+    assert rubric.get_group_weights() == [1.0]
+    rubric.set_group_weights([0.25])
+    assert rubric.score_rollout_sync(state_of())["reward"] == 0.25
+    with pytest.raises(ConfigError):
+        rubric.set_group_weights([1.0, 2.0])
+
+
+# --- values
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True)])
+async def test_numbers_of_every_kind_are_values(value):
+    score = await Rubric([giving(value)]).score_rollout(state_of())
+    assert score["reward"] == 1.0 and type(score["given"]) is float
+
+
+@pytest.mark.parametrize(
+    "value", [None, "1", NAN, math.inf, -math.inf, [1.0], 10**400, 1j, np.complex64(1), np.array([1.0])]
+)
+async def test_anything_else_is_an_unknown_reward_that_names_the_function(value):
+    state = state_of()
+    score = await Rubric([giving(value, "odd")]).score_rollout(state)
+    assert math.isnan(score["reward"]) and math.isnan(score["odd"])
+    assert isinstance(state["error"], ScoringError)
+    assert state["error"].function == "odd" and "'odd'" in str(state["error"])
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1), RecursionError(), MemoryError()])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_whatever_a_function_raises_stays_on_its_rollout(error, is_async):
+    def sync(completion):
+        raise error
+
+    async def coroutine(completion):
+        raise error
+
+    state = state_of()
+    await Rubric([coroutine if is_async else sync]).score_rollout(state)
+    assert math.isnan(state["reward"])
+    assert state["error"].__cause__ is error
+
+
+async def test_an_unknown_metric_without_weight_leaves_the_reward_known():
+    state = state_of()
+    rubric = Rubric([exact])
+    rubric.add_metric(giving(None, "broken"))
+    score = await rubric.score_rollout(state)
+    assert score["reward"] == 1.0 and math.isnan(score["broken"])
+    assert state["error"].function == "broken"
+
+
+async def test_an_earlier_error_is_kept():
+    failed = ToolCallError("the tool broke")
+    state = state_of(error=failed)
+    await Rubric([giving(None)]).score_rollout(state)
+    assert state["error"] is failed
+
+
+async def test_scoring_again_judges_anew():
+    answers = [None, 1.0]
+    rubric = Rubric([lambda completion: answers.pop(0)])
+    state = state_of()
+    assert math.isnan((await rubric.score_rollout(state))["reward"])
+    assert (await rubric.score_rollout(state))["reward"] == 1.0
+    assert state["error"] is None
+
+
+# --- which rollouts are scored
+
+
+@pytest.mark.parametrize("error", [ModelUnavailable("down"), EnvironmentFault("hook"), RolloutError("x")])
+async def test_a_rollout_that_failed_is_unknown_and_no_function_sees_it(error):
+    seen = []
+    state = state_of(error=error)
+    await Rubric([lambda state: seen.append(state) or 1.0]).score_rollout(state)
+    assert math.isnan(state["reward"]) and state["error"] is error and not seen
+
+
+async def test_an_error_of_the_models_own_doing_is_scored():
+    state = state_of(error=ToolCallError("bad arguments"))
+    assert (await Rubric([exact]).score_rollout(state))["reward"] == 1.0
+
+
+async def test_without_reward_functions_the_reward_is_zero():
+    assert (await Rubric().score_rollout(state_of()))["reward"] == 0.0
+
+
+async def test_scoring_off_leaves_reward_unknown_and_metrics_empty():
+    score = await Rubric([exact]).dummy_score_rollout(state_of())
+    assert math.isnan(score["reward"]) and score["metrics"] == {}
+    scores = await Rubric([exact]).dummy_score_group([state_of(), state_of()])
+    assert all(map(math.isnan, scores["reward"]))
+
+
+# --- order
+
+
+async def test_a_function_reads_what_an_earlier_one_stored():
+    def first(state):
+        state["half"] = 0.5
+        return 1.0
+
+    async def second(state):
+        state["quarter"] = state["half"] / 2
+        return state["half"]
+
+    def third(state):
+        return state["quarter"]
+
+    score = await Rubric([first, second, third]).score_rollout(state_of())
+    assert score["metrics"] == {"first": 1.0, "second": 0.5, "third": 0.25}
+
+
+async def test_parallel_functions_run_together():
+    meeting = threading.Barrier(2, timeout=5)
+
+    def one(completion):
+        return meeting.wait() >= 0
+
+    def two(completion):
+        return meeting.wait() >= 0
+
+    rubric = Rubric([one, two], parallelize_scoring=True, timeout_s=5)
+    assert (await rubric.score_rollout(state_of()))["reward"] == 2.0
+
+
+async def test_a_plain_function_may_return_an_awaitable():
+    async def later():
+        return 0.25
+
+    assert (await Rubric([lambda completion: later()]).score_rollout(state_of()))["reward"] == 0.25
+
+
+# --- groups
+
+
+def ranked(completions):
+    sizes = [len(c[-1]["content"]) for c in completions]
+    return [float(size == max(sizes)) for size in sizes]
+
+
+async def test_group_functions_count_in_the_reward_and_advantages_are_centred():
+    states = [state_of("4"), state_of("44")]
+    scores = await Rubric([exact, ranked], [1.0, 0.5]).score_group(states)
+    assert scores["reward"] == [1.0, 0.5] and scores["ranked"] == [0.0, 1.0]
+    assert [s["advantage"] for s in states] == [0.25, -0.25]
+
+
+async def test_group_functions_cannot_score_one_rollout():
+    with pytest.raises(ConfigError, match="'ranked'"):
+        await Rubric([ranked]).score_rollout(state_of())
+
+
+async def test_a_failed_sibling_is_not_shown_to_group_functions_and_costs_nobody():
+    failed = state_of(error=ModelUnavailable("down"))
+    failed["completion"] = None
+    states = [state_of("4"), failed, state_of("44")]
+    await Rubric([ranked]).score_group(states)
+    assert [s["reward"] for s in states if s is not failed] == [0.0, 1.0]
+    assert math.isnan(failed["reward"]) and math.isnan(failed["advantage"]) and math.isnan(failed["metrics"]["ranked"])
+
+
+@pytest.mark.parametrize("values", [[1.0], 1.0, "ab", None], ids=["short", "number", "text", "none"])
+async def test_a_group_value_that_is_no_fitting_list_is_unknown_for_all(values):
+    states = [state_of(), state_of()]
+    await Rubric([exact, lambda completions: values]).score_group(states)
+    assert all(math.isnan(s["reward"]) and isinstance(s["error"], ScoringError) for s in states)
+    assert [s["metrics"]["exact"] for s in states] == [1.0, 1.0]
+
+
+async def test_one_bad_value_in_a_list_is_one_unknown_reward():
+    states = [state_of(), state_of()]
+    await Rubric([lambda completions: [1.0, None]]).score_group(states)
+    assert states[0]["reward"] == 1.0 and math.isnan(states[1]["reward"])
+    assert states[0]["error"] is None
+
+
+async def test_an_unknown_reward_is_in_no_baseline():
+    states = [state_of("4"), state_of("5"), state_of("x", error=ModelUnavailable(""))]
+    await Rubric([exact]).score_group(states)
+    assert [s["advantage"] for s in states[:2]] == [0.5, -0.5] and math.isnan(states[2]["advantage"])
+
+
+async def test_an_advantage_method_replaces_the_formula():
+    class Sharp(Rubric):
+        @mark.advantage
+        def sign(self, states):
+            return [1.0 if s["reward"] > 0 else -1.0 for s in states]
+
+    rubric = Sharp([exact])
+    states = [state_of("4"), state_of("5"), state_of(error=ModelUnavailable(""))]
+    await rubric.score_group(states)
+    assert rubric.has_advantages
+    assert [s["advantage"] for s in states[:2]] == [1.0, -1.0] and math.isnan(states[2]["advantage"])
+
+
+async def test_two_advantage_methods_are_refused():
+    class Torn(Rubric):
+        @mark.advantage
+        def one(self, states): ...
+
+        @mark.advantage
+        def two(self, states): ...
+
+    with pytest.raises(ConfigError, match="'one' and 'two'"):
+        Torn()
+
+
+async def test_steps_get_the_rewards_the_author_left_open():
+    own, empty = TrajectoryStep(reward=0.1, advantage=0.2), TrajectoryStep()
+    states = [state_of("4", trajectory=[own, empty]), state_of("5")]
+    await Rubric([exact]).score_group(states)
+    assert (own["reward"], own["advantage"], empty["reward"], empty["advantage"]) == (0.1, 0.2, 1.0, 0.5)
+
+
+async def test_the_runner_scores_in_two_stages():
+    states = [state_of("4"), state_of("44")]
+    rubric = Rubric([exact, ranked])
+    for state in states:
+        await rubric.score_individual(state)
+        assert state["reward"] is None and state["metrics"] == {"exact": exact(state["completion"], "4")}
+    await rubric.score_group_stage(states)
+    assert [s["reward"] for s in states] == [1.0, 1.0]
+    simple = state_of()
+    await Rubric([exact]).score_individual(simple)
+    assert simple["reward"] == 1.0 and simple["advantage"] is None and simple["timing"]["scoring_ms"] > 0
+
+
+async def test_cleanup_handlers_run_once_after_the_group_also_when_one_fails(caplog):
+    seen = []
+
+    class Tidy(Rubric):
+        @mark.cleanup(priority=1)
+        async def each(self, state):
+            seen.append(state["completion"][-1]["content"])
+            raise OSError("already gone")
+
+        @mark.cleanup(stage="group")
+        def all(self, states):
+            seen.append(len(states))
+
+    await Tidy([exact]).score_group([state_of("4"), state_of("5")])
+    assert seen == ["4", "5", 2] and "already gone" in caplog.text
+
+
+# --- forms
+
+
+async def test_the_semaphore_given_surrounds_scoring():
+    log = []
+
+    @asynccontextmanager
+    async def slot():
+        log.append("in")
+        yield
+        log.append("out")
+
+    await Rubric([exact]).score_rollout(state_of(), score_sem=slot())
+    await Rubric([exact]).score_rollout(state_of(), slot())
+    assert log == ["in", "out"] * 2
+
+
+def test_the_seed_call_scores_by_keywords_and_fills_a_plain_state():
+    state = {}
+    score = Rubric([exact]).score_rollout_sync(
+        prompt="2+2", completion=[{"role": "assistant", "content": "4"}], answer="4", state=state
+    )
+    assert (score["reward"], score.get("correct", 0), score.reward) == (1.0, 0, 1.0)
+    assert state["reward"] == 1.0 and isinstance(score, RolloutScore)
+
+
+async def test_the_old_positional_form_and_further_columns():
+    def hard(difficulty, info):
+        return difficulty == "hard" and info == {}
+
+    done = [{"role": "assistant", "content": "4"}]
+    score = await Rubric([exact, hard]).score_rollout("2+2", done, "4", {}, "default", None, difficulty="hard")
+    assert score["reward"] == 2.0
+
+
+async def test_a_metric_named_reward_hides_nothing():
+    score = await Rubric([giving(3.0, "reward"), exact]).score_rollout(state_of())
+    assert score["reward"] == 4.0 and score["metrics"]["reward"] == 3.0
+
+
+def columns(*texts):
+    return {
+        "prompts": ["2+2"] * len(texts),
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "answers": ["4"] * len(texts),
+        "states": [{} for _ in texts],
+    }
+
+
+def test_score_rollouts_blocks_without_a_loop():
+    assert sum(Rubric([exact]).score_rollouts(**columns("4", "5", "4"))["reward"]) == 2.0
+
+
+async def test_score_rollouts_is_awaitable_under_a_loop_and_its_twin_blocks():
+    rubric = Rubric([exact])
+    assert (await rubric.score_rollouts(**columns("4"), max_concurrent=1))["reward"] == [1.0]
+    assert rubric.score_rollouts_sync(**columns("4", "5"))["reward"] == [1.0, 0.0]
+    assert rubric.score_group_sync([state_of()])["exact"] == [1.0]
+
+
+def test_score_rollouts_forms_groups_only_when_asked():
+    assert Rubric([ranked]).score_rollouts(**columns("4", "44", "1", "2"), group_size=2)["reward"] == [0, 1, 1, 1]
+    with pytest.raises(ConfigError, match="score_group"):
+        Rubric([ranked]).score_rollouts(**columns("4", "44"))
+    with pytest.raises(ConfigError, match="group_size=3"):
+        Rubric([exact]).score_rollouts(**columns("4", "44"), group_size=3)
+
+
+def test_uneven_columns_are_refused():
+    with pytest.raises(ConfigError, match="1 of 'answer' and 2 states"):
+        Rubric([exact]).score_rollouts(**columns("4", "5") | {"answers": ["4"]})
+
+
+def test_a_blocking_call_leaves_no_thread():
+    before = set(threading.enumerate())
+    Rubric([exact]).score_rollout_sync(state_of())
+    assert set(threading.enumerate()) == before
+
+
+async def test_an_authors_own_score_rollout_is_what_the_runner_calls():
+    class Old(Rubric):
+        async def score_rollout(self, prompt, completion, answer, state, **kwargs):
+            return RolloutScore(0.5, {"old": 0.5})
+
+    class Newer(Rubric):
+        async def score_rollout(self, state, score_sem=None):
+            async with score_sem:
+                await super().score_rollout(state)
+            state["reward"] += 1
+
+    old, newer = state_of(), state_of()
+    await Old().score_individual(old)
+    await Newer([exact]).score_individual(newer)
+    assert (old["reward"], old["metrics"], newer["reward"]) == (0.5, {"old": 0.5}, 2.0)
+
+
+# --- what ends the run
+
+
+async def test_errors_of_the_run_are_not_swallowed():
+    async def judge(completion):
+        raise TooManyFaults("the judge is down")
+
+    with pytest.raises(TooManyFaults):
+        await Rubric([judge]).score_group([state_of(), state_of()])
+
+
+async def test_cancellation_is_not_an_error_of_the_function():
+    started = asyncio.Event()
+
+    async def slow(completion):
+        started.set()
+        await asyncio.sleep(60)
+
+    state = state_of()
+    task = asyncio.ensure_future(Rubric([slow]).score_individual(state))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert state["error"] is None

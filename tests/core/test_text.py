@@ -1,0 +1,95 @@
+r"""Answers out of text: ``\boxed{…}``, ``####``, digits; and the check for keys."""
+
+import doctest
+import time
+
+import pytest
+
+from verifiers import text
+from verifiers.errors import MissingKeyError
+from verifiers.text import (
+    BOXED_SYSTEM_PROMPT,
+    THINK_BOXED_SYSTEM_PROMPT,
+    ensure_keys,
+    extract_boxed_answer,
+    extract_hash_answer,
+    strip_non_numeric,
+)
+
+
+def test_doctests():
+    assert doctest.testmod(text).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (r"\boxed{4}", "4"),
+        (r"\boxed{1} and then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{\left\{ 1, 2 \right.}", r"\left\{ 1, 2 \right."),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{4} and an unfinished \boxed{5", "4"),
+        (r"double escaped \\boxed{6}", "6"),
+        (r"} stray \boxed{8} }", "8"),
+        (r"\boxed{a \\} b", r"a \\"),
+        (r"\boxed{}", ""),
+    ],
+)
+def test_the_last_balanced_box_is_the_answer(given, answer):
+    assert extract_boxed_answer(given) == answer
+    assert extract_boxed_answer(given, strict=True) == answer
+
+
+@pytest.mark.parametrize("given", ["4", r"\boxed{4", r"\boxed 4", "boxed{4}"])
+def test_text_without_a_box_is_itself_or_nothing_when_strict(given):
+    assert extract_boxed_answer(given) == given
+    assert extract_boxed_answer(given, strict=True) == ""
+
+
+@pytest.mark.parametrize("unit", [r"\boxed{", "{", "}", r"\boxed{1}", r"\boxed ", "\\"])
+def test_a_megabyte_of_boxes_is_read_in_linear_time(unit):
+    bomb = unit * (1_000_000 // len(unit))
+    started = time.perf_counter()
+    extract_boxed_answer(bomb)
+    assert time.perf_counter() - started < 2.0
+
+
+def test_hash_answers():
+    assert extract_hash_answer("thus\n#### 42\n") == "42"
+    assert extract_hash_answer("#### Step 1\n2 + 2\n#### 4") == "4"
+    assert extract_hash_answer("42") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        ("$1,234.50", "1234.50"),
+        ("-5", "-5"),
+        ("x = -5.", "-5"),
+        ("F-16", "16"),
+        ("−3", "-3"),
+        ("-$2", "-2"),
+        ("no", ""),
+    ],
+)
+def test_numbers_keep_their_sign(given, number):
+    assert strip_non_numeric(given) == number
+
+
+def test_the_prompts_ask_for_what_the_extractor_reads():
+    assert "\\boxed{}" in BOXED_SYSTEM_PROMPT
+    assert "\\boxed{}" in THINK_BOXED_SYSTEM_PROMPT
+    assert "<think>" in THINK_BOXED_SYSTEM_PROMPT
+
+
+def test_missing_keys_are_named_together(monkeypatch):
+    monkeypatch.setenv("VF_TEST_SET", "x")
+    monkeypatch.setenv("VF_TEST_EMPTY", "")
+    monkeypatch.delenv("VF_TEST_ABSENT", raising=False)
+    ensure_keys(["VF_TEST_SET"])
+    with pytest.raises(MissingKeyError) as caught:
+        ensure_keys(["VF_TEST_SET", "VF_TEST_ABSENT", "VF_TEST_EMPTY"])
+    assert caught.value.names == ["VF_TEST_ABSENT", "VF_TEST_EMPTY"]
+    assert "VF_TEST_ABSENT, VF_TEST_EMPTY" in str(caught.value)

@@ -1,0 +1,455 @@
+"""The embedded engine: the policy it samples is the trainer's, before, during and after an update."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import math
+import random
+import threading
+import time
+
+import pytest
+import torch
+from support.embedded import (
+    ask,
+    complete,
+    forward_logprobs,
+    post,
+    sampled_logprobs,
+    serving,
+    small_model,
+)
+
+from verifiers.errors import ConfigError, EndpointUnreachable
+from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.engines import continuous
+from verifiers_trainer.engines.embedded import EmbeddedEngine
+from verifiers_trainer.engines.gate import StepGate
+from verifiers_trainer.engines.protocol import Engine
+from verifiers_trainer.engines.sharing import share_parameters, shares_parameters
+
+MODES = ("padded", "deterministic", "continuous")
+TEXTS = ["a", "some words", "a much longer prompt than the others " * 2, "b", "some words"]
+
+
+def change_weights(model) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+
+
+# --- the distribution -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("mode", MODES)
+async def test_sampled_logprobs_are_those_of_a_plain_forward_pass(mode, temperature):
+    model = small_model()
+    with serving(model, mode=mode) as engine:
+        responses = await complete(engine, *[ask(text, temperature=temperature) for text in TEXTS])
+    for response in responses:
+        assert len(response["choices"][0]["token_ids"]) >= 1
+        difference = sampled_logprobs(response) - forward_logprobs(model, response, temperature)
+        assert difference.abs().max() < 1e-4
+
+
+async def test_raw_logprobs_would_be_noticed():
+    """The twin of the test above: log-probs without the temperature are far away."""
+    model = small_model()
+    with serving(model) as engine:
+        (response,) = await complete(engine, ask(temperature=0.7))
+    assert (sampled_logprobs(response) - forward_logprobs(model, response, 1.0)).abs().mean() > 0.05
+
+
+@pytest.mark.parametrize("mode", ["padded", "continuous"])
+async def test_rows_that_join_and_leave_a_running_batch_do_not_disturb_each_other(mode):
+    model = small_model()
+    generator = random.Random(0)
+    bodies = [ask("x" * generator.randint(1, 90), max_tokens=generator.randint(1, 60), seed=i) for i in range(40)]
+    with serving(model, mode=mode, concurrency=6) as engine:
+        responses = await complete(engine, *bodies)
+    for response in responses:
+        assert (sampled_logprobs(response) - forward_logprobs(model, response)).abs().max() < 1e-4
+
+
+async def test_a_cache_budget_of_one_request_serves_many_one_after_the_other():
+    with serving(kv_bytes=1) as engine:
+        responses = await complete(engine, *[ask(f"{i}", max_tokens=4, ignore_eos=True) for i in range(12)])
+    assert [response["usage"]["completion_tokens"] for response in responses] == [4] * 12
+
+
+async def test_one_seed_gives_one_completion_and_another_seed_another():
+    with serving() as engine:
+        same, again, other = await complete(engine, ask(seed=5), ask(seed=5), ask(seed=6))
+    ids = [response["choices"][0]["token_ids"] for response in (same, again, other)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+# --- updates ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_repeated_prompt_after_an_update_is_sampled_from_the_new_weights(mode):
+    model = small_model()
+    with serving(model, mode=mode, page_size=8) as engine:
+        body = ask("a prompt that fills several blocks of the cache " * 3, seed=1)
+        (before,) = await complete(engine, body)
+        with engine.pause():
+            change_weights(model)
+            engine.set_version(1)
+        (after,) = await complete(engine, body)
+    assert (sampled_logprobs(after) - forward_logprobs(model, after)).abs().max() < 1e-4
+    assert (sampled_logprobs(before) - forward_logprobs(model, before)).abs().mean() > 0.01, "the update did nothing"
+    assert [span["version"] for span in after["choices"][0]["weight_versions"]] == [1]
+
+
+async def test_block_sharing_would_reuse_keys_of_old_weights(monkeypatch):
+    """The twin: with transformers' default the same prompt reads a stale prefix."""
+    original = continuous.ContinuousBatchingConfig
+    monkeypatch.setattr(
+        continuous, "ContinuousBatchingConfig", lambda **kw: original(**{**kw, "allow_block_sharing": True})
+    )
+    model = small_model()
+    with serving(model, mode="continuous", page_size=8) as engine:
+        body = ask("a prompt that fills several blocks of the cache " * 3, seed=1)
+        await complete(engine, body)
+        with engine.pause():
+            change_weights(model)
+        (after,) = await complete(engine, body)
+    assert (sampled_logprobs(after) - forward_logprobs(model, after)).abs().mean() > 0.01
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_request_in_flight_survives_an_update_and_its_spans_are_the_switch_points(mode):
+    """Weights of zero give exactly uniform log-probs, so the log-probs themselves show where the switch was."""
+    model = small_model()
+    vocabulary = model.config.vocab_size
+    with serving(model, mode=mode, max_seq_len=1024) as engine:
+        running = asyncio.create_task(complete(engine, ask(max_tokens=400, ignore_eos=True)))
+        await asyncio.sleep(0.15)
+        with engine.pause():
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.zero_()
+            engine.set_version(7)
+        (response,) = await running
+    logprobs = sampled_logprobs(response)
+    uniform = (logprobs + math.log(vocabulary)).abs() < 1e-5
+    switch = int(uniform.to(torch.int).argmax())
+    assert 0 < switch < 400
+    assert uniform[switch:].all()
+    assert response["choices"][0]["weight_versions"] == [
+        {"version": 0, "start": 0, "end": switch},
+        {"version": 7, "start": switch, "end": 400},
+    ]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_no_token_is_computed_inside_a_pause(mode):
+    steps = []
+    model = small_model()
+    model.model.register_forward_pre_hook(lambda module, args: steps.append(time.monotonic()))
+    with serving(model, mode=mode, max_seq_len=1024) as engine:
+        running = asyncio.create_task(complete(engine, ask(max_tokens=300, ignore_eos=True)))
+        await asyncio.sleep(0.1)
+        with engine.pause():
+            held = len(steps)
+            await asyncio.sleep(0.1)
+            assert len(steps) == held > 0
+        await running
+        assert len(steps) > held
+
+
+def test_a_pause_goes_before_the_next_step_of_a_busy_loop():
+    gate, counted, stop = StepGate(), [0], threading.Event()
+
+    def loop() -> None:
+        while not stop.is_set():
+            with gate.step():
+                counted[0] += 1
+                time.sleep(0.001)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    waits = []
+    for _ in range(20):
+        begun = time.monotonic()
+        with gate.pause():
+            waits.append(time.monotonic() - begun)
+    stop.set()
+    thread.join()
+    assert sorted(waits)[10] < 0.02
+    assert counted[0] > 0
+
+
+def test_overlapping_pauses_release_the_loop_when_the_last_one_leaves():
+    gate = StepGate()
+    entered = threading.Event()
+    with gate.pause():
+        with gate.pause():
+            thread = threading.Thread(target=lambda: gate.step().__enter__() or entered.set())
+            thread.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(5)
+    thread.join()
+
+
+# --- determinism ------------------------------------------------------------------------------------------------
+
+
+async def test_deterministic_mode_is_bitwise_equal_under_any_arrival_order_and_concurrency():
+    model = small_model()
+    bodies = [ask(text * n, seed=31 * n + i, max_tokens=16) for n in (1, 3) for i, text in enumerate(TEXTS)]
+
+    async def run(order: list[int], at_once: int) -> dict[int, tuple]:
+        seen = {}
+        with serving(model, mode="deterministic", concurrency=at_once) as engine:
+            for start in range(0, len(order), at_once):
+                part = order[start : start + at_once]
+                for index, response in zip(part, await complete(engine, *[bodies[i] for i in part]), strict=True):
+                    bits = sampled_logprobs(response).numpy().tobytes()
+                    seen[index] = (response["choices"][0]["token_ids"], bits)
+        return seen
+
+    order = list(range(len(bodies)))
+    reference = await run(order, 1)
+    shuffled = random.Random(3).sample(order, len(order))
+    assert await run(shuffled, len(bodies)) == reference
+    assert await run(order[::-1], 3) == reference
+
+
+# --- sharing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_adapter_is_sampled_and_its_updates_are_seen(mode):
+    peft = pytest.importorskip("peft")
+    base = small_model()
+    base.activation_checkpointing_enable()
+    base.enable_input_require_grads()
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.train()
+    with serving(model, mode=mode) as engine:
+        for scale in (0.05, 0.1):
+            with engine.pause(), torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if "lora_B" in name:
+                        parameter.normal_(0, scale, generator=torch.Generator().manual_seed(0))
+            (response,) = await complete(engine, ask())
+            model.eval()
+            adapted = forward_logprobs(model, response)
+            with model.disable_adapter():
+                base_only = forward_logprobs(model, response)
+            model.train()
+            assert (sampled_logprobs(response) - adapted).abs().max() < 1e-4
+            assert (sampled_logprobs(response) - base_only).abs().max() > 0.01
+        assert model.training
+        assert base.is_activation_checkpointing
+
+
+def test_the_copy_shares_parameters_and_nothing_else():
+    model = small_model()
+    twin = share_parameters(model)
+    assert shares_parameters(twin, model)
+    assert not shares_parameters(copy.deepcopy(model), model)
+    twin.config.use_cache = False
+    assert model.config.use_cache
+    assert {id(buffer) for buffer in twin.buffers()}.isdisjoint(id(buffer) for buffer in model.buffers())
+
+
+async def test_a_forward_put_on_the_trained_instance_is_not_the_sampled_one():
+    model = small_model()
+    stock = copy.deepcopy(model)
+    model.forward = lambda *args, **kwargs: pytest.fail("the trainer's forward was called by the engine")
+    with serving(model) as engine:
+        (response,) = await complete(engine, ask())
+    assert (sampled_logprobs(response) - forward_logprobs(stock, response)).abs().max() < 1e-4
+
+
+def test_replaced_parameters_are_reported():
+    model = small_model()
+    with serving(model) as engine:
+        engine.check_shared()
+        model.model.norm.weight = torch.nn.Parameter(torch.ones(64))
+        with pytest.raises(ConfigError, match="replaced"):
+            engine.check_shared()
+
+
+def test_prompt_learning_adapters_are_refused():
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ConfigError, match="prompt-learning"):
+        share_parameters(peft.get_peft_model(small_model(), config))
+
+
+# --- life cycle -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_construction_starts_nothing_and_stop_leaves_nothing(mode):
+    before = set(threading.enumerate())
+    engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=128, concurrency=4)
+    assert set(threading.enumerate()) == before
+    with pytest.raises(EndpointUnreachable, match="start"):
+        _ = engine.base_url
+    with engine.pause():
+        assert not engine.health()
+    engine.start(30)
+    assert isinstance(engine, Engine)
+    assert engine.health()
+    engine.stop()
+    engine.stop()
+    assert not engine.health()
+    assert set(threading.enumerate()) == before
+
+
+async def test_a_stopped_engine_can_be_started_again():
+    engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), max_seq_len=128, concurrency=4)
+    for _ in range(2):
+        with engine:
+            await complete(engine, ask())
+    assert engine.mode == "padded"
+
+
+def test_a_forgotten_engine_stops_when_it_is_collected():
+    before = set(threading.enumerate())
+    engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), max_seq_len=128, concurrency=4)
+    engine.start(30)
+    del engine
+    gc.collect()
+    assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_stopping_answers_requests_in_flight_even_inside_a_pause(mode):
+    with serving(mode=mode, max_seq_len=4096) as engine:
+        running = asyncio.create_task(post(engine, [ask(max_tokens=4000, ignore_eos=True)]))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(engine.stop)
+        ((status, answer),) = await running
+    assert status == 500
+    assert "stopped" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", ["padded", "deterministic"])
+async def test_a_client_that_goes_away_frees_its_place(mode):
+    with serving(mode=mode, concurrency=1, max_seq_len=4096) as engine:
+        endless = asyncio.create_task(post(engine, [ask(max_tokens=4000, ignore_eos=True)]))
+        await asyncio.sleep(0.1)
+        endless.cancel()
+        begun = time.monotonic()
+        await complete(engine, ask(max_tokens=2))
+        took = time.monotonic() - begun
+    assert took < 1.0, f"the abandoned request kept the engine busy for {took:.1f} s"
+
+
+@pytest.mark.parametrize("mode", ["padded", "continuous"])
+async def test_diverged_weights_are_an_error_and_not_a_completion(mode):
+    model = small_model()
+    with serving(model, mode=mode) as engine:
+        with engine.pause(), torch.no_grad():
+            model.model.norm.weight.fill_(float("nan"))
+        ((status, answer),) = await post(engine, [ask()])
+        assert status == 500
+        assert "diverged" in answer["error"]["message"]
+        with engine.pause(), torch.no_grad():
+            model.model.norm.weight.fill_(1.0)
+        await complete(engine, ask())
+
+
+async def test_a_failing_step_fails_its_requests_and_the_engine_goes_on():
+    model = small_model()
+
+    def explode(module, args, kwargs):
+        if (kwargs["input_ids"] == 1).any():  # the unknown token
+            raise RuntimeError("out of memory, say")
+
+    model.model.register_forward_pre_hook(explode, with_kwargs=True)
+    with serving(model) as engine:
+        ((status, answer),) = await post(engine, [ask("\N{SNOWMAN}")])
+        assert status == 500
+        assert "out of memory" in answer["error"]["message"]
+        ((status, _),) = await post(engine, [ask("fine", max_tokens=1)])
+        assert status == 200
+
+
+# --- configuration ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"mode": "fast"}, "mode"),
+        ({"max_seq_len": 0}, "max_seq_len"),
+        ({"max_seq_len": 100_000}, "4096 positions"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"tool_call_parser": "pythonic"}, "hermes"),
+    ],
+)
+def test_impossible_options_are_refused_by_name(options, named):
+    with pytest.raises(ConfigError, match=named):
+        EmbeddedEngine(small_model(), None, **{"max_seq_len": 64, "concurrency": 1, **options})
+
+
+def test_a_cache_that_cannot_hold_one_sequence_is_refused():
+    engine = EmbeddedEngine(
+        small_model(), build_tiny_tokenizer(), mode="continuous", max_seq_len=128, concurrency=2, num_blocks=3
+    )
+    with pytest.raises(ConfigError, match="num_blocks=3"):
+        engine.start(30)
+    assert not engine.health()
+
+
+def test_recurrent_models_are_refused_with_the_alternative():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    model = MambaForCausalLM(MambaConfig(vocab_size=110, hidden_size=32, num_hidden_layers=1, state_size=4))
+    engine = EmbeddedEngine(model, build_tiny_tokenizer(), max_seq_len=64, concurrency=1)
+    with pytest.raises(ConfigError, match="vLLM"):
+        engine.start(30)
+
+
+async def test_other_attention_and_grouped_heads_give_the_same_distribution():
+    from transformers import MistralConfig, MistralForCausalLM
+
+    shape = {"vocab_size": 110, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 3, "sliding_window": 16}
+    for attention in ("sdpa", "eager"):
+        torch.manual_seed(0)
+        model = MistralForCausalLM(MistralConfig(**shape, **heads, attn_implementation=attention)).eval()
+        with serving(model) as engine:
+            for response in await complete(engine, *[ask(text, max_tokens=24) for text in TEXTS]):
+                assert (sampled_logprobs(response) - forward_logprobs(model, response)).abs().max() < 1e-4
+
+
+async def test_autocast_samples_in_the_lower_precision_and_sees_updates():
+    """Casts cached across steps would keep the old weights; entering autocast anew in each step does not."""
+    model = build_tiny_model(layers=1, hidden=64, heads=2)
+    with serving(model, autocast_dtype=torch.bfloat16) as engine:
+        for _ in range(2):
+            (response,) = await complete(engine, ask())
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                expected = forward_logprobs(model, response)
+            assert (sampled_logprobs(response) - expected).abs().mean() < 0.02
+            with engine.pause():
+                change_weights(model)
+
+
+@pytest.mark.real
+async def test_smollm2_samples_its_own_distribution():
+    from verifiers_trainer.policy import get_model_and_tokenizer
+
+    pytest.importorskip("gguf", reason="needs the extra verifiers-trainer[smollm2]")
+    try:
+        model, tokenizer = get_model_and_tokenizer("builtin:smollm2-135m")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with EmbeddedEngine(model, tokenizer, max_seq_len=256, concurrency=4) as engine:
+        body = ask("What is the capital of France?", temperature=0.7, max_tokens=16)
+        responses = await complete(engine, body, {**body, "temperature": 0})
+    difference = sampled_logprobs(responses[0]) - forward_logprobs(model, responses[0], 0.7)
+    assert difference.abs().mean() < 1e-4
+    assert "Paris" in responses[1]["choices"][0]["message"]["content"]
