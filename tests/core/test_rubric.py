@@ -15,8 +15,8 @@ from verifiers.errors import (
     ModelUnavailable,
     RolloutError,
     ScoringError,
-    TooManyFaults,
     ToolCallError,
+    TooManyFaults,
 )
 from verifiers.rubrics import RolloutScore, Rubric
 from verifiers.state import State, TrajectoryStep
@@ -120,7 +120,8 @@ def test_a_plain_rubric_has_one_group_weight():
 @pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True)])
 async def test_numbers_of_every_kind_are_values(value):
     score = await Rubric([giving(value)]).score_rollout(state_of())
-    assert score["reward"] == 1.0 and type(score["given"]) is float
+    assert score["reward"] == 1.0
+    assert type(score["given"]) is float
 
 
 @pytest.mark.parametrize(
@@ -129,9 +130,11 @@ async def test_numbers_of_every_kind_are_values(value):
 async def test_anything_else_is_an_unknown_reward_that_names_the_function(value):
     state = state_of()
     score = await Rubric([giving(value, "odd")]).score_rollout(state)
-    assert math.isnan(score["reward"]) and math.isnan(score["odd"])
+    assert math.isnan(score["reward"])
+    assert math.isnan(score["odd"])
     assert isinstance(state["error"], ScoringError)
-    assert state["error"].function == "odd" and "'odd'" in str(state["error"])
+    assert state["error"].function == "odd"
+    assert "'odd'" in str(state["error"])
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1), RecursionError(), MemoryError()])
@@ -154,7 +157,8 @@ async def test_an_unknown_metric_without_weight_leaves_the_reward_known():
     rubric = Rubric([exact])
     rubric.add_metric(giving(None, "broken"))
     score = await rubric.score_rollout(state)
-    assert score["reward"] == 1.0 and math.isnan(score["broken"])
+    assert score["reward"] == 1.0
+    assert math.isnan(score["broken"])
     assert state["error"].function == "broken"
 
 
@@ -182,7 +186,9 @@ async def test_a_rollout_that_failed_is_unknown_and_no_function_sees_it(error):
     seen = []
     state = state_of(error=error)
     await Rubric([lambda state: seen.append(state) or 1.0]).score_rollout(state)
-    assert math.isnan(state["reward"]) and state["error"] is error and not seen
+    assert math.isnan(state["reward"])
+    assert state["error"] is error
+    assert not seen
 
 
 async def test_an_error_of_the_models_own_doing_is_scored():
@@ -196,7 +202,8 @@ async def test_without_reward_functions_the_reward_is_zero():
 
 async def test_scoring_off_leaves_reward_unknown_and_metrics_empty():
     score = await Rubric([exact]).dummy_score_rollout(state_of())
-    assert math.isnan(score["reward"]) and score["metrics"] == {}
+    assert math.isnan(score["reward"])
+    assert score["metrics"] == {}
     scores = await Rubric([exact]).dummy_score_group([state_of(), state_of()])
     assert all(map(math.isnan, scores["reward"]))
 
@@ -251,7 +258,8 @@ def ranked(completions):
 async def test_group_functions_count_in_the_reward_and_advantages_are_centred():
     states = [state_of("4"), state_of("44")]
     scores = await Rubric([exact, ranked], [1.0, 0.5]).score_group(states)
-    assert scores["reward"] == [1.0, 0.5] and scores["ranked"] == [0.0, 1.0]
+    assert scores["reward"] == [1.0, 0.5]
+    assert scores["ranked"] == [0.0, 1.0]
     assert [s["advantage"] for s in states] == [0.25, -0.25]
 
 
@@ -266,7 +274,9 @@ async def test_a_failed_sibling_is_not_shown_to_group_functions_and_costs_nobody
     states = [state_of("4"), failed, state_of("44")]
     await Rubric([ranked]).score_group(states)
     assert [s["reward"] for s in states if s is not failed] == [0.0, 1.0]
-    assert math.isnan(failed["reward"]) and math.isnan(failed["advantage"]) and math.isnan(failed["metrics"]["ranked"])
+    assert math.isnan(failed["reward"])
+    assert math.isnan(failed["advantage"])
+    assert math.isnan(failed["metrics"]["ranked"])
 
 
 @pytest.mark.parametrize("values", [[1.0], 1.0, "ab", None], ids=["short", "number", "text", "none"])
@@ -280,14 +290,16 @@ async def test_a_group_value_that_is_no_fitting_list_is_unknown_for_all(values):
 async def test_one_bad_value_in_a_list_is_one_unknown_reward():
     states = [state_of(), state_of()]
     await Rubric([lambda completions: [1.0, None]]).score_group(states)
-    assert states[0]["reward"] == 1.0 and math.isnan(states[1]["reward"])
+    assert states[0]["reward"] == 1.0
+    assert math.isnan(states[1]["reward"])
     assert states[0]["error"] is None
 
 
 async def test_an_unknown_reward_is_in_no_baseline():
     states = [state_of("4"), state_of("5"), state_of("x", error=ModelUnavailable(""))]
     await Rubric([exact]).score_group(states)
-    assert [s["advantage"] for s in states[:2]] == [0.5, -0.5] and math.isnan(states[2]["advantage"])
+    assert [s["advantage"] for s in states[:2]] == [0.5, -0.5]
+    assert math.isnan(states[2]["advantage"])
 
 
 async def test_an_advantage_method_replaces_the_formula():
@@ -300,7 +312,8 @@ async def test_an_advantage_method_replaces_the_formula():
     states = [state_of("4"), state_of("5"), state_of(error=ModelUnavailable(""))]
     await rubric.score_group(states)
     assert rubric.has_advantages
-    assert [s["advantage"] for s in states[:2]] == [1.0, -1.0] and math.isnan(states[2]["advantage"])
+    assert [s["advantage"] for s in states[:2]] == [1.0, -1.0]
+    assert math.isnan(states[2]["advantage"])
 
 
 async def test_two_advantage_methods_are_refused():
@@ -327,12 +340,15 @@ async def test_the_runner_scores_in_two_stages():
     rubric = Rubric([exact, ranked])
     for state in states:
         await rubric.score_individual(state)
-        assert state["reward"] is None and state["metrics"] == {"exact": exact(state["completion"], "4")}
+        assert state["reward"] is None
+        assert state["metrics"] == {"exact": exact(state["completion"], "4")}
     await rubric.score_group_stage(states)
     assert [s["reward"] for s in states] == [1.0, 1.0]
     simple = state_of()
     await Rubric([exact]).score_individual(simple)
-    assert simple["reward"] == 1.0 and simple["advantage"] is None and simple["timing"]["scoring_ms"] > 0
+    assert simple["reward"] == 1.0
+    assert simple["advantage"] is None
+    assert simple["timing"]["scoring_ms"] > 0
 
 
 async def test_cleanup_handlers_run_once_after_the_group_also_when_one_fails(caplog):
@@ -349,7 +365,8 @@ async def test_cleanup_handlers_run_once_after_the_group_also_when_one_fails(cap
             seen.append(len(states))
 
     await Tidy([exact]).score_group([state_of("4"), state_of("5")])
-    assert seen == ["4", "5", 2] and "already gone" in caplog.text
+    assert seen == ["4", "5", 2]
+    assert "already gone" in caplog.text
 
 
 # --- forms
@@ -375,7 +392,8 @@ def test_the_seed_call_scores_by_keywords_and_fills_a_plain_state():
         prompt="2+2", completion=[{"role": "assistant", "content": "4"}], answer="4", state=state
     )
     assert (score["reward"], score.get("correct", 0), score.reward) == (1.0, 0, 1.0)
-    assert state["reward"] == 1.0 and isinstance(score, RolloutScore)
+    assert state["reward"] == 1.0
+    assert isinstance(score, RolloutScore)
 
 
 async def test_the_old_positional_form_and_further_columns():
@@ -389,7 +407,8 @@ async def test_the_old_positional_form_and_further_columns():
 
 async def test_a_metric_named_reward_hides_nothing():
     score = await Rubric([giving(3.0, "reward"), exact]).score_rollout(state_of())
-    assert score["reward"] == 4.0 and score["metrics"]["reward"] == 3.0
+    assert score["reward"] == 4.0
+    assert score["metrics"]["reward"] == 3.0
 
 
 def columns(*texts):

@@ -50,7 +50,8 @@ async def test_appending_to_a_message_list_changes_nothing():
         return 1.0
 
     (state,) = await received(greedy)
-    assert len(state["completion"]) == 1 and len(state["prompt"]) == 1
+    assert len(state["completion"]) == 1
+    assert len(state["prompt"]) == 1
 
 
 async def test_columns_objects_and_the_parser_arrive_by_name():
@@ -105,7 +106,8 @@ async def test_group_functions_receive_lists_in_group_order():
         return [1.0] * len(completions)
 
     await received(check, state_of(difficulty="easy"), state_of(difficulty="hard"))
-    assert got["answers"] == ["4", "4"] and got["difficulty"] == ["easy", "hard"]
+    assert got["answers"] == ["4", "4"]
+    assert got["difficulty"] == ["easy", "hard"]
 
 
 async def test_a_partial_keeps_its_name_and_bound_arguments():
@@ -128,7 +130,7 @@ def test_signatures_that_names_cannot_fill_are_refused(function):
 
 
 def test_singular_and_plural_names_together_are_refused():
-    with pytest.raises(ConfigError, match="'state'.*'states'"):
+    with pytest.raises(ConfigError, match=r"'state'.*'states'"):
         Rubric([lambda state, states: 1.0])
 
 
@@ -162,7 +164,8 @@ def test_providers_are_believed_before_the_run():
 async def test_outside_a_run_a_missing_argument_is_a_scoring_error():
     state = state_of()
     await Rubric([lambda nowhere: 1.0]).score_rollout(state)
-    assert isinstance(state["error"], ScoringError) and "'nowhere'" in str(state["error"])
+    assert isinstance(state["error"], ScoringError)
+    assert "'nowhere'" in str(state["error"])
 
 
 async def test_a_failing_provider_leaves_the_reward_unknown_and_is_named():

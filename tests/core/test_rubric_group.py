@@ -72,7 +72,8 @@ async def test_metrics_of_one_name_are_kept_apart(caplog):
         group = RubricGroup([Rubric([exact]), Rubric([exact], [0.5])])
     assert "exact_2" in caplog.text
     score = await group.score_rollout(state_of())
-    assert score["metrics"] == {"exact": 1.0, "exact_2": 1.0} and score["reward"] == 1.5
+    assert score["metrics"] == {"exact": 1.0, "exact_2": 1.0}
+    assert score["reward"] == 1.5
 
 
 async def test_functions_keep_their_own_rubrics_parser_and_objects():
@@ -82,7 +83,8 @@ async def test_functions_keep_their_own_rubrics_parser_and_objects():
     first.add_reward_func(lambda parser, name: float(parser == "A" == name))
     second.add_reward_func(lambda parser, name: float(parser == "B" == name))
     group = RubricGroup([first, second])
-    assert (await group.score_rollout(state_of()))["reward"] == 2.0 and group.parser == "A"
+    assert (await group.score_rollout(state_of()))["reward"] == 2.0
+    assert group.parser == "A"
 
 
 async def test_what_is_added_goes_to_the_first_child_and_counts_at_once():
@@ -92,7 +94,8 @@ async def test_what_is_added_goes_to_the_first_child_and_counts_at_once():
     group.rubrics[1].add_reward_func(lambda answer: 1.0, 10.0)
     score = await group.score_rollout(state_of())
     assert group.rubrics[0].get_reward_func_names() == ["exact", "<lambda>"]
-    assert score["reward"] == 13.0 and score["<lambda>"] == 7.0
+    assert score["reward"] == 13.0
+    assert score["<lambda>"] == 7.0
 
 
 async def test_advantages_are_computed_once_from_the_final_reward():

@@ -23,7 +23,8 @@ NAN = math.nan
 
 def test_unknown_values_are_in_no_mean():
     assert mean([1.0, NAN, 0.0, NAN]) == 0.5
-    assert math.isnan(mean([NAN])) and math.isnan(mean([]))
+    assert math.isnan(mean([NAN]))
+    assert math.isnan(mean([]))
 
 
 def test_with_one_rollout_per_example_the_error_is_the_usual_one():
@@ -78,4 +79,5 @@ def test_advantages_are_centred_on_the_known_rewards():
     assert centered_advantages([1.0, 0.0]) == [0.5, -0.5]
     assert centered_advantages([0.7]) == [0.0]
     alone = centered_advantages([NAN, 0.7])
-    assert math.isnan(alone[0]) and alone[1] == 0.0
+    assert math.isnan(alone[0])
+    assert alone[1] == 0.0

@@ -9,9 +9,11 @@ import math
 import random
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
+
 from support.embedded import (
     ask,
     complete,
@@ -21,7 +23,6 @@ from support.embedded import (
     serving,
     small_model,
 )
-
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.engines import continuous
@@ -323,18 +324,19 @@ def test_a_forgotten_engine_stops_when_it_is_collected():
     assert set(threading.enumerate()) == before
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_stopping_answers_requests_in_flight_even_inside_a_pause(mode):
+@pytest.mark.parametrize(("mode", "paused"), [*((mode, False) for mode in MODES), ("padded", True)])
+async def test_stopping_answers_requests_in_flight(mode, paused):
     with serving(mode=mode, max_seq_len=4096) as engine:
         running = asyncio.create_task(post(engine, [ask(max_tokens=4000, ignore_eos=True)]))
         await asyncio.sleep(0.1)
-        await asyncio.to_thread(engine.stop)
+        with engine.pause() if paused else nullcontext():
+            await asyncio.to_thread(engine.stop)
         ((status, answer),) = await running
     assert status == 500
     assert "stopped" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("mode", ["padded", "deterministic"])
+@pytest.mark.parametrize("mode", MODES)
 async def test_a_client_that_goes_away_frees_its_place(mode):
     with serving(mode=mode, concurrency=1, max_seq_len=4096) as engine:
         endless = asyncio.create_task(post(engine, [ask(max_tokens=4000, ignore_eos=True)]))

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from verifiers.results import GenerateOutputs
+
+
+def play(
+    trainer: Any, *, num_examples: int = -1, inputs: Sequence[Any] | None = None, folder: Path | None = None
+) -> GenerateOutputs:
+    """Play ``num_examples`` of the evaluation set (or the rows ``inputs``, once each) with the present weights.
+
+    Blocks until done. Results are saved in ``folder`` when it is given.
+    """
+    trainer.start_engine()
+    settings, context = trainer.args, trainer.run_context(trainer.args.eval_sampling_args)
+    options = {
+        "client": context.client,
+        "model": context.model,
+        "sampling_args": dict(context.sampling_args),
+        "rollout_timeout_s": context.rollout_timeout_s,
+        "max_concurrent": settings.max_concurrent,
+        "seed": settings.seed,
+        "keep_states": False,
+    }
+    if inputs is not None:
+        return trainer.env.generate_sync(inputs, **options)
+    return trainer.eval_env.evaluate_sync(
+        num_examples=num_examples,
+        rollouts_per_example=settings.eval_rollouts_per_example,
+        results_path=None if folder is None else str(_fresh(folder)),
+        **options,
+    )
+
 
 def evaluate(trainer: Any, num_examples: int) -> dict[str, float]:
-    """Play ``num_examples`` of the evaluation set through the trainer's engine; blocks until done.
+    """The statistics of ``num_examples`` of the evaluation set, under the names that training logs.
 
     Results are saved under ``<output_dir>/eval/step-<n>``. Unknown rewards are counted and in no mean.
     """
     started = time.perf_counter()
-    settings = trainer.args
-    context = trainer.run_context(settings.eval_sampling_args)
-    folder = Path(settings.output_dir) / "eval" / f"step-{trainer.state.global_step}"
-    results = trainer.eval_env.evaluate_sync(
-        client=context.client,
-        model=context.model,
-        sampling_args=dict(context.sampling_args),
-        num_examples=num_examples,
-        rollouts_per_example=settings.eval_rollouts_per_example,
-        rollout_timeout_s=context.rollout_timeout_s,
-        max_concurrent=settings.max_concurrent,
-        seed=settings.seed,
-        results_path=_fresh(folder),
-        keep_states=False,
-    )
+    folder = Path(trainer.args.output_dir) / "eval" / f"step-{trainer.state.global_step}"
+    results = play(trainer, num_examples=num_examples, folder=folder)
     metadata = results.metadata
     metrics = {
         "eval_reward": metadata["avg_reward"],
@@ -38,14 +56,13 @@ def evaluate(trainer: Any, num_examples: int) -> dict[str, float]:
         "eval_runtime": time.perf_counter() - started,
     }
     metrics |= {f"eval_{name}": value for name, value in metadata["avg_metrics"].items()}
-    metrics |= {f"eval_pass_at_{k}": value for k, value in (metadata.get("pass_at_k") or {}).items()}
-    return metrics
+    return metrics | {f"eval_pass_at_{k}": value for k, value in (metadata["pass_at_k"] or {}).items()}
 
 
-def _fresh(folder: Path) -> str:
+def _fresh(folder: Path) -> Path:
     """``folder``, or ``folder-2``, …: an evaluation is a run of its own, also when a step is evaluated twice."""
     number, path = 1, folder
     while path.exists():
         number += 1
         path = folder.with_name(f"{folder.name}-{number}")
-    return str(path)
+    return path

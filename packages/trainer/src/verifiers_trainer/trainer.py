@@ -140,7 +140,6 @@ class RLTrainer(Trainer):
 
     def evaluate(self, eval_dataset: Any = None, num_examples: int | None = None, **_: Any) -> dict[str, float]:
         """Play the evaluation set with the present weights; returns ``eval_reward`` and its like, and logs them."""
-        self._start_engine()
         metrics = evaluate(self, num_examples if num_examples is not None else self.args.eval_num_examples)
         self.metrics_file.write(self.state.global_step, self.policy_version, metrics)
         self.log(dict(metrics))
@@ -178,7 +177,8 @@ class RLTrainer(Trainer):
             rollout_timeout_s=self.args.rollout_timeout or self.args.generation_timeout,
         )
 
-    def _start_engine(self) -> None:
+    def start_engine(self) -> None:
+        """Serve the present weights, if they are not served yet."""
         if self.engine is None:
             self.engine = open_engine(self.model, self.tokenizer, self.args, self.env)
             self.engine.start(deadline_s=120.0)
@@ -187,7 +187,7 @@ class RLTrainer(Trainer):
     def begin(self) -> None:
         """Start the engine and the pipeline with the weights as they are now."""
         self._check_forward()
-        self._start_engine()
+        self.start_engine()
         self.engine.set_version(self.policy_version)
         self.orchestrator = Orchestrator(self.env, self.run_context(), self.args, self.args.world_size)
         self.orchestrator.start(self.policy_version, self._pipeline)

@@ -177,7 +177,7 @@ class FakeServer:
         for task in self._tasks:
             task.cancel()
 
-    # --- one request, in the server's thread --------------------------------------------------------------------------------------------
+    # --- one request, in the server's thread ---------------------------------------------------------------------
 
     def count_up(self, num_completions: int) -> int:
         """The index of a request that arrived."""
@@ -243,7 +243,10 @@ class FakeServer:
             request = wire.read_request(hit.path, hit.body)
         except ValueError as error:
             return 400, wire.error_body(str(error))
-        reply = await self._replies.next(request)
+        try:
+            reply = await self._replies.next(request)
+        except Exception as error:  # noqa: BLE001 - the script's own failure is told to the client
+            reply = error
         if failure := as_error(reply):
             status = failure.status if isinstance(failure, VerifiersError) else None
             return status or 500, wire.error_body(str(failure))

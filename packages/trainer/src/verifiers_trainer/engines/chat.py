@@ -134,7 +134,7 @@ def _plain_message(message: dict) -> dict:
     """A message as templates read it: content as text, arguments of tool calls as objects."""
     plain = {key: value for key, value in message.items() if value is not None}
     if not isinstance(plain.get("role"), str):
-        raise BadRequest("every message needs a role", "messages")
+        raise BadRequest("each of messages needs a role", "messages")
     plain["content"] = _plain_text(plain.get("content", ""))
     if "tool_calls" in plain:
         plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
@@ -147,7 +147,7 @@ def _plain_text(content: Any) -> str:
     parts = content if isinstance(content, list) else [content]
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     if len(texts) != len(parts):
-        raise BadRequest("the embedded engine serves text content only", "messages")
+        raise BadRequest("messages hold content that is not text; the embedded engine serves text only", "messages")
     return "".join(texts)
 
 

@@ -27,6 +27,9 @@ from verifiers_trainer.engines.requests import Generation, GenerationRequest, On
 from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw
 from verifiers_trainer.engines.transcript import NOT_FINITE, Decode, ends_with_stop_text
 
+_STOP_S = 30.0
+"""How long a stop waits for a step to end; a loop that is held by a pause never does, and its thread is a daemon."""
+
 
 def bytes_per_block(model: Any, page_size: int, max_rows: int) -> int:
     """Memory one block costs: keys and values of every layer, and its columns of the attention mask.
@@ -181,7 +184,7 @@ class ContinuousGenerator:
             if output is not None and output.is_finished():
                 self._finish(output.request_id, output.error, cancel=False)
         cause = manager.background_thread_status.fatal_error
-        manager.stop(block=True, hard_stop=True)
+        manager.stop(block=True, timeout=_STOP_S, hard_stop=True)
         for request_id in list(self._rows):
             self._finish(request_id, f"the engine was stopped{f' by {cause!r}' if cause else ''}", cancel=False)
 

@@ -163,10 +163,11 @@ class Endpoint:
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = decode_body(await request.read(), ChatBody)
-        tools = bytes(body.tools) if body.tools is not None and body.tool_choice != "none" else None
-        prompt_ids = self._serving.chat.prompt_ids(bytes(body.messages), tools if tools != b"null" else None)
+        tools = bytes(body.tools)
+        offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
+        prompt_ids = self._serving.chat.prompt_ids(bytes(body.messages), tools if offered else None)
         generation = await self._complete(prompt_ids, body)
-        parser = self._serving.tool_call_parser if tools else None
+        parser = self._serving.tool_call_parser if offered else None
         return _body(chat_reply(generation, body, self._serving.chat, self._serving.served_model, parser))
 
     async def _text(self, request: web.Request) -> web.Response:

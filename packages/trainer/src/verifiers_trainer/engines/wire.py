@@ -80,7 +80,7 @@ class ChatBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: msgspec.Raw
-    tools: msgspec.Raw | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"null")
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Any = None

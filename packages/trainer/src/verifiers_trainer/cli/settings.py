@@ -1,0 +1,304 @@
+"""Assignments -> one checked ``TrainSettings``. Pure: reads no file, loads no model, asks no device.
+
+Two formats are understood and come out the same: that of ``vf-rl`` (``model``, ``[env]``, ``[inference]``,
+``[trainer]``, ``[eval]``) and that of hosted training (``max_steps`` and its like at the top, ``[sampling]``,
+``[[env]]``, ``[wandb]``). Every unknown key and wrong type is found, not only the first. Ranges and combinations are
+``RLConfig.resolve``'s, the arguments of an environment its loader's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifiers.suggest import close_match
+from verifiers_trainer.cli.sources import Assignment
+from verifiers_trainer.cli.value_types import describe, fits
+from verifiers_trainer.config import RLConfig, field_names
+
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+HOSTED = {(name,): ("trainer", "args", name) for name in ("max_steps", "batch_size", "rollouts_per_example")} | {
+    ("sampling", name): ("trainer", "args", name) for name in SAMPLING
+}
+"""Keys of the hosted format -> ours. ``[wandb]`` has no other name here."""
+PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
+EVAL = "eval_"
+SERVER_FLAGS = frozenset(
+    """
+    api_key block_size chat_template config_format cpu_offload_gb data_parallel_size data_parallel_backend
+    disable_custom_all_reduce disable_log_requests disable_log_stats disable_sliding_window
+    distributed_executor_backend download_dir dtype enable_auto_tool_choice enable_chunked_prefill
+    enable_expert_parallel enable_log_requests enable_lora enable_prefix_caching enable_reasoning enable_sleep_mode
+    enforce_eager generation_config gpu_memory_utilization hf_config_path hf_overrides host kv_cache_dtype
+    limit_mm_per_prompt load_format logprobs_mode long_prefill_token_threshold max_logprobs max_lora_rank max_loras
+    max_model_len max_num_batched_tokens max_num_seqs max_seq_len_to_capture mm_processor_kwargs model
+    model_impl no_enable_prefix_caching override_generation_config pipeline_parallel_size port quantization
+    reasoning_parser revision rope_scaling rope_theta scheduling_policy seed served_model_name speculative_config
+    swap_space task tensor_parallel_size tokenizer tokenizer_mode tool_call_parser trust_remote_code
+    uvicorn_log_level
+    """.split()
+)
+"""Flags of ``vllm serve``, in snake_case."""
+WITHOUT_EFFECT = {"use_liger": "Liger's layer kernels are used on CUDA when they are installed"}
+"""Documented settings that are no field of ``RLConfig``."""
+NO_SERVER = "no inference server is started: the embedded engine samples from the trainer's own weights"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """What a run is: ``TrainSettings("builtin:tiny", "reverse-text", {"unit": "word"}, {"max_steps": 60})``."""
+
+    model: str
+    env_id: str
+    env_args: Mapping[str, Any]
+    config: Mapping[str, Any]
+    """Keywords of ``RLConfig`` that were given."""
+    ignored: tuple[tuple[str, str], ...] = ()
+    """(key, reason) of what was given and has no effect here."""
+    chosen: tuple[tuple[str, str], ...] = ()
+    """(key, reason) of what was not given and follows from the rest."""
+    places: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Key -> where it was set last, for messages."""
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    """Field of ``RLConfig`` -> its type."""
+    return {name: hint for name, hint in typing.get_type_hints(RLConfig).items() if name in field_names()}
+
+
+@functools.cache
+def _eval_keys() -> tuple[str, ...]:
+    return tuple(name.removeprefix(EVAL) for name in field_names() if name.startswith(EVAL))
+
+
+def read_settings(assignments: Sequence[Assignment], num_gpus: int = 0) -> tuple[TrainSettings, list[str]]:
+    """(settings, problems) of assignments in rising precedence; settings that have problems are left out.
+
+    ``num_gpus`` says how many CUDA devices there are, on which the meaning of ``gpus`` depends.
+    """
+    return _Reader(num_gpus).read(assignments)
+
+
+class _Reader:
+    def __init__(self, num_gpus: int):
+        self.num_gpus = num_gpus
+        self.problems: list[str] = []
+        self.ignored: dict[str, str] = {}
+        self.chosen: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.env_args: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self.places: dict[str, str] = {}
+        self.top: dict[str, Callable[[Assignment], None]] = {
+            "model": self._name("model"),
+            "env": self._env,
+            "inference": self._inference,
+            "trainer": self._trainer,
+            "eval": self._eval,
+        }
+
+    def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
+        hosted = is_hosted(assignments)
+        for given in assignments:
+            given = _from_hosted(given) if hosted or given.is_flag else given
+            if given.path[0] == "wandb" and len(given.path) == 2:
+                self._wandb(given)
+            elif given.path[0] in self.top:
+                self.top[given.path[0]](given)
+            else:
+                self._unknown_at_top(given, hosted)
+        self._complete(hosted)
+        settings = TrainSettings(
+            self.names.get("model", ""),
+            self.names.get("env.id", ""),
+            self.env_args,
+            self.config,
+            tuple(self.ignored.items()),
+            tuple(self.chosen.items()),
+            self.places,
+        )
+        return settings, self.problems
+
+    # --- sections -----------------------------------------------------------------------------------------------
+
+    def _env(self, given: Assignment) -> None:
+        match given.path:
+            case ("env", "id"):
+                self._name("env.id")(given)
+            case ("env", "args", _, *_):
+                self._store(self.env_args, given, 2)
+            case ("env", "weight"):
+                self.ignored[given.key] = "there is one environment"
+            case ("env",) if isinstance(given.value, list):
+                self._problem(given, f"{len(given.value)} [[env]] tables, and training on several is not supported yet")
+            case ("env",) | ("env", "args"):
+                self._problem(given, f"{given.key} must be a table, not {given.value!r}")
+            case _:
+                self._unknown(given, ("id", "args", "weight"), 1)
+
+    def _trainer(self, given: Assignment) -> None:
+        match given.path:
+            case ("trainer", "gpus"):
+                self._gpus(given)
+            case ("trainer", "algorithm"):
+                if given.value != "rl":
+                    self._problem(given, f'trainer.algorithm is {given.value!r}; "rl" is the one there is (see loss)')
+            case ("trainer", "args", name, *_):
+                self._field(given, name, 2)
+            case ("trainer",) | ("trainer", "args"):
+                self._problem(given, f"{given.key} must be a table, not {given.value!r}")
+            case _:
+                self._unknown(given, ("gpus", "algorithm", "args"), 1)
+
+    def _inference(self, given: Assignment) -> None:
+        match given.path:
+            case ("inference", "gpus"):
+                self._gpus(given)
+            case ("inference", "args", name):
+                if name in SERVER_FLAGS:
+                    self.ignored[given.key] = NO_SERVER
+                else:
+                    self._unknown(given, SERVER_FLAGS, 2)
+            case ("inference",) | ("inference", "args"):
+                self._problem(given, f"{given.key} must be a table, not {given.value!r}")
+            case _:
+                self._unknown(given, ("gpus", "args"), 1)
+
+    def _eval(self, given: Assignment) -> None:
+        match given.path:
+            case ("eval", name, *_) if name in _eval_keys():
+                self._field(dataclasses.replace(given, path=("eval", EVAL + name, *given.path[2:])), EVAL + name, 1)
+            case ("eval",):
+                self._problem(given, f"eval must be a table, not {given.value!r}")
+            case _:
+                self._unknown(given, _eval_keys(), 1)
+
+    def _wandb(self, given: Assignment) -> None:
+        if given.path[1] not in ("project", "name"):
+            self._unknown(given, ("project", "name"), 1)
+        elif not isinstance(given.value, str):
+            self._problem(given, f"{given.key} is {given.value!r}; it must be a text")
+        else:
+            if given.path[1] == "name":
+                self.names["wandb.name"] = given.value
+            self.ignored[given.key] = "nothing is sent to wandb; every number is in metrics.jsonl"
+
+    # --- values -------------------------------------------------------------------------------------------------
+
+    def _name(self, key: str) -> Callable[[Assignment], None]:
+        def store(given: Assignment) -> None:
+            self.places[key] = given.place
+            if isinstance(given.value, str) and given.value and given.key == key:
+                self.names[key] = given.value
+            else:
+                self._problem(given, f"{key} is {given.value!r}; it must be a text")
+
+        return store
+
+    def _gpus(self, given: Assignment) -> None:
+        if not fits(given.value, int) or given.value < 0:
+            self._problem(given, f"{given.key} is {given.value!r}; it must be a whole number, 0 or more")
+        elif self.num_gpus == 0:
+            self.ignored[given.key] = "there is no CUDA device: everything runs in one process on the CPU"
+        elif given.path[0] == "inference":
+            self.ignored[given.key] = NO_SERVER
+        elif given.value > 1:
+            self._problem(given, f"trainer.gpus is {given.value}; more than one is not supported yet, use 1")
+
+    def _field(self, given: Assignment, name: str, depth: int) -> None:
+        """Store a field of ``RLConfig``, found at ``given.path[depth]``."""
+        if name not in field_names():
+            if name in WITHOUT_EFFECT:
+                self.ignored[given.key] = WITHOUT_EFFECT[name]
+            else:
+                self._unknown(given, field_names(), depth)
+            return
+        hint, value = _hints()[name], given.value
+        if len(given.path) == depth + 1 and not fits(value, hint):
+            if given.text is None or not fits(given.text, hint):
+                self._problem(given, f"{name} is {value!r}; it must be {describe(hint)}")
+                return
+            given = dataclasses.replace(given, value=given.text)  # a text that happens to read as a number
+        self._store(self.config, given, depth)
+
+    def _store(self, table: dict[str, Any], given: Assignment, depth: int) -> None:
+        *above, last = given.path[depth:]
+        for key in above:
+            inner = table.get(key)
+            inner = dict(inner) if isinstance(inner, Mapping) else {}
+            table[key] = inner
+            table = inner
+        table[last] = given.value
+        self.places[given.path[depth]] = given.place
+
+    def _complete(self, hosted: bool) -> None:
+        for key, how in (("model", "model = …"), ("env.id", "[env] id = …")):
+            if key not in self.places:
+                self.problems.append(f"{key} is missing: write {how} in the file, or give --{key}")
+        if "wandb.name" in self.names and "run_name" not in self.config:
+            self.config["run_name"] = self.names["wandb.name"]
+            self.chosen["run_name"] = "from wandb.name"
+        if any(key.startswith(EVAL) for key in self.config) and "eval_strategy" not in self.config:
+            self.config["eval_strategy"] = "steps"
+            self.chosen["eval.strategy"] = "there are evaluation settings"
+        batch = self.config.get("batch_size")
+        if hosted and "micro_batch_size" not in self.config and fits(batch, int) and batch > 0:
+            self.config["micro_batch_size"] = max(n for n in range(1, 9) if batch % n == 0)
+            self.chosen["trainer.args.micro_batch_size"] = "the largest divisor of batch_size up to 8"
+
+    # --- what is wrong ------------------------------------------------------------------------------------------
+
+    def _problem(self, given: Assignment, said: str) -> None:
+        self.problems.append(f"{given.place}: {said}")
+
+    def _unknown(self, given: Assignment, known: Iterable[str], depth: int) -> None:
+        """Refuse a key whose part at ``depth`` is none of ``known``."""
+        if len(given.path) <= depth:
+            self._problem(given, f"{given.key} is not a setting")
+            return
+        wrong, table = given.path[depth], ".".join(given.path[:depth])
+        match = close_match(wrong, known, 0.6)
+        hint = f', did you mean "{match}"?' if match else ""
+        if not match and table != "trainer.args" and wrong in field_names():
+            hint = f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
+        self._problem(given, f'[{table}] does not know "{wrong}"{hint}')
+
+    def _unknown_at_top(self, given: Assignment, hosted: bool) -> None:
+        wrong = given.path[0]
+        known = [*self.top, *(("sampling", "wandb", *(keys[0] for keys in HOSTED)) if hosted else ())]
+        if wrong == "sampling":
+            if len(given.path) == 2:
+                self._unknown(given, SAMPLING, 1)
+            else:
+                self._problem(given, f"sampling must be a table, not {given.value!r}")
+        elif wrong in PRIME_RL:
+            self._problem(given, f"[{wrong}] is known to prime-rl and has no counterpart here")
+        elif match := close_match(wrong, [*known, *(FLAGS if given.is_flag else ())], 0.6):
+            self._problem(given, f'there is no setting "{given.key}", did you mean "{match}"?')
+        elif field_match := close_match(wrong, field_names()):
+            self._problem(given, f'there is no setting "{given.key}", did you mean "trainer.args.{field_match}"?')
+        else:
+            self._problem(given, f'there is no setting "{given.key}"; known are {", ".join(known)}')
+
+
+FLAGS = ("output_dir", "resume", "fresh", "dry_run", "dump_config", "json", "verbose", "quiet", "version", "help")
+"""The command's own options, for suggestions."""
+
+
+def is_hosted(assignments: Sequence[Assignment]) -> bool:
+    """Whether the files are in the format of hosted training: some of its keys and neither [trainer] nor [inference].
+
+    >>> is_hosted([Assignment(("max_steps",), 5, "x.toml:1")])
+    True
+    """
+    tops = {given.path[0] for given in assignments if not given.is_flag}
+    return bool(tops & {"sampling", "wandb", *(keys[0] for keys in HOSTED)}) and not tops & {"trainer", "inference"}
+
+
+def _from_hosted(given: Assignment) -> Assignment:
+    return dataclasses.replace(given, path=HOSTED.get(given.path, given.path))

