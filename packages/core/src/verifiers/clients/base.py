@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from verifiers.errors import ConfigError
+from verifiers.suggest import closest
 from verifiers.types import ModelRequest, Response
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
@@ -87,9 +88,8 @@ def check_client_type(client_type: str) -> None:
         return
     if client_type in LATER_CLIENT_TYPES:
         raise ConfigError(f"client_type {client_type!r} comes later; use one of {', '.join(CLIENT_TYPES)}")
-    from verifiers.clients.suggest import suggestion
-
-    raise ConfigError(f"there is no client_type {client_type!r}{suggestion(client_type, CLIENT_TYPES)}")
+    known = closest(client_type, CLIENT_TYPES) or f"; known: {', '.join(CLIENT_TYPES)}"
+    raise ConfigError(f"there is no client_type {client_type!r}{known}")
 
 
 def model_name(model: Any) -> str | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.clients.base import EndpointConfig, check_client_type
-from verifiers.clients.suggest import suggestion
 from verifiers.errors import ConfigError
+from verifiers.suggest import closest
 
 FIELD_OF = {
     "endpoint_id": "endpoint_id",
@@ -136,9 +136,8 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     for key, value in entry.items():
         name = FIELD_OF.get(key)
         if name is None:
-            raise ConfigError(
-                f"{place}: unknown key {key!r}{suggestion(str(key), FIELD_OF)}", path=str(path), key=str(key)
-            )
+            known = closest(str(key), FIELD_OF) or f"; known: {', '.join(FIELD_OF)}"
+            raise ConfigError(f"{place}: unknown key {key!r}{known}", path=str(path), key=str(key))
         if name in fields:
             raise ConfigError(f"{place}: {key!r} repeats a setting that is already given", path=str(path), key=key)
         if not isinstance(value, Mapping if name == "headers" else str) or not value:

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""The two commands of the README, on a machine that has only Python 3.11+ and pip.
+
+    python3 run.py quickstart     a whole RL run on this machine's CPU, in minutes
+    python3 run.py test           the tests
+
+Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the workspace's packages
+editable. ``python3 run.py setup`` does only that. Further arguments go to the command (``vf-train quickstart``,
+``pytest``). Nothing is installed outside this folder.
+
+torch is the one package that is not taken from the lock as it stands: its default wheels for Linux carry 3 GB of CUDA
+libraries. A machine with an NVIDIA driver gets those; any other gets the CPU build where one can be had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+STAMP = VENV / ".verifiers-setup"
+MEMBERS = ["packages/core", "packages/trainer", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/envs/*"))]
+
+
+def main() -> int:
+    """Set up, then run the command that was asked for."""
+    if sys.version_info < (3, 11):
+        return fail(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}")
+    command, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
+    commands = {
+        "setup": [],
+        "quickstart": [str(BIN / "vf-train"), "quickstart", *arguments],
+        "test": [str(PYTHON), "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *arguments],
+    }
+    if command not in commands:
+        print(__doc__)
+        return 0 if command in ("-h", "--help", "help") else fail(f"unknown command {command!r}")
+    try:
+        set_up()
+    except subprocess.CalledProcessError as error:
+        return fail(f"setting up failed: {' '.join(map(str, error.cmd))} ended with exit code {error.returncode}")
+    if not commands[command]:
+        return 0
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
+    return subprocess.call(commands[command], cwd=ROOT, env=environment)
+
+
+def fail(sentence: str) -> int:
+    """Say what is wrong; exit code 2."""
+    print(f"run.py: {sentence}", file=sys.stderr)
+    return 2
+
+
+def set_up() -> None:
+    """Bring ``.venv`` to what the lock file says; does nothing when it is already there."""
+    wanted = fingerprint()
+    if STAMP.is_file() and STAMP.read_text() == wanted and PYTHON.is_file():
+        return
+    print(f"setting up {VENV} (once; a few minutes on a slow connection)", file=sys.stderr, flush=True)
+    uv = find_uv()
+    if not PYTHON.is_file():
+        run([*uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, VENV])
+    install_torch(uv)
+    export = [*uv, "export", "--quiet", "--frozen", "--all-groups", "--no-hashes", "--no-emit-workspace"]
+    export += ["--prune", "torch"]
+    requirements = VENV / "requirements.txt"
+    run([*export, "--output-file", requirements], stdout=subprocess.DEVNULL)
+    run([*pip_install(uv), "--no-deps", "-r", requirements])
+    run([*pip_install(uv), "--no-deps", *(word for member in MEMBERS for word in ("-e", member))])
+    STAMP.write_text(wanted)
+
+
+def fingerprint() -> str:
+    """Changes when what should be installed changes."""
+    files = [ROOT / "uv.lock", ROOT / "run.py", *(ROOT / member / "pyproject.toml" for member in MEMBERS)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def find_uv() -> list[str | Path]:
+    """uv where it is, or installed into ``.venv`` with pip."""
+    if found := shutil.which("uv"):
+        return [found]
+    own = BIN / ("uv.exe" if os.name == "nt" else "uv")
+    if not own.is_file():
+        if not PYTHON.is_file():
+            run([sys.executable, "-m", "venv", VENV])
+        run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"])
+    return [own]
+
+
+def pip_install(uv: list[str | Path]) -> list[str | Path]:
+    """uv's installer, into ``.venv``."""
+    return [*uv, "pip", "install", "--quiet", "--python", PYTHON]
+
+
+def install_torch(uv: list[str | Path]) -> None:
+    """torch: a wheel kept on this machine, else the build that fits its hardware, else the index's default."""
+    locked = re.search(r'^name = "torch"\nversion = "([^"]+)"', (ROOT / "uv.lock").read_text(), re.MULTILINE)
+    version = locked[1] if locked else ""
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    for folder in folders:
+        for wheel in Path(folder).glob(f"torch-*-cp{sys.version_info.major}{sys.version_info.minor}-*.whl"):
+            kept = wheel.name.split("-")[1]
+            if subprocess.call([*pip_install(uv), "--find-links", folder, f"torch=={kept}"]) == 0:
+                return
+    if sys.platform == "linux" and not shutil.which("nvidia-smi"):
+        attempt = [*pip_install(uv), "--torch-backend", "cpu", f"torch=={version}"]
+        if subprocess.call(attempt, stderr=subprocess.DEVNULL) == 0:
+            return
+        print("no CPU build of torch could be had: the default one is installed (3 GB)", file=sys.stderr, flush=True)
+    run([*pip_install(uv), f"torch=={version}"])
+
+
+def run(command: list, **options) -> None:
+    """Run a step of the set-up; its failure ends the set-up."""
+    subprocess.run([str(word) for word in command], cwd=ROOT, check=True, **options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,316 @@
+"""Whatever a caller hands in becomes a client, and None is resolved in the documented order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from verifiers.clients import (
+    ClientConfig,
+    EndpointConfig,
+    OpenAIChatCompletionsClient,
+    as_client,
+    register_model_resolver,
+    resolve_client,
+    resolve,
+    use_client,
+)
+from verifiers.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    MalformedResponse,
+    ModelError,
+    ModelUnavailable,
+    OverlongPromptError,
+    RateLimited,
+)
+from verifiers.testing import Behaviour, FakeServer, ScriptedClient
+from verifiers.types import AssistantMessage, ModelRequest, Tool, UserMessage
+
+REQUEST = ModelRequest([UserMessage("hi")], "m", sampling_args={"max_tokens": 5, "top_k": 3, "temperature": None})
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "VF_LOCAL_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(client, request=REQUEST):
+    async def once():
+        try:
+            return await client.complete(request)
+        finally:
+            await client.aclose()
+
+    return asyncio.run(once())
+
+
+# --- SDK clients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["OpenAI", "AsyncOpenAI"])
+def test_a_plain_sdk_client_is_read_and_served_by_our_transport(name):
+    openai = pytest.importorskip("openai")
+    with FakeServer("x") as server:
+        given = getattr(openai, name)(
+            base_url=server.url, api_key="sk-1", default_headers={"X-A": "b"}, default_query={"v": "2"},
+            organization="org", timeout=7, max_retries=4)  # fmt: skip
+        before = dict(vars(given))
+        client = as_client(given)
+        assert isinstance(client, OpenAIChatCompletionsClient)
+        assert (client.config.timeout, client.retry.max_retries) == (7, 4)
+        assert run(client).text == "x"
+        assert run(client).text == "x"
+        headers = server.hits[0].headers
+        assert (headers["authorization"], headers["x-a"], headers["openai-organization"]) == ("Bearer sk-1", "b", "org")
+        assert not [header for header in headers if header.startswith("x-stainless")]
+        assert server.hits[0].query == "v=2"
+        assert vars(given) == before
+        assert as_client(given) is client
+        given.api_key = "sk-2"
+        assert as_client(given) is not client
+
+
+def test_the_sdks_default_retry_count_is_not_taken_for_a_choice():
+    openai = pytest.importorskip("openai")
+    assert as_client(openai.OpenAI(api_key="k")).retry.max_retries == 10
+    assert as_client(openai.OpenAI(api_key="k", max_retries=0)).retry.max_retries == 0
+
+
+def sdk_variants(openai, url):
+    class Subclass(openai.AsyncOpenAI):
+        pass
+
+    custom = openai.AsyncOpenAI(base_url=url, api_key="k", http_client=openai.DefaultAsyncHttpxClient())
+    blocking = openai.OpenAI(base_url=url, api_key="k", http_client=openai.DefaultHttpxClient())
+    patched = openai.AsyncOpenAI(base_url=url, api_key="k")
+    patched.chat.completions.create = patched.chat.completions.create
+    dynamic = openai.OpenAI(base_url=url, api_key=lambda: "k")
+    return [Subclass(base_url=url, api_key="k"), custom, blocking, patched, dynamic]
+
+
+def test_any_other_sdk_client_is_called_as_it_is_with_one_retry_layer():
+    openai = pytest.importorskip("openai")
+    with FakeServer("x") as server:
+        for given in sdk_variants(openai, server.url):
+            client = as_client(given)
+            assert type(client).__name__ == "OpenAILikeClient"
+            assert run(client).text == "x"
+            sent = server.requests[-1]
+            assert sent["top_k"] == 3
+            assert "temperature" not in sent
+            assert as_client(given) is client
+    with FakeServer("x", [503, 503]) as server:
+        client = as_client(sdk_variants(openai, server.url)[1])
+        assert len(run(client).attempts) == 2
+        assert server.count == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Behaviour(401), AuthenticationFailed),
+        (Behaviour(400, body="maximum context length is 5"), OverlongPromptError),
+        (Behaviour(429, {"Retry-After": "600"}), RateLimited),
+        (Behaviour(body='{"choices": null}'), MalformedResponse),
+        (Behaviour(reset=True), ModelUnavailable),
+        (Behaviour(body="<html>"), ModelError),
+    ],
+)
+def test_no_sdk_exception_leaks(fault, kind):
+    openai = pytest.importorskip("openai")
+    with FakeServer("x", lambda hit: fault) as server:
+        given = openai.AsyncOpenAI(
+            base_url=server.url, api_key="sk-canary", http_client=openai.DefaultAsyncHttpxClient()
+        )
+        client = as_client(given)
+        client.retry = resolve_retry()
+        with pytest.raises(kind) as caught:
+            run(client)
+    assert "canary" not in f"{caught.value} {caught.value.facts}"
+
+
+def resolve_retry():
+    from verifiers.clients import RetryPolicy
+
+    return RetryPolicy(max_retries=1, base_s=0.001)
+
+
+# --- doubles ------------------------------------------------------------------------------------------------------------
+
+
+def answer(**fields):
+    message = SimpleNamespace(role="assistant", content="x", tool_calls=None)
+    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop", **fields)], usage=None)
+
+
+def double(create):
+    return SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+
+
+def test_a_double_with_an_async_create_sees_the_callers_own_words():
+    seen = {}
+
+    async def create(**arguments):
+        seen.update(arguments)
+        return answer()
+
+    request = ModelRequest([UserMessage("hi")], "m", tools=[Tool("f")], seed=1, sampling_args=REQUEST.sampling_args)
+    assert run(as_client(double(create)), request).message == AssistantMessage("x")
+    assert seen["max_tokens"] == 5
+    assert seen["seed"] == 1
+    assert seen["extra_body"] == {"top_k": 3}
+    assert seen["tools"][0]["function"]["name"] == "f"
+
+
+def test_a_blocking_create_never_blocks_the_loop():
+    def create(model, messages, max_tokens, extra_body):
+        assert threading.current_thread() is not threading.main_thread()
+        time.sleep(0.2)
+        return {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
+
+    async def many():
+        client = as_client(double(create))
+        started = time.monotonic()
+        texts = [r.text for r in await asyncio.gather(*(client.complete(REQUEST) for _ in range(16)))]
+        await client.aclose()
+        return texts, time.monotonic() - started
+
+    texts, elapsed_s = asyncio.run(many())
+    assert texts == ["x"] * 16
+    assert elapsed_s < 2
+    time.sleep(0.05)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("verifiers-client")]
+
+
+def test_token_data_of_a_double_are_read():
+    async def create(**_):
+        logprobs = SimpleNamespace(content=[SimpleNamespace(token="?", logprob=-0.5)])
+        return answer(token_ids=[4], prompt_token_ids=[1, 2], logprobs=logprobs)
+
+    tokens = run(as_client(double(create)), ModelRequest([UserMessage("hi")], "m", require_tokens=True)).tokens
+    assert (tokens.prompt_ids.tolist(), tokens.completion_ids.tolist()) == ([1, 2], [4])
+
+
+def test_automatic_attributes_of_a_mock_are_not_data():
+    class Anything:
+        def __getattr__(self, name):
+            return Anything()
+
+        def __call__(self, **_):
+            return Anything()
+
+    with pytest.raises(MalformedResponse, match="choices"):
+        client = as_client(double(Anything()))
+        client.retry = resolve_retry()
+        run(client)
+
+
+def test_an_exception_of_a_double_is_mapped_and_chained():
+    async def create(**_):
+        raise ZeroDivisionError("oops")
+
+    with pytest.raises(ModelError, match="ZeroDivisionError: oops") as caught:
+        run(as_client(double(create)))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_third_generation_client_is_understood():
+    class G3:
+        async def get_response(self, prompt, model, sampling_args, tools=None, **_):
+            assert sampling_args == {"max_tokens": 5, "top_k": 3}
+            tokens = SimpleNamespace(prompt_ids=[1], completion_ids=[2], completion_logprobs=[-0.5])
+            call = SimpleNamespace(id="c", name="f", arguments="{}")
+            message = SimpleNamespace(content=None, tool_calls=[call], finish_reason="tool_calls", tokens=tokens)
+            return SimpleNamespace(message=message, id="1", usage=SimpleNamespace(prompt_tokens=1, completion_tokens=1))
+
+    response = run(as_client(G3()))
+    assert response.message.tool_calls[0].name == "f"
+    assert response.finish_reason == "tool_calls"
+    assert response.tokens.completion_ids.tolist() == [2]
+
+
+def test_text_requests_use_completions_create():
+    async def create(**arguments):
+        assert arguments["prompt"] == "once"
+        return SimpleNamespace(choices=[SimpleNamespace(text="more", finish_reason="length")])
+
+    client = as_client(SimpleNamespace(completions=SimpleNamespace(create=create)))
+    assert run(client, ModelRequest("once", "m", message_type="completion")).text == "more"
+
+
+# --- configs, lists, nonsense -------------------------------------------------------------------------------------------
+
+
+def test_a_list_takes_turns_and_a_rollout_stays_with_its_endpoint():
+    first, second = ScriptedClient("1"), ScriptedClient("2")
+    client = as_client([first, second])
+    asked = [ModelRequest([], "m", rollout_id=name) for name in ("a", "b", "a", "b", "c")]
+    assert [run(client, request).text for request in asked] == ["1", "2", "1", "2", "1"]
+    assert [run(client, ModelRequest([], "m")).text for _ in range(2)] == ["2", "1"]
+
+
+def test_endpoint_configs_carry_their_own_model_and_share_the_limits():
+    config = ClientConfig(
+        timeout=9, endpoint_configs=[EndpointConfig("e", "m1", "http://a/v1"), EndpointConfig("e", "m2", "http://b/v1")]
+    )
+    client = as_client(config)
+    assert [(member.base_url, member.config.timeout, model) for member, model in client.members] == [
+        ("http://a/v1", 9, "m1"), ("http://b/v1", 9, "m2")]  # fmt: skip
+    assert resolve_client(config)[1] == "m1"
+
+
+@pytest.mark.parametrize("nonsense", [3, object(), [], ScriptedClient, "http://host/v1"])
+def test_what_is_no_client_is_refused_with_what_would_be(nonsense):
+    with pytest.raises(ConfigError):
+        as_client(nonsense)
+
+
+# --- None -----------------------------------------------------------------------------------------------------------------
+
+
+def test_use_client_serves_calls_without_one_inside_its_block_only(monkeypatch):
+    monkeypatch.setattr("verifiers.clients.local.is_installed", lambda: False)
+    client = ScriptedClient("x")
+    with use_client(client, SimpleNamespace(name_or_path="policy")):
+        assert resolve_client() == (client, "policy")
+        assert resolve_client(None, "other") == (client, "other")
+        assert resolve_client(ScriptedClient("y"))[1] == "scripted"
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        resolve_client()
+
+
+def test_the_environment_comes_before_the_local_model(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    client, model = resolve_client()
+    assert (client.base_url, model) == ("https://api.openai.com/v1", "gpt-4.1-mini")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    with pytest.raises(ConfigError, match="name the model"):
+        resolve_client()
+    client, model = resolve_client(None, "m")
+    assert (client.base_url, model) == ("http://127.0.0.1:9/v1", "m")
+
+
+def test_a_named_model_never_falls_back_to_the_local_one():
+    with pytest.raises(ConfigError, match="'gpt-5'"):
+        resolve_client(None, "gpt-5")
+
+
+def test_a_live_model_is_passed_to_the_registered_resolver(monkeypatch):
+    monkeypatch.setattr(resolve, "_resolvers", [])
+    live = SimpleNamespace(name_or_path="tiny")
+    client = ScriptedClient("x")
+    register_model_resolver(lambda model: client if model is live else None)
+    assert resolve_client(None, live) == (client, "tiny")
+    with pytest.raises(ConfigError, match="'other'"):
+        resolve_client(None, SimpleNamespace(name_or_path="other"))
+
+
+def test_a_client_without_a_model_name_asks_for_one():
+    with pytest.raises(ConfigError, match="name the model"):
+        resolve_client(ClientConfig(api_base_url="http://127.0.0.1:9/v1"))
