@@ -13,10 +13,11 @@ from verifiers.clients import (
     ClientConfig,
     EndpointConfig,
     OpenAIChatCompletionsClient,
+    RetryPolicy,
     as_client,
     register_model_resolver,
-    resolve_client,
     resolve,
+    resolve_client,
     use_client,
 )
 from verifiers.errors import (
@@ -31,6 +32,7 @@ from verifiers.errors import (
 from verifiers.testing import Behaviour, FakeServer, ScriptedClient
 from verifiers.types import AssistantMessage, ModelRequest, Tool, UserMessage
 
+FAST = RetryPolicy(max_retries=1, base_s=0.001)
 REQUEST = ModelRequest([UserMessage("hi")], "m", sampling_args={"max_tokens": 5, "top_k": 3, "temperature": None})
 
 
@@ -50,7 +52,7 @@ def run(client, request=REQUEST):
     return asyncio.run(once())
 
 
-# --- SDK clients ------------------------------------------------------------------------------------------------------
+# --- SDK clients -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["OpenAI", "AsyncOpenAI"])
@@ -129,19 +131,13 @@ def test_no_sdk_exception_leaks(fault, kind):
             base_url=server.url, api_key="sk-canary", http_client=openai.DefaultAsyncHttpxClient()
         )
         client = as_client(given)
-        client.retry = resolve_retry()
+        client.retry = FAST
         with pytest.raises(kind) as caught:
             run(client)
     assert "canary" not in f"{caught.value} {caught.value.facts}"
 
 
-def resolve_retry():
-    from verifiers.clients import RetryPolicy
-
-    return RetryPolicy(max_retries=1, base_s=0.001)
-
-
-# --- doubles ------------------------------------------------------------------------------------------------------------
+# --- doubles ---------------------------------------------------------------------------------------------------------
 
 
 def answer(**fields):
@@ -200,14 +196,16 @@ def test_token_data_of_a_double_are_read():
 def test_automatic_attributes_of_a_mock_are_not_data():
     class Anything:
         def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
             return Anything()
 
         def __call__(self, **_):
             return Anything()
 
+    client = as_client(double(Anything()))
+    client.retry = FAST
     with pytest.raises(MalformedResponse, match="choices"):
-        client = as_client(double(Anything()))
-        client.retry = resolve_retry()
         run(client)
 
 
@@ -244,7 +242,7 @@ def test_text_requests_use_completions_create():
     assert run(client, ModelRequest("once", "m", message_type="completion")).text == "more"
 
 
-# --- configs, lists, nonsense -------------------------------------------------------------------------------------------
+# --- configs, lists, nonsense ----------------------------------------------------------------------------------------
 
 
 def test_a_list_takes_turns_and_a_rollout_stays_with_its_endpoint():
@@ -271,7 +269,7 @@ def test_what_is_no_client_is_refused_with_what_would_be(nonsense):
         as_client(nonsense)
 
 
-# --- None -----------------------------------------------------------------------------------------------------------------
+# --- None ------------------------------------------------------------------------------------------------------------
 
 
 def test_use_client_serves_calls_without_one_inside_its_block_only(monkeypatch):

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 
+import aiohttp
 import pytest
 
 from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
@@ -53,7 +54,7 @@ def answers(choice=None, **fields):
     return Behaviour(body=json.dumps(body))
 
 
-# --- what comes back ------------------------------------------------------------------------------------------------
+# --- what comes back -------------------------------------------------------------------------------------------------
 
 
 async def test_a_completion_becomes_a_response():
@@ -96,9 +97,9 @@ async def test_tokens_are_read_from_every_place_where_servers_put_them():
     content = [{"token": "token_id:5", "logprob": -1.0}, {"token": "token_id:6", "logprob": -2}]
     with_texts = {"text": "ab", "logprobs": {"content": content}, "prompt_token_ids": [1, 2]}
     with_ids = {"message": {"content": "ab"}, "prompt_token_ids": [1, 2],
-                "logprobs": {"content": [{"token": "a", "id": 5, "logprob": -1.0}, {"id": 6, "logprob": -2.0}]}}  # fmt: skip
+                "logprobs": {"content": [{"id": 5, "logprob": -1.0}, {"id": 6, "logprob": -2.0}]}}  # fmt: skip
     legacy = {"text": "ab", "token_ids": [5, 6], "logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0]},
-              "weight_versions": [{"version": 4, "start": 1, "end": 2}, {"version": 3, "start": 0, "end": 1}]}  # fmt: skip
+              "weight_versions": [{"version": 4, "start": 1}, {"version": 3, "start": 0}]}  # fmt: skip
     script = [answers(with_texts), answers(with_ids), answers(legacy, prompt_token_ids=[1, 2])]
     with FakeServer("x", script) as server:
         for version in (-1, -1, 3):
@@ -109,7 +110,7 @@ async def test_tokens_are_read_from_every_place_where_servers_put_them():
             assert response.tokens.version == response.version == version
 
 
-# --- faults (rows 11 to 18) -------------------------------------------------------------------------------------------
+# --- faults (rows 11 to 18) ------------------------------------------------------------------------------------------
 
 
 async def test_retry_after_is_obeyed_to_the_second_and_counted_at_the_server():
@@ -192,6 +193,14 @@ async def test_silence_and_dripping_end_with_the_attempt_and_are_repeated(fault)
     assert "within 0.3 s" in response.attempts[0].reason
 
 
+async def test_the_twins_without_a_bound_or_a_repeat_the_call_hangs_or_fails():
+    with FakeServer("x", [Behaviour(never=True), 503]) as server:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(server, timeout=60), 0.5)
+        with pytest.raises(ModelUnavailable):
+            await ask(server, retry=RetryPolicy(max_retries=0))
+
+
 async def test_the_whole_call_ends_at_its_bound():
     with FakeServer("x", lambda hit: Behaviour(never=True)) as server:
         started = time.monotonic()
@@ -265,7 +274,7 @@ async def test_a_server_that_dies_and_returns_costs_no_request():
         await client.aclose()
 
 
-# --- names, headers, modes ------------------------------------------------------------------------------------------
+# --- names, headers, modes -------------------------------------------------------------------------------------------
 
 
 async def test_the_older_name_of_the_limit_is_tried_once_and_remembered():
@@ -322,7 +331,7 @@ async def test_large_bodies_are_sent_whole():
         assert len(server.requests[0]["messages"][0]["content"]) == 3_000_000
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "", "http://user:pass@host/v1"])
@@ -361,7 +370,7 @@ def test_construction_opens_nothing():
     assert threading.active_count() == threads
 
 
-# --- preflight (row 16) -------------------------------------------------------------------------------------------------
+# --- preflight (row 16) ----------------------------------------------------------------------------------------------
 
 
 async def preflight(url, model=None, timeout_s=2.0):
@@ -420,10 +429,12 @@ async def test_a_model_that_is_not_listed_is_a_warning():
         assert "HTTP 503" in await preflight(server.url, "c")
 
 
-# --- loops --------------------------------------------------------------------------------------------------------------
+# --- loops -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_client_serves_many_loops_and_each_shutdown_closes_its_session(recwarn):
+    gc.collect()  # what other tests left behind
+    recwarn.clear()
     with FakeServer("x") as server:
         client = client_of(server)
         sessions = []
@@ -442,7 +453,23 @@ def test_one_client_serves_many_loops_and_each_shutdown_closes_its_session(recwa
         assert all(session.closed for session in sessions)
         assert client._pools.num_open == 0
     gc.collect()
-    assert not [w for w in recwarn if issubclass(w.category, ResourceWarning)]
+    assert not [str(w.message) for w in recwarn if issubclass(w.category, ResourceWarning)]
+
+
+def test_the_twin_a_session_shared_by_loops_breaks():
+    with FakeServer("x") as server:
+        session = []
+
+        async def once():
+            if not session:
+                session.append(aiohttp.ClientSession())
+            async with session[0].post(server.url + "/chat/completions", data=b"{}") as answer:
+                return answer.status
+
+        assert asyncio.run(once()) == 200
+        with pytest.raises(RuntimeError):
+            asyncio.run(once())
+        session[0].detach()
 
 
 async def test_closing_under_a_running_request_repeats_it_on_a_new_session():
@@ -478,7 +505,8 @@ async def test_cancelling_a_call_stops_it():
 
 
 async def test_no_lower_error_leaks_whatever_the_server_does():
-    faults = [Behaviour(garbage=b"HTTP/1.1 999999 x\r\n\r\n"), Behaviour(garbage=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"),
+    faults = [Behaviour(garbage=b"HTTP/1.1 999999 x\r\n\r\n"),
+              Behaviour(garbage=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"),
               Behaviour(headers={"Content-Encoding": "gzip"}), Behaviour(headers={"Content-Length": "-1"}),
               Behaviour(garbage=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
               Behaviour(garbage=b"\r\n" * 5), Behaviour(headers={"X" * 9000: "y"}), Behaviour(reset=True)]  # fmt: skip

@@ -39,7 +39,7 @@ def test_a_file_that_is_missing_or_no_gguf_is_refused(tmp_path, monkeypatch):
         local.find_model(str(tmp_path / "none.gguf"))
     (tmp_path / "text.gguf").write_text("hello")
     monkeypatch.setenv("VF_LOCAL_MODEL", str(tmp_path / "text.gguf"))
-    with pytest.raises(ConfigError, match="VF_LOCAL_MODEL .* not a GGUF file"):
+    with pytest.raises(ConfigError, match=r"VF_LOCAL_MODEL .* not a GGUF file"):
         local.find_model()
 
 

@@ -113,12 +113,13 @@ def test_state_columns_are_columns():
     states = [state_of(0, 1.0, board="x")]
     results = results_of(states, ["board"])
     assert results["board"] == ["x"]
-    assert "board" in results.keys()
+    assert "board" in results
 
 
 def test_states_that_were_not_kept_are_refused_with_the_way_to_keep_them():
     results = GenerateOutputs([state_to_output(state) for state in four_states()])
-    assert "states" not in results.keys()
+    assert "states" not in results
+    assert "state" not in results
     with pytest.raises(UsageError, match="keep_states=True"):
         results["states"]
 

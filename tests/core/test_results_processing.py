@@ -131,7 +131,7 @@ def test_both_names_of_the_tokenizer_are_one_parameter():
     assert len(made) == 1
 
 
-def test_merging_is_linear_in_tokens():
+def test_merging_is_linear_in_tokens(monkeypatch):
     pairs, ids = [], []
     for _ in range(200):
         pairs.append(([*ids, 1], [2, 3]))
@@ -145,11 +145,8 @@ def test_merging_is_linear_in_tokens():
         compared += len(left)
         return original(left, right, *args)
 
-    np.array_equal = counting
-    try:
-        (row,) = process(steps)
-    finally:
-        np.array_equal = original
+    monkeypatch.setattr(np, "array_equal", counting)
+    (row,) = process(steps)
     assert compared == 0
     assert row["completion_ids"] == ids[1:]
 

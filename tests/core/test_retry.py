@@ -207,7 +207,7 @@ OVERLONG = [
     "(4000 in the messages, 500 in the completion).",
 ]
 NOT_OVERLONG = [
-    "'max_tokens' is too large: 5000. This model's maximum context length is 4096 tokens and your request has 10 tokens",
+    "'max_tokens' is too large: 5000. This model's maximum context length is 4096 tokens and your request has 10.",
     "This model's maximum context length is 4096 tokens. However, you requested 5010 tokens "
     "(10 in the messages, 5000 in the completion).",
     "temperature must be at least 0",

@@ -405,6 +405,13 @@ def test_a_cache_that_cannot_hold_one_sequence_is_refused():
     assert not engine.health()
 
 
+def test_a_transformers_without_the_private_name_is_refused_by_that_name(monkeypatch):
+    monkeypatch.delattr(continuous.ModelRunner, "_sample")
+    engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode="continuous", max_seq_len=64, concurrency=1)
+    with pytest.raises(ConfigError, match="_sample"):
+        engine.start(30)
+
+
 def test_recurrent_models_are_refused_with_the_alternative():
     from transformers import MambaConfig, MambaForCausalLM
 

@@ -58,13 +58,14 @@ class CommandLine:
 
 def parse(argv: Iterable[str]) -> CommandLine:
     """Read a command line. ``--help`` and ``--version`` print and raise ``click.exceptions.Exit``."""
-    line = CommandLine()
-    rest = _take_special(list(argv), line)
+    argv, line = list(argv), CommandLine()
+    rest = _take_special(argv, line)
     try:
         with click_command().make_context("vf-eval", rest) as context:
             values = dict(context.params)
     except click.UsageError as error:
         line.problems.append(error.format_message())
+        line.command = CommandSettings(json="--json" in argv)
         return line
     _take_positional(values.pop("targets"), line)
     for name, value in values.items():

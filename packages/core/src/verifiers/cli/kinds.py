@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,7 +140,14 @@ def _path_or_newest(value: Any) -> str:
     return value
 
 
+def _variable(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("must be the NAME of an environment variable; put the key into a variable, never here")
+    return value
+
+
 TEXT = Kind("TEXT", _text)
+VARIABLE = Kind("NAME", _variable)
 RUN = Kind("[PATH]", _path_or_newest)
 FLAG = Kind("", _flag, is_flag=True)
 SECONDS = Kind("SECONDS", _seconds, _number_of)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.cli.kinds import ANYTHING, FLAG, HEADERS, NAMES, RUN, SECONDS, TABLE, TEXT, Kind, choice, integer, number
+from verifiers.cli.kinds import ANYTHING, FLAG, HEADERS, NAMES, RUN, SECONDS, TABLE, TEXT, VARIABLE, Kind, choice, integer, number
 from verifiers.clients.base import CLIENT_TYPES
 
 DEFAULT_ENV_DIR = "./environments"
@@ -30,7 +30,7 @@ class EvalSettings:
 
     model: str | None = _setting("-m --model", TEXT, None, "Model name or endpoint alias; 'local': the built-in one.")
     api_base_url: str | None = _setting("-b --api-base-url", TEXT, None, "Endpoint, e.g. http://127.0.0.1:8000/v1.")
-    api_key_var: str | None = _setting("-k --api-key-var", TEXT, None, "NAME of the variable that holds the key.")
+    api_key_var: str | None = _setting("-k --api-key-var", VARIABLE, None, "Variable that holds the key, never the key.")
     endpoints_path: str | None = _setting("-e --endpoints-path", TEXT, None, "Registry of endpoint aliases.")
     api_client_type: str | None = _setting("--api-client-type", choice(*CLIENT_TYPES), None, "How to call the endpoint.")
     header: Mapping[str, str] = _setting("--header", HEADERS, {}, "Extra request header; may be repeated.")

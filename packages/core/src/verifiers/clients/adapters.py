@@ -88,9 +88,10 @@ class _Adapter:
         """What an exception of the object means in our tree."""
         status = getattr(error, "status_code", None)
         if isinstance(status, int) and 300 <= status < 600:
-            headers = getattr(getattr(error, "response", None), "headers", None) or {}
+            answer = getattr(error, "response", None)
+            headers = getattr(answer, "headers", None) or {}
             retry_after = headers.get("retry-after-ms"), headers.get("retry-after")
-            return failure(status, str(error).encode(), self._where.endpoint(), model, retry_after)
+            return failure(status, _body(error), self._where.endpoint(), model, retry_after)
         sentence = self._where.endpoint().redact(f"{self!r} failed: {type(error).__name__}: {error}")
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & {"APIConnectionError", "APITimeoutError"} or isinstance(error, OSError):
@@ -119,7 +120,7 @@ class OpenAILikeClient(_Adapter):
         except VerifiersError:
             raise
         except Exception as error:  # whatever the object raises is mapped and chained
-            if name != MAX_TOKENS or not refuses_argument(getattr(error, "status_code", 0), str(error).encode(), name):
+            if name != MAX_TOKENS or not refuses_argument(getattr(error, "status_code", 0), _body(error), name):
                 raise self._mapped(error, request.model) from error
             self._max_tokens_name = "max_tokens"
             return await self._send(held, request)
@@ -185,6 +186,12 @@ class _Whereabouts:
         key = getattr(self._called, "api_key", None)
         secrets = (key,) if isinstance(key, str) and len(key) >= 6 else ()
         return Endpoint(self.url, "the api_key of the client", None, secrets)
+
+
+def _body(error: Exception) -> bytes:
+    """What the server said: the answer's bytes where the exception holds them, else the exception's text."""
+    content = getattr(getattr(error, "response", None), "content", None)
+    return content if isinstance(content, bytes) and content else str(error).encode("utf-8", "replace")
 
 
 def _spelling(request: ModelRequest) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from verifiers.clients.base import OPENAI_BASE_URL, Client, ClientConfig, EndpointConfig, model_name
 from verifiers.clients.endpoints import loaded_endpoint
 from verifiers.clients.round_robin import RoundRobinClient
+from verifiers.clients.sdk import is_sdk_object, read_plain
 from verifiers.errors import ConfigError
 
 DEFAULT_OPENAI_MODEL = "gpt-4.1-mini"
@@ -58,7 +59,7 @@ def as_client(given: Any, *, keep_raw: bool = False) -> Client:
         from verifiers.clients.adapters import GetResponseClient
 
         return _adapted(GetResponseClient, given, keep_raw)
-    if _has_create(given):
+    if is_sdk_object(given) or _has_create(given):
         return _openai_like(given, keep_raw)
     raise ConfigError(
         f"client cannot be {type(given).__name__}: pass OpenAI(), AsyncOpenAI(), a ClientConfig, a registry alias, "
@@ -165,8 +166,6 @@ def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
 
 
 def _openai_like(given: Any, keep_raw: bool) -> Client:
-    from verifiers.clients.sdk import read_plain
-
     settings = read_plain(given)
     if settings is None:
         from verifiers.clients.adapters import OpenAILikeClient

@@ -86,7 +86,7 @@ class GenerateOutputs:
         return len(self.outputs)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.keys() or name in _BY_FIELD or name in ("outputs", "metadata")
+        return name in ("outputs", "metadata") or (isinstance(name, str) and _BY_FIELD.get(name, name) in self.keys())
 
     def __repr__(self) -> str:
         return f"<GenerateOutputs of {len(self)} rollouts, mean reward {self.metadata['avg_reward']:.4g}>"

@@ -3,8 +3,8 @@
 The promise: the loop is never blocked by an author's function, a call past its bound is given up and its thread
 written off, and a trivial function costs a few microseconds. One rollout's functions go over in one hop; finished jobs
 are handed back to the loop in batches; one timer per loop watches the bounds. The pool begins with one thread and
-grows only while work waits *and* the loop answers in time: threads that wait for something get company, threads that
-compute do not, because more of them would only take the interpreter away from the loop.
+grows while work waits *and* its threads do: threads that wait for something get company, threads that hold the
+interpreter do not, because more of them would only take it away from the loop.
 
 Workers belong to one event loop: they end with it, and idle ones after a second. A thread cannot be killed: after
 ``MAX_STUCK`` that never came back the run is stopped. What must be killable runs in a process (``isolation``).
@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, process_time, thread_time
 from typing import Any, Protocol
 
 from verifiers.errors import TooManyFaults
@@ -29,7 +29,13 @@ MAX_STUCK = 8
 TICK_S = 0.01
 IDLE_S = 1.0
 GROW_AFTER_S = 0.02
-HEALTHY_LAG_S = 0.01
+WINDOW_S = 0.05
+IDLE_SHARE = 0.05
+"""Threads that use less than this share of a core over a window are waiting, not computing."""
+HEALTHY_LAG_S = 0.02
+"""While the loop itself wakes later than this, the machine is too busy to tell waiting from starving."""
+PROMPT_LAG_S = 0.002
+"""A loop that wakes within this is not being held: a thread that holds the interpreter delays it by about 5 ms."""
 
 
 class Step(Protocol):
@@ -87,7 +93,8 @@ class Workers:
         self._open = 0  # jobs whose future is not settled
         self._ticking = False
         self._expected_tick = 0.0
-        self._lag_s = 0.0
+        self._lag_s = 0.0  # how late ticks come: the worst, forgotten slowly
+        self._window: tuple[float, float] = (0.0, 0.0)  # its start, and the CPU time of other threads then
 
     async def run(self, steps: Sequence[Step], context: Any) -> list[Any]:
         """Call the steps one after another in a worker; per step its value, or ``Raised``.
@@ -101,6 +108,7 @@ class Workers:
         self._submit(job)
         if not self._ticking:
             self._ticking = True
+            self._window = (monotonic(), _other_threads_cpu_s())
             self._schedule_tick(loop)
         try:
             return await job.future
@@ -140,8 +148,13 @@ class Workers:
         self._lag_s = max(now - self._expected_tick, self._lag_s * 0.9)
         for worker in tuple(self._threads):
             self._check_limit(worker, now)
-        if not self._queue.empty() and self._lag_s < HEALTHY_LAG_S:
-            self._grow(now)
+        begun, cpu_then = self._window
+        if now - begun >= WINDOW_S:
+            cpu_now = _other_threads_cpu_s()
+            waiting = self._lag_s < HEALTHY_LAG_S and cpu_now - cpu_then < IDLE_SHARE * (now - begun)
+            self._window = (now, cpu_now)
+            if not self._queue.empty() and (waiting or self._lag_s < PROMPT_LAG_S):
+                self._grow(now)
         self._ticking = self._open > 0
         if self._ticking:
             self._schedule_tick(loop)
@@ -231,6 +244,11 @@ class Workers:
         if last:
             self.processes.close()
         return True
+
+
+def _other_threads_cpu_s() -> float:
+    """CPU time of all threads of the process but this one, in seconds."""
+    return process_time() - thread_time()
 
 
 def _settle(future: asyncio.Future, outcomes: Any = None, error: BaseException | None = None) -> None:

@@ -107,6 +107,7 @@ class FakeServer:
         self._thread.start()
         started.wait()
         if isinstance(outcome[0], BaseException):
+            self._thread.join()
             raise outcome[0]
         self._loop, self._stopping = outcome
 

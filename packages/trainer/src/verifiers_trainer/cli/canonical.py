@@ -15,7 +15,10 @@ from transformers import TrainingArguments
 from verifiers_trainer.cli.settings import TrainSettings
 from verifiers_trainer.config import RLConfig
 
-SHARED = ("learning_rate", "lr_scheduler_type", "max_steps", "max_grad_norm", "warmup_steps", "seed", "save_steps")
+SHARED = (
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "max_grad_norm", "seed"),
+    *("save_steps", "eval_strategy", "eval_steps"),
+)
 """Fields of transformers whose defaults are worth seeing."""
 SECRET = ("hub_token",)
 

@@ -94,6 +94,7 @@ class _Reader:
         self.env_args: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
         self.places: dict[str, str] = {}
+        self.evaluates = False
         self.top: dict[str, Callable[[Assignment], None]] = {
             "model": self._name("model"),
             "env": self._env,
@@ -172,6 +173,7 @@ class _Reader:
     def _eval(self, given: Assignment) -> None:
         match given.path:
             case ("eval", name, *_) if name in _eval_keys():
+                self.evaluates = True
                 self._field(dataclasses.replace(given, path=("eval", EVAL + name, *given.path[2:])), EVAL + name, 1)
             case ("eval",):
                 self._problem(given, f"eval must be a table, not {given.value!r}")
@@ -243,9 +245,9 @@ class _Reader:
         if "wandb.name" in self.names and "run_name" not in self.config:
             self.config["run_name"] = self.names["wandb.name"]
             self.chosen["run_name"] = "from wandb.name"
-        if any(key.startswith(EVAL) for key in self.config) and "eval_strategy" not in self.config:
+        if self.evaluates and "eval_strategy" not in self.config:
             self.config["eval_strategy"] = "steps"
-            self.chosen["eval.strategy"] = "there are evaluation settings"
+            self.chosen["eval.strategy"] = "there is an [eval] section"
         batch = self.config.get("batch_size")
         if hosted and "micro_batch_size" not in self.config and fits(batch, int) and batch > 0:
             self.config["micro_batch_size"] = max(n for n in range(1, 9) if batch % n == 0)
@@ -271,6 +273,7 @@ class _Reader:
     def _unknown_at_top(self, given: Assignment, hosted: bool) -> None:
         wrong = given.path[0]
         known = [*self.top, *(("sampling", "wandb", *(keys[0] for keys in HOSTED)) if hosted else ())]
+        flags = {flag.replace("-", "_"): flag for flag in FLAGS} if given.is_flag else {}
         if wrong == "sampling":
             if len(given.path) == 2:
                 self._unknown(given, SAMPLING, 1)
@@ -278,15 +281,16 @@ class _Reader:
                 self._problem(given, f"sampling must be a table, not {given.value!r}")
         elif wrong in PRIME_RL:
             self._problem(given, f"[{wrong}] is known to prime-rl and has no counterpart here")
-        elif match := close_match(wrong, [*known, *(FLAGS if given.is_flag else ())], 0.6):
-            self._problem(given, f'there is no setting "{given.key}", did you mean "{match}"?')
+        elif match := close_match(wrong, [*known, *flags], 0.6):
+            said = f"--{flags[match]}" if match in flags else match
+            self._problem(given, f'there is no setting "{given.key}", did you mean "{said}"?')
         elif field_match := close_match(wrong, field_names()):
             self._problem(given, f'there is no setting "{given.key}", did you mean "trainer.args.{field_match}"?')
         else:
             self._problem(given, f'there is no setting "{given.key}"; known are {", ".join(known)}')
 
 
-FLAGS = ("output_dir", "resume", "fresh", "dry_run", "dump_config", "json", "verbose", "quiet", "version", "help")
+FLAGS = ("output-dir", "resume", "fresh", "dry-run", "dump-config", "json", "verbose", "quiet", "version", "help")
 """The command's own options, for suggestions."""
 
 

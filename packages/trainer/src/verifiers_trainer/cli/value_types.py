@@ -7,7 +7,10 @@ import types
 import typing
 from typing import Any
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a table"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"} | {
+    list: "a list",
+    dict: "a table",
+}
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from verifiers.errors import ConfigError, EndpointUnreachable, ModelUnavailable
 from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished, SamplingParams
@@ -103,6 +104,8 @@ class ContinuousGenerator:
                 f"num_blocks={num_blocks} blocks of {page_size} tokens cannot hold one sequence of "
                 f"max_seq_len={max_seq_len}; give num_blocks of at least {needed}, or a shorter max_seq_len"
             )
+        if not hasattr(ModelRunner, "_sample"):  # our replacement would never be called
+            raise ConfigError("this transformers has no ModelRunner._sample; use mode='padded'", field="mode")
         self._model = model
         self._decode_text = decode
         self._version = version

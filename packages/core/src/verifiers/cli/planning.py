@@ -1,0 +1,197 @@
+"""From settings to runs that can begin: environment loaded, model chosen, plan made, run directory named.
+
+Everything that can be wrong is found here, before the first rollout: `prepare` contacts nobody and writes nothing;
+`Prepared.connect` asks the endpoint whether it is there. The rollouts themselves are the library's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verifiers import registry
+from verifiers.cli.models import Choice
+from verifiers.cli.options import EvalSettings
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers.generate import Plan, check_before_run
+from verifiers.options import parse
+from verifiers.run_description import RunDescription
+from verifiers.run_directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
+from verifiers.run_identity import fingerprint
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One evaluation, ready to run."""
+
+    env_id: str
+    env: Environment
+    settings: EvalSettings
+    choice: Choice
+    num_rollouts: int
+    num_examples: int
+    path: Path | None = None
+    """The run directory, once the model is known; None when nothing is saved."""
+    checked: bool = field(default=False)
+    """Whether the endpoint was asked already."""
+
+    @property
+    def label(self) -> str:
+        """How displays call it."""
+        return f"{self.env_id} · {self.choice.model or 'model of the server'}"
+
+    def options(self) -> dict[str, Any]:
+        """The keywords of ``evaluate``, apart from displays."""
+        settings = self.settings
+        return {
+            "max_concurrent": settings.max_concurrent,
+            "max_concurrent_generation": settings.max_concurrent_generation,
+            "max_concurrent_scoring": settings.max_concurrent_scoring,
+            "independent_scoring": settings.independent_scoring,
+            "max_retries": settings.max_retries,
+            "rollout_timeout_s": settings.timeout,
+            "abort_after": settings.abort_after,
+            "seed": settings.seed,
+            "shuffle_seed": settings.shuffle_seed if settings.shuffle else None,
+            "retry_errors": settings.retry_errors,
+            "state_columns": settings.state_columns,
+            "push_to_hub": settings.save_to_hf_hub,
+            "hub_name": settings.hf_hub_dataset_name,
+            "keep_states": False,
+        }
+
+    def locate(self) -> None:
+        """Name the run directory. Raises: ``ConfigError`` when it cannot be written or is not there to go on with."""
+        settings = self.settings
+        if not settings.save_results or self.choice.model is None:
+            return
+        if settings.resume:
+            self.path = Path(settings.resume)
+            if read_config(self.path) is None:
+                raise ConfigError(
+                    f"--resume {self.path}: there is no run in this folder (no config.json); name a run directory, or "
+                    "leave --resume out: an unfinished run is found by itself",
+                    path=str(self.path),
+                )
+            return
+        name = self.env.env_id or type(self.env).__name__
+        identity = fingerprint(self._config())
+        place = (default_root(name), name, self.choice.model, identity)
+        if settings.resume is not None and find_resumable(*place, output_dir=settings.output_dir) is None:
+            folder = run_path(*place, output_dir=settings.output_dir).parent
+            raise ConfigError(f"--resume: there is no unfinished run of this configuration in {folder}; leave it out")
+        self.path = run_path(*place, output_dir=settings.output_dir, resume=not settings.fresh)
+        _check_writable(self.path)
+
+    async def connect(self) -> str | None:
+        """Ask the endpoint who it is, unless the run directory is there (then only when rollouts are owed).
+
+        A warning when the endpoint does not list the model. Raises: what ``client.preflight`` raises.
+        """
+        if self.path is not None and self.path.exists():
+            return None
+        self.checked = True
+        return await self.choice.client.preflight(self.choice.model)
+
+    def plan_lines(self) -> list[str]:
+        """What would be run, for ``--dry-run``."""
+        settings, client = self.settings, self.choice.client
+        lines = [self.label, f"  rollouts    {self.num_rollouts} ({self.num_examples} examples × "
+                 f"{settings.rollouts_per_example}), {settings.max_concurrent} at a time"]  # fmt: skip
+        lines.append(f"  endpoint    {getattr(client, 'base_url', None) or 'in this process'}")
+        for name, value in (("env args", settings.env_args), ("sampling", settings.sampling())):
+            lines.append(f"  {name:<11} {dict(value) or 'as the environment and the server have it'}")
+        if not settings.save_results:
+            lines.append("  saved in    nowhere (--no-save)")
+        elif self.path is None:
+            lines.append("  saved in    known when the server has named its model")
+        else:
+            state = "a new run" if not self.path.exists() else "complete" if is_complete(self.path) else "goes on"
+            lines.append(f"  saved in    {self.path} ({state})")
+        return lines
+
+    def _config(self) -> Mapping[str, Any]:
+        plan = _plan(self.env, self.settings)
+        options, _ = parse(self.env, self.options())
+        sampling = self.settings.sampling()
+        about = RunDescription(self.env, plan, self.choice.client, self.choice.model or "", sampling, options, time.time())
+        return about.config()
+
+
+def check_loader(env_id: str, env_args: Mapping[str, Any]) -> None:
+    """Whether the environment exists and its loader takes these arguments; imports it and builds nothing.
+
+    Raises: as ``load_environment`` does for an unknown id, a broken package and arguments that do not fit.
+    """
+    found = registry._find(registry.parse_env_id(env_id))
+    registry._check_arguments(env_id, registry._import_loader(env_id, found), env_args)
+
+
+def load(env_id: str, settings: EvalSettings) -> Environment:
+    """The environment with its settings. Raises: as ``load_environment``; ``ConfigError`` for ``-x``."""
+    offer_folder(env_id, settings.env_dir_path)
+    env = registry.load_environment(env_id, **settings.env_args)
+    env.set_kwargs(**settings.extra_env_kwargs)
+    return env
+
+
+def prepare(env_id: str, env: Environment, settings: EvalSettings, choice: Choice) -> Prepared:
+    """Read the data, check the rubric and name the directory. Raises: ``UsageError``; contacts and writes nothing."""
+    plan = _plan(env, settings)
+    prepared = Prepared(env_id, env, settings, choice, len(plan), len(plan.examples))
+    options, _ = parse(env, prepared.options())
+    check_before_run(env, plan, options)
+    prepared.locate()
+    return prepared
+
+
+def _plan(env: Environment, settings: EvalSettings) -> Plan:
+    seed = settings.shuffle_seed if settings.shuffle else None
+    examples = env.eval_table.take(settings.num_examples, seed)
+    return Plan(examples, [settings.rollouts_per_example] * len(examples))
+
+
+def offer_folder(env_id: str, env_dir: str) -> None:
+    """Let the environment be found in ``env_dir``: its folder goes to the end of the path, after all installed ones."""
+    name = registry.parse_env_id(env_id).name
+    module = re.sub(r"[-.]", "_", registry.normalize_name(name))
+    base = Path(env_dir).expanduser().resolve()
+    for folder in dict.fromkeys((name, module, module.removeprefix("vf_"), registry.normalize_name(name))):
+        for place in (base / folder, base / folder / "src"):
+            if place.is_dir() and str(place) not in sys.path:
+                sys.path.append(str(place))
+
+
+def from_run(settings: EvalSettings, given: Mapping[str, Any]) -> EvalSettings:
+    """Settings with what a named run (``--resume PATH``) says about model and counts, where nothing else was given."""
+    if not settings.resume:
+        return settings
+    stored = read_config(settings.resume)
+    if stored is None:
+        return settings
+    noted = {**stored.get("noted", {}), **(read_metadata(settings.resume) or {})}
+    found = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
+    if "model" not in given:
+        base_url = stored.get("noted", {}).get("base_url")
+        found |= {"model": stored["config"].get("model"), "api_base_url": base_url} if base_url else {"model": "local"}
+    return dataclasses.replace(settings, **{k: v for k, v in found.items() if v is not None and k not in given})
+
+
+def _check_writable(path: Path) -> None:
+    """Whether the directory can be made, without making it. Raises: ``ConfigError``."""
+    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return
+    reason = f"{nearest} cannot be written to" if nearest.is_dir() else f"{nearest} is a file"
+    raise ConfigError(
+        f"results cannot be kept in {path}: {reason}. Choose another folder with --output-dir, or run with --no-save.",
+        path=str(path),
+    )

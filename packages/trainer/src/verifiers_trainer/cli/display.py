@@ -1,0 +1,194 @@
+"""What a training run shows: messages, one line of progress, and a closing table. All of it goes to stderr.
+
+On a terminal the line is redrawn in place; elsewhere a plain line appears every ten seconds. The numbers are those of
+``trainer.last_step`` and of ``metrics.jsonl``; nothing is computed here but rates and the time that is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+from transformers import TrainerCallback
+
+from verifiers.messages import escape_control
+from verifiers_trainer.loggers import METRICS, read_metrics
+
+PLAIN_INTERVAL_S = 10.0
+RATE_STEPS = 20
+"""Steps over which rates are averaged."""
+EDGE_STEPS = 10
+"""Steps at the beginning and at the end whose rewards the closing table compares."""
+LOGGERS = ("verifiers", "verifiers_trainer")
+
+
+class ConsoleHandler(logging.Handler):
+    """Log lines on the console, above the line of progress."""
+
+    def __init__(self, console: Console):
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = escape_control(record.getMessage())
+        self.console.print(f"{record.levelname.lower()}: {said}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_logs(console: Console, level: int) -> None:
+    """Send the project's log messages of ``level`` and above to ``console``, and nowhere else."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [ConsoleHandler(console)]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+class ProgressLine(TrainerCallback):
+    """Shows how far training is. ``stop_after_step`` makes it end, with a checkpoint, after the step that runs."""
+
+    def __init__(self, trainer: Any, console: Console, quiet: bool = False):
+        self.trainer, self.console, self.quiet = trainer, console, quiet
+        self.stop_after_step = False
+        self.step = 0
+        self.evaluation: float | None = None
+        self._progress: Progress | None = None
+        self._ends: deque[tuple[float, float, float]] = deque(maxlen=RATE_STEPS + 1)
+        """(clock, tokens trained, seconds waited) at the end of each step."""
+        self._printed_at = -math.inf
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.step = state.global_step
+        self._ends.append((time.monotonic(), 0.0, 0.0))
+        if self.console.is_terminal and not self.quiet:
+            text = TextColumn(
+                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+            )
+            self._progress = Progress(BarColumn(12), text, TimeElapsedColumn(), console=self.console)
+            self._task = self._progress.add_task(
+                f"step {self.step}/{state.max_steps}  generating", total=state.max_steps, completed=self.step
+            )
+            self._progress.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        self.step = state.global_step
+        numbers = self.trainer.last_step
+        self._ends.append(
+            (time.monotonic(), _number(numbers, "tokens/trained"), _number(numbers, "time/wait_generation"))
+        )
+        self._show(self._line(numbers, state.max_steps), last=self.step >= state.max_steps or self.stop_after_step)
+        if self.stop_after_step:
+            control.should_training_stop = control.should_save = True
+        return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        self.evaluation = (metrics or {}).get("eval_reward", self.evaluation)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the terminal as it was found; calling it again does nothing."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _line(self, numbers: Mapping[str, Any], max_steps: int) -> str:
+        seconds = self._ends[-1][0] - self._ends[0][0]
+        steps = max(1, len(self._ends) - 1)
+        tokens = sum(end[1] for end in list(self._ends)[1:])
+        waited = sum(end[2] for end in list(self._ends)[1:])
+        shown = [
+            f"step {self.step}/{max_steps}",
+            f"reward {_number(numbers, 'reward/mean'):.3f}",
+            f"loss {_number(numbers, 'loss'):+.4f}",
+            f"grad {_number(numbers, 'grad_norm'):.3g}",
+            f"entropy {_number(numbers, 'entropy'):.3f}",
+            f"{tokens / max(seconds, 1e-9):,.0f} tok/s",
+            f"waiting {min(1.0, waited / max(seconds, 1e-9)):.0%}",
+            f"left {duration(seconds / steps * max(0, max_steps - self.step))}",
+        ]
+        if self.evaluation is not None:
+            shown.append(f"eval {self.evaluation:.3f}")
+        return "  ".join(shown)
+
+    def _show(self, line: str, last: bool) -> None:
+        if self.quiet:
+            return
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self.step, description=line)
+        elif last or time.monotonic() - self._printed_at >= PLAIN_INTERVAL_S:
+            self._printed_at = time.monotonic()
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _number(numbers: Mapping[str, Any], name: str) -> float:
+    value = numbers.get(name)
+    return math.nan if value is None else float(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock.
+
+    >>> duration(75), duration(3725), duration(float("nan"))
+    ('1:15', '1:02:05', '?')
+    """
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def two_columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values as lines of text, control characters escaped.
+
+    >>> print(two_columns([("model", "builtin:tiny"), ("steps", "60")]))
+    model  builtin:tiny
+    steps  60
+    """
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"{name:{width}}  {escape_control(value)}" for name, value in rows)
+
+
+def edge_rewards(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
+    """(mean reward of the first steps, of the last, how many steps each) of a run's metrics; None without any.
+
+    >>> edge_rewards([{"reward/mean": 0.0}, {"reward/mean": 1.0}])
+    (0.0, 1.0, 1)
+    """
+    rewards = [float(row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
+    if not rewards:
+        return None
+    edge = max(1, min(EDGE_STEPS, len(rewards) // 2))
+    return sum(rewards[:edge]) / edge, sum(rewards[-edge:]) / edge, edge
+
+
+def closing_rows(
+    folder: Path, checkpoint: Path | None, picture: Path | None, next_commands: Sequence[str]
+) -> list[tuple[str, str]]:
+    """What a finished or stopped run leaves: rewards at both ends, where everything is, what to do next."""
+    metrics = folder / METRICS
+    rows: list[tuple[str, str]] = []
+    ends = edge_rewards(read_metrics(metrics)) if metrics.is_file() else None
+    if ends is not None:
+        first, last, edge = ends
+        steps = f"{edge} steps" if edge > 1 else "step"
+        rows.append(("reward", f"{first:.3f} over the first {steps} -> {last:.3f} over the last ({last - first:+.3f})"))
+        rows.append(("numbers", str(metrics)))
+    if (folder / "completions").is_dir():
+        rows.append(("rollouts", f"{folder}/completions/"))
+    if (folder / "eval").is_dir():
+        rows.append(("evaluations", f"{folder}/eval/"))
+    if picture is not None:
+        rows.append(("learning curve", str(picture)))
+    if checkpoint is not None:
+        rows.append(("checkpoint", str(checkpoint)))
+    return rows + [("next" if number == 0 else "", command) for number, command in enumerate(next_commands)]

@@ -1,0 +1,163 @@
+"""Everything about a run that can be known before a model is loaded: settings, environment, folder, starting point.
+
+All that is wrong is reported in one ``ConfigError``: keys and types (``settings``), ranges and combinations
+(``RLConfig``), the environment's own arguments (its loader), the output folder. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verifiers.environments.base import Environment
+from verifiers.errors import CheckpointError, ConfigError, UsageError
+from verifiers.registry import load_environment
+from verifiers_trainer import checkpoint
+from verifiers_trainer.cli.settings import TrainSettings, read_settings
+from verifiers_trainer.cli.sources import Assignment, read_arguments, read_toml
+from verifiers_trainer.config import CHECKS, RLConfig
+
+NOTHING_GIVEN = (
+    "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
+    "`vf-train quickstart` needs neither"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run that can be started."""
+
+    settings: TrainSettings
+    config: RLConfig
+    env: Environment
+    checkpoint: Path | None
+    """Where to go on; None = from the beginning."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.output_dir or "outputs")
+
+    @property
+    def first_step(self) -> int:
+        """Optimizer steps that the checkpoint has already."""
+        return step_of(self.checkpoint) if self.checkpoint else 0
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint's name; 0 when it has another name."""
+    number = folder.name.removeprefix(checkpoint.PREFIX)
+    return int(number) if number.isdigit() else 0
+
+
+def make_plan(
+    words: Sequence[str], output_dir: str | None = None, resume: str | None = None, fresh: bool = False
+) -> Plan:
+    """The plan of a command line.
+
+    ``resume`` is None (go on where a checkpoint is), "" (there must be one) or a path; ``fresh`` never goes on.
+    Raises ``ConfigError`` with everything that is wrong, ``CheckpointError`` for a checkpoint that cannot be used.
+    """
+    assignments, problems = _read(words)
+    if fresh and resume is not None:
+        problems.append("--fresh starts anew and --resume goes on: give one of them")
+    given_folder = output_dir or (str(_run_folder(Path(resume))) if resume else None)
+    if given_folder:
+        flag = "--output-dir" if output_dir else "--resume"
+        assignments.append(Assignment(("trainer", "args", "output_dir"), given_folder, flag))
+    _use_one_device()
+    settings, found = read_settings(assignments, torch.cuda.device_count())
+    problems += found
+    config = _collect(problems, "[trainer.args]", lambda: RLConfig(**settings.config))
+    if config is not None:
+        problems += [_placed(settings, problem) for check in CHECKS for problem in check(config, config.world_size)]
+        problems += _folder_problems(Path(config.output_dir))
+    env = None
+    if settings.env_id:
+        place = settings.places.get("env.id", "[env]")
+        env = _collect(problems, place, lambda: load_environment(settings.env_id, **settings.env_args))
+    if problems or config is None or env is None:
+        raise ConfigError(_listed(problems))
+    return Plan(settings, config, env, None if fresh else _starting_point(Path(config.output_dir or ""), resume))
+
+
+def _read(words: Sequence[str]) -> tuple[list[Assignment], list[str]]:
+    """(assignments, problems). Raises ``ConfigError`` when a file cannot be read: the rest would be guesswork."""
+    files, overrides, problems = read_arguments(words)
+    if not words:
+        raise ConfigError(NOTHING_GIVEN)
+    if not files and not overrides:
+        raise ConfigError(_listed(problems))
+    read: list[Assignment] = []
+    unreadable: list[str] = []
+    for file in files:
+        try:
+            read += read_toml(file)
+        except ConfigError as error:
+            unreadable.append(str(error))
+    if unreadable:
+        raise ConfigError(_listed([*unreadable, *problems]))
+    return [*read, *overrides], problems
+
+
+def _use_one_device() -> None:
+    """Keep to the first CUDA device: left alone, transformers would copy the model to each and split batches."""
+    if torch.cuda.device_count() > 1 and "LOCAL_RANK" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+
+
+def _collect(problems: list[str], place: str, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; None, with the reason among the problems, when the caller's settings do not allow it."""
+    try:
+        return make()
+    except (UsageError, ValueError, TypeError, ImportError) as error:
+        problems.append(f"{place}: {error}")
+        return None
+
+
+def _placed(settings: TrainSettings, problem: str) -> str:
+    """A problem of ``RLConfig`` with the place of the setting that it names first."""
+    place = settings.places.get(problem.split(" ", 1)[0])
+    return f"{place}: {problem}" if place else problem
+
+
+def _listed(problems: Sequence[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} things to correct:\n" + "\n".join(f"  - {problem}" for problem in problems)
+
+
+def _folder_problems(folder: Path) -> list[str]:
+    """Why a folder cannot be written, without writing it."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        return [f"cannot write to {folder}: {nearest} is a file; choose another --output-dir"]
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return [f"cannot write to {folder}: no permission to write in {nearest}; choose another --output-dir"]
+    return []
+
+
+# --- where to go on ---------------------------------------------------------------------------------------------
+
+
+def _run_folder(path: Path) -> Path:
+    return path.parent if path.name.startswith(checkpoint.PREFIX) else path
+
+
+def _starting_point(folder: Path, resume: str | None) -> Path | None:
+    if resume and Path(resume).name.startswith(checkpoint.PREFIX):
+        checkpoint.verify(Path(resume))
+        return Path(resume)
+    newest = checkpoint.newest_valid(folder)
+    if newest is None and resume is not None:
+        raise ConfigError(f"{resume or folder} holds no valid checkpoint to resume from")
+    if newest is None and (damaged := checkpoint.steps_in(folder)):
+        raise CheckpointError(
+            f"none of the {len(damaged)} checkpoint(s) in {folder} is whole; --fresh starts anew and keeps them aside",
+            path=str(folder),
+        )
+    return newest

@@ -1,0 +1,229 @@
+"""One call of ``vf-train``: plan it, then show it, dump it or train it, and say what it left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers.utils import logging as transformers_logging
+
+from verifiers.durable import LOCK_NAME, HeldFile
+from verifiers.errors import ConfigError, RunMismatch
+from verifiers_trainer import checkpoint
+from verifiers_trainer.cli.canonical import to_toml
+from verifiers_trainer.cli.display import ProgressLine, closing_rows, two_columns, show_logs
+from verifiers_trainer.cli.interrupt import Interruption
+from verifiers_trainer.cli.plan import Plan, make_plan, step_of
+from verifiers_trainer.loggers import METRICS, MetricsFile, read_metrics
+from verifiers_trainer.trainer import RLTrainer
+
+CURVE = "learning_curve.png"
+
+
+@dataclass
+class Session:
+    """``Session(["@", "tiny-cpu.toml"]).run(result)`` trains, returns the exit code and fills ``result``."""
+
+    words: tuple[str, ...]
+    output_dir: str | None = None
+    resume: str | None = None
+    fresh: bool = False
+    dry_run: bool = False
+    dump_config: bool = False
+    as_json: bool = False
+    verbose: bool = False
+    quiet: bool = False
+
+    def run(self, result: dict[str, Any]) -> int:
+        self.console = Console(stderr=True)
+        level = logging.DEBUG if self.verbose else logging.ERROR if self.quiet else logging.INFO
+        show_logs(self.console, level)
+        if not self.verbose:
+            transformers_logging.set_verbosity_error()
+            transformers_logging.disable_progress_bar()
+        plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
+        if self.dump_config:
+            print(to_toml(plan.settings, plan.config), end="")
+            return 0
+        self._notices(plan)
+        if self.dry_run:
+            return self._dry_run(plan, result)
+        if plan.checkpoint is not None and plan.first_step >= plan.config.max_steps:
+            self._say(f"{plan.folder} is trained already: its newest checkpoint is at step {plan.first_step}")
+            self._describe(plan, result)
+            self._close(plan, None)
+            return 0
+        return self._train(plan, result)
+
+    # --- the three things it can do -----------------------------------------------------------------------------
+
+    def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
+        with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
+            rows = [*plan_rows(plan), *model_rows(trainer)]
+        if not self.as_json:
+            print(two_columns(rows))
+        result.update(run_dir=str(plan.folder), step=plan.first_step, metrics=None, plan=dict(rows))
+        result["checkpoint"] = str(plan.checkpoint) if plan.checkpoint else None
+        return 0
+
+    def _train(self, plan: Plan, result: dict[str, Any]) -> int:
+        with self._folder(plan):
+            self._say(two_columns(plan_rows(plan)))
+            self._say(f"loading {plan.settings.model}")
+            with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
+                progress = ProgressLine(trainer, self.console, self.quiet)
+                trainer.add_callback(progress)
+
+                def announce() -> None:
+                    progress.stop_after_step = True
+                    self._say("stopping after this step, then saving; press Ctrl-C again to leave at once")
+
+                try:
+                    with Interruption(announce, progress.stop) as interruption:
+                        trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
+                except RunMismatch as error:
+                    raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
+                finally:
+                    progress.stop()
+                    self._describe(plan, result)
+            self._close(plan, interruption if interruption.requested is not None else None)
+        return interruption.exit_code if interruption.requested is not None else 0
+
+    @contextmanager
+    def _folder(self, plan: Plan) -> Iterator[None]:
+        """The run's folder, for this process alone. Raises ``RunBusy``, ``ConfigError`` when it cannot be written."""
+        folder = plan.folder
+        try:
+            if self.fresh and folder.is_dir() and any(folder.iterdir()):
+                self._move_aside(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            held = _hold(folder)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --output-dir") from error
+        try:
+            if plan.checkpoint is None and (folder / METRICS).is_file():
+                self._say(f"{folder} holds a run that was stopped before its first checkpoint: it begins again")
+                MetricsFile(folder).resume(-1)
+            yield
+        finally:
+            held.release()
+
+    def _move_aside(self, folder: Path) -> None:
+        aside = folder.with_name(f"{folder.name}-until-{time.strftime('%Y%m%d-%H%M%S')}")
+        held = _hold(folder)
+        os.rename(folder, aside)
+        held.release()
+        self._say(f"what was in {folder} is now in {aside}")
+
+    # --- what it says -------------------------------------------------------------------------------------------
+
+    def _say(self, message: str) -> None:
+        if not self.quiet:
+            self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+    def _notices(self, plan: Plan) -> None:
+        by_reason: dict[str, list[str]] = {}
+        for key, reason in plan.settings.ignored:
+            by_reason.setdefault(reason, []).append(key)
+        for reason, keys in by_reason.items():
+            self._say(f"ignored: {', '.join(keys)} ({reason})")
+
+    def _describe(self, plan: Plan, result: dict[str, Any]) -> None:
+        """The keys of ``--json``."""
+        newest = checkpoint.newest_valid(plan.folder)
+        metrics = plan.folder / METRICS
+        steps = [row for row in read_metrics(metrics) if "reward/mean" in row] if metrics.is_file() else []
+        result.update(
+            run_dir=str(plan.folder),
+            step=steps[-1]["step"] if steps else 0,
+            metrics=steps[-1] if steps else None,
+            checkpoint=str(newest) if newest else None,
+        )
+
+    def _close(self, plan: Plan, interruption: Interruption | None) -> None:
+        newest = checkpoint.newest_valid(plan.folder)
+        done = step_of(newest) if newest else 0
+        more = [*self.words, *(["--output-dir", self.output_dir] if self.output_dir else [])]
+        if interruption is not None:
+            commands = [_command([*more, *self._same_folder(plan)])] if newest else []
+            self._say(f"\ninterrupted; {f'step {done} is saved' if newest else 'no step was finished'}. To go on:")
+        else:
+            more += ["--trainer.args.max_steps", str(2 * plan.config.max_steps), *self._same_folder(plan)]
+            commands = [f"{_command(more)}    # trains on"]
+            self._say("")
+        self._say(two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands)))
+
+    def _same_folder(self, plan: Plan) -> list[str]:
+        """What must be added to the command so that it finds this folder again."""
+        named = self.output_dir or {"run_name", "output_dir"} & plan.settings.config.keys()
+        return [] if named else ["--output-dir", str(plan.folder)]
+
+    def _draw(self, plan: Plan) -> Path | None:
+        from verifiers_trainer.plot import draw_learning_curve
+
+        metrics, picture = plan.folder / METRICS, plan.folder / CURVE
+        if not metrics.is_file() or not any("reward/mean" in row for row in read_metrics(metrics)):
+            return None
+        try:
+            draw_learning_curve(metrics, picture, f"{plan.settings.env_id}: {plan.settings.model}")
+        except Exception as error:  # noqa: BLE001 - a picture that fails is said, and costs nobody a trained model
+            self._say(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
+            return None
+        return picture
+
+
+def _hold(folder: Path) -> HeldFile:
+    held = HeldFile(folder / LOCK_NAME)
+    held.write_holder()
+    return held
+
+
+def _command(words: list[str]) -> str:
+    from verifiers_trainer.cli.train import command_line
+
+    return command_line(words)
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    """The run in a few lines, as far as it is known without the model."""
+    config, settings = plan.config, plan.settings
+    group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.env_args.items())
+    sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
+    rows = [
+        ("model", settings.model),
+        ("environment", f"{settings.env_id}({arguments})"),
+        ("batch", f"{batch} rollouts = {batch // group} examples x {group}, in micro-batches of {micro}"),
+        ("sampling", f"{sampling}, conversations of at most {config.max_seq_len} tokens"),
+        ("objective", f"{config.loss}, advantage {config.advantage}, learning rate {config.learning_rate:g}"),
+        ("weights", f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}" if config.use_lora else "all"),
+        ("steps", f"{plan.first_step} -> {config.max_steps}, a checkpoint every {config.save_steps:g}"),
+        ("folder", str(plan.folder)),
+        ("starts from", str(plan.checkpoint or "the beginning")),
+    ]
+    return rows + [(key.rpartition(".")[2], f"chosen: {reason}") for key, reason in settings.chosen]
+
+
+def model_rows(trainer: RLTrainer) -> list[tuple[str, str]]:
+    """What loading the model and the environment showed."""
+    parameters = list(trainer.model.parameters())
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))
+    train, held_out = trainer.env.train_table, trainer.env.eval_table
+    examples = ", ".join(
+        f"{len(table)} {name}" for name, table in (("to train on", train), ("held out", held_out)) if table is not None
+    )
+    return [
+        ("parameters", f"{sum(p.numel() for p in parameters):,}, {trained:,} of them trained; {kinds}"),
+        ("device", str(trainer.args.device)),
+        ("tokenizer", f"{len(trainer.tokenizer):,} tokens"),
+        ("examples", examples),
+        ("rewards", ", ".join(getattr(f, "__name__", str(f)) for f in trainer.env.get_reward_funcs())),
+    ]

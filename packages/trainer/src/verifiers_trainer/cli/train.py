@@ -1,0 +1,121 @@
+"""``vf-train`` (and ``vf-rl``): train a model in an environment, from a TOML file and dotted overrides.
+
+    vf-train @ configs/vf-train/tiny-cpu.toml --trainer.args.max_steps 20
+    vf-train quickstart
+
+This module reads options and decides the order of things; what a run is stands in ``plan``, how it trains in
+``verifiers_trainer.trainer``. Torch is imported only once the options have been read.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from verifiers_trainer import __version__
+from verifiers_trainer.cli.report import finish
+
+ABOUT = """Train a model in an environment by reinforcement learning.
+
+\b
+  vf-train @ configs/vf-train/tiny-cpu.toml
+  vf-train @ FILE.toml --trainer.args.max_steps 20 --env.args.max_turns=5
+  vf-train --model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64
+  vf-train quickstart          a whole run on a laptop CPU, in minutes
+
+Any key of the file can be given as --section.key VALUE; the command line wins, and of several files the later one.
+The same command goes on where it was stopped: it resumes from the newest valid checkpoint in the output folder.
+"""
+EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
+
+
+class _Command(click.Command):
+    """Lets ``--resume`` stand without a path: click would take a following ``@`` for it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        pairs = zip(args, [*args[1:], "-"], strict=True)
+        alone = ("--resume=" if word == "--resume" and after[:1] in ("@", "-") else word for word, after in pairs)
+        return super().parse_args(ctx, list(alone))
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that both commands have."""
+    for option in (
+        click.version_option(__version__, prog_name="vf-train"),
+        click.option("-q", "--quiet", is_flag=True, help="Errors and the results only."),
+        click.option("-v", "--verbose", is_flag=True, help="More messages; tracebacks of errors."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout at the end."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(
+    "vf-train",
+    cls=_Command,
+    help=ABOUT,
+    epilog=EXIT_CODES,
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="@ FILE.toml [--section.key VALUE]...")
+@click.option("--output-dir", metavar="DIR", help="Folder of the run; default outputs/<run_name or the time>.")
+@click.option("--resume", metavar="[PATH]", help="Go on from a checkpoint, which must exist; default: if there is one.")
+@click.option("--fresh", is_flag=True, help="Start anew; what the folder holds is moved aside.")
+@click.option("--dry-run", is_flag=True, help="Load model and environment, show what would be trained, and stop.")
+@click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
+@_common
+@click.pass_context
+def train_command(context: click.Context, words: tuple[str, ...], as_json: bool, verbose: bool, **options: Any) -> None:
+    def body(result: dict[str, Any]) -> int:
+        from verifiers_trainer.cli.session import Session
+
+        return Session(words, verbose=verbose, as_json=as_json, **options).run(result)
+
+    context.exit(finish(body, verbose=verbose, as_json=as_json))
+
+
+@click.command("vf-train quickstart", epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--output-dir", metavar="DIR", default="outputs/quickstart", show_default=True, help="Folder of the run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the model, the data and the sampling.")
+@click.option("--steps", type=click.IntRange(min=1), default=250, show_default=True, help="Optimizer steps.")
+@click.option("--loss", default="cispo", show_default=True, help="A name of verifiers_trainer.losses.LOSSES.")
+@_common
+@click.pass_context
+def quickstart_command(
+    context: click.Context, output_dir: str, seed: int, steps: int, loss: str, as_json: bool, verbose: bool, quiet: bool
+) -> None:
+    """A whole training run on a laptop CPU, in two to four minutes: tiny model, real environment, rising reward."""
+
+    def body(result: dict[str, Any]) -> int:
+        from rich.console import Console
+
+        from verifiers_trainer import quickstart
+
+        console = Console(stderr=True, quiet=quiet)
+        summary = quickstart.run(output_dir, seed=seed, steps=steps, loss=loss, console=console)
+        result.update(run_dir=summary["output_dir"], step=steps, metrics=summary["after"], checkpoint=None)
+        return 0
+
+    context.exit(finish(body, verbose=verbose, as_json=as_json))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command and exit with its code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["quickstart"]:
+        quickstart_command.main(words[1:], prog_name="vf-train quickstart")
+    else:
+        train_command.main(words, prog_name="vf-train")
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command as it can be typed again."""
+    return shlex.join(["vf-train", *words])
+
+
+if __name__ == "__main__":
+    main()
