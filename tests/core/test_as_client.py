@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from types import SimpleNamespace
@@ -48,6 +49,10 @@ def run(client, request=REQUEST):
             return await client.complete(request)
         finally:
             await client.aclose()
+            if close := getattr(getattr(client, "called", None), "close", None):  # an SDK object is ours to close here
+                closed = close()
+                if inspect.isawaitable(closed):
+                    await closed
 
     return asyncio.run(once())
 

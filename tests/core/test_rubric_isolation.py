@@ -80,6 +80,13 @@ async def test_a_function_that_hangs_is_killed_and_the_next_is_unaffected(functi
     assert state["metrics"]["pid"] > 0
 
 
+async def test_the_time_an_import_takes_is_not_the_functions(functions, tmp_path):
+    (tmp_path / "slow_import.py").write_text("import time; time.sleep(0.6)\ndef one(answer): return 1.0\n")
+    import slow_import
+
+    assert (await rubric_of(slow_import.one, timeout_s=0.3).score_rollout(state_of()))["reward"] == 1.0
+
+
 async def test_children_of_a_killed_process_are_gone_too(functions, tmp_path):
     pid = await call_isolated(functions.pid, {"answer": ""}, limit_s=10)
     with pytest.raises(TimeoutError):

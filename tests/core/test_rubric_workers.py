@@ -25,8 +25,11 @@ def burn(seconds):
     return 1.0
 
 
-async def worst_lag_during(work):
-    """(99th percentile of how late a 5 ms sleep wakes, in seconds; what ``work`` returned)."""
+async def lag_during(work):
+    """(90th percentile of how late a 5 ms sleep wakes, in seconds; what ``work`` returned).
+
+    Not the 99th: on a shared machine that measures the other processes.
+    """
     lags = []
 
     async def watch():
@@ -38,7 +41,7 @@ async def worst_lag_during(work):
     watcher = asyncio.ensure_future(watch())
     result = await work
     watcher.cancel()
-    return sorted(lags)[int(len(lags) * 0.99)] if lags else math.inf, result
+    return sorted(lags)[int(len(lags) * 0.9)] if lags else math.inf, result
 
 
 async def score_all(rubric, count):
@@ -49,9 +52,9 @@ async def score_all(rubric, count):
 
 async def test_a_computing_reward_function_does_not_hold_the_loop():
     def heavy(completion):
-        return burn(0.05)
+        return burn(0.1)
 
-    lag, states = await worst_lag_during(score_all(Rubric([heavy]), 20))
+    lag, states = await lag_during(score_all(Rubric([heavy]), 15))
     assert all(state["reward"] == 1.0 for state in states)
     assert lag < 0.1
 
@@ -60,7 +63,7 @@ async def test_the_same_function_on_the_loop_holds_it():
     async def heavy(completion):
         return burn(0.15)
 
-    lag, _ = await worst_lag_during(score_all(Rubric([heavy]), 3))
+    lag, _ = await lag_during(score_all(Rubric([heavy]), 3))
     assert lag > 0.1
 
 

@@ -27,7 +27,8 @@ _MODULES: dict[str, str] = {
         "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "
         "SamplingArgs Info RewardFunc DatasetBuilder"
     ),
-    "state": "State TrajectoryStep TrajectoryStepTokens Timing",
+    "state": "State Timing",
+    "steps": "TrajectoryStep TrajectoryStepTokens",
     "rows": "RolloutInput RolloutOutput ErrorInfo",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (

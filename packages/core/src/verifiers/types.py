@@ -72,7 +72,7 @@ class Message(dict):
         self[name] = value
 
     def __reduce__(self):
-        return _restore, (Message, dict(self))
+        return _restore, (type(self), dict(self))
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
         """The message as a plain dict (the spelling of pydantic messages)."""
@@ -180,7 +180,7 @@ class ToolCall(dict):
             raise AttributeError(f"a tool call has no {name!r}") from None
 
     def __reduce__(self):
-        return _restore, (ToolCall, dict(self))
+        return _restore, (type(self), dict(self))
 
 
 class Tool(dict):
@@ -224,7 +224,7 @@ class Tool(dict):
             raise AttributeError(f"a tool has no {name!r}") from None
 
     def __reduce__(self):
-        return _restore, (Tool, dict(self))
+        return _restore, (type(self), dict(self))
 
 
 class TextContentPart(AttributeDict):

@@ -1,8 +1,9 @@
 """Keeps rollouts coming: begins groups, collects them, and hands the trainer one batch per optimizer step.
 
 Promises: no token older than ``max_off_policy_steps`` batches is ever trained; a batch holds ``batch_size`` rollouts
-of groups that teach something, or says that it is short; a failure in here is raised in the trainer, not hidden behind
-a time-out; every wait is bounded and names what it waits for.
+of groups that teach something, or says that it is short; slow rollouts are waited for rather than left behind, so
+length is not biased; a failure in here is raised in the trainer, not hidden behind a time-out; every wait is bounded
+and names what it waits for.
 
 How much runs at once follows from four numbers (b = batches trained so far, which is the policy version; k = allowed
 lag; B = batch size)::
@@ -10,7 +11,7 @@ lag; B = batch size)::
     capacity = min(max_concurrent - running, (k + b + 1)·B - (delivered·B + ready + running))      [rollouts]
 
 With k = 0 nothing is generated while a batch trains; with k = 1 the next batch is generated meanwhile ("one step
-off-policy"). Which example a group plays is a function of its index alone, so a resumed run continues the same order.
+off-policy"). Groups that teach nothing leave the sum, and others are begun in their place.
 
 The rollouts themselves are core's (``verifiers.runner.play_group``), on an event loop in a thread of this object.
 Neither weights nor gradients are known here.
@@ -21,66 +22,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
+import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from verifiers.dataset import Example
 from verifiers.environments.base import Environment
-from verifiers.errors import GenerationStalled, NoLearningSignal, RunError, TooManyFaults
-from verifiers.runner import Job, RunContext, play_group
+from verifiers.errors import ConfigError, DatasetError, GenerationStalled, NoLearningSignal, RunError, TooManyFaults
+from verifiers.runner import Job, Progress, RunContext, play_group
 from verifiers_trainer.batch import Group, Record, StepBatch, build
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.schedule import PipelineState, Schedule
 
 log = logging.getLogger(__name__)
 
-
-class Schedule:
-    """Which example the n-th group plays: pass after pass over the examples, each shuffled by (seed, pass)."""
-
-    def __init__(self, examples: Sequence[Example], seed: int, shuffle: bool):
-        self.examples, self.seed, self.shuffle = examples, seed, shuffle
-        self._orders: dict[int, list[int]] = {}
-
-    def example(self, index: int) -> Example:
-        """The example of group ``index``."""
-        epoch, place = divmod(index, len(self.examples))
-        return self.examples[self._order(epoch)[place]]
-
-    def seed_of(self, index: int) -> int:
-        """The sampling seed of the pass that group ``index`` belongs to."""
-        return self.seed * 1_000_003 + index // len(self.examples)
-
-    def _order(self, epoch: int) -> list[int]:
-        if epoch not in self._orders:
-            order = list(range(len(self.examples)))
-            if self.shuffle:
-                random.Random(f"{self.seed}:{epoch}").shuffle(order)
-            self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e >= epoch - 1}
-        return self._orders[epoch]
+ANSWER_S = 5.0
+"""How long the pipeline's loop may take to answer before it counts as blocked."""
+CANCEL_S = 20.0
+CLOSE_S = 30.0
 
 
-@dataclass
-class PipelineState:
-    """What a checkpoint keeps of the pipeline."""
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A group that is being played."""
 
-    next_index: int = 0
-    """Index of the next group to begin."""
-    delivered: int = 0
-    """Batches handed to the trainer."""
-    base: int = 0
-    """Index after the newest group that a batch has used; what lies beyond it was begun for the batches to come."""
-    ready: list[Group] = field(default_factory=list)
-    """Finished groups not yet trained."""
-    requeue: list[int] = field(default_factory=list)
-    """Indices of groups that were being played; they are played anew."""
+    started: float
+    """On the monotonic clock."""
+    version: int
+    """The policy version when it was begun; none of its tokens is older."""
+    task: asyncio.Task[None]
+    progress: Progress
+    """Its rollouts, to say what they wait for."""
 
 
 class Orchestrator:
@@ -88,16 +66,18 @@ class Orchestrator:
 
     def __init__(self, env: Environment, context: RunContext, config: RLConfig, world: int = 1):
         self.env, self.context, self.config, self.world = env, context, config, world
-        table = env.train_table if env.train_table is not None else env.eval_table
-        self.schedule = Schedule(list(table), config.seed, config.shuffle_dataset)
+        examples = list(env.train_table if env.train_table is not None else env.eval_table)
+        if not examples:
+            raise DatasetError(f"the dataset of {env.env_id or type(env).__name__} is empty: nothing to train on")
+        self.schedule = Schedule(examples, config.seed, config.shuffle_dataset)
         self.version = 0
         self.state = PipelineState()
-        self.discarded: list[Group] = []
-        """Groups dropped since the last batch."""
         self.stale = 0
-        self.running: dict[int, tuple[float, int, asyncio.Task]] = {}
-        """Group index -> (start on the monotonic clock, policy version at the start, task)."""
+        """Groups dropped for their age since the last batch."""
+        self.running: dict[int, Flight] = {}
+        """By group index."""
         self._faults: deque[bool] = deque(maxlen=4 * config.batch_size)
+        self._fault_kinds: set[str] = set()
         self._batches_without_signal = 0
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,7 +104,7 @@ class Orchestrator:
         without a batch, ``NoLearningSignal`` and ``TooManyFaults`` when going on makes no sense.
         """
         started = time.monotonic()
-        batch = self._wait(self._next_batch(), self.config.generation_timeout)
+        batch = self._wait(self._next_batch(), "no batch")
         batch.stats["time/wait_generation"] = time.monotonic() - started
         return batch
 
@@ -139,7 +119,7 @@ class Orchestrator:
 
     def settle(self) -> None:
         """Wait until everything that may run at this version has finished (deterministic mode, before a step)."""
-        self._wait(self._until(lambda: not self.running), self.config.generation_timeout)
+        self._wait(self._until(lambda: not self.running), "the rollouts of this policy version have not finished")
 
     def snapshot(self) -> PipelineState:
         """The pipeline's state at this moment; groups in flight are listed to be played again.
@@ -148,59 +128,93 @@ class Orchestrator:
         """
         if self.config.deterministic:
             self.settle()
-        return self._call(
-            lambda: replace(self.state, ready=list(self.state.ready), requeue=sorted(self.running) + self.state.requeue)
-        )
+
+        def copied() -> PipelineState:
+            state = self.state
+            requeue = sorted([*self.running, *state.requeue])
+            return replace(state, ready=list(state.ready), discarded=list(state.discarded), requeue=requeue)
+
+        return self._call(copied)
 
     def close(self) -> None:
         """Cancel what runs and end the thread; calling it again does nothing."""
-        if self._thread is None or self._loop is None:
+        thread, loop = self._thread, self._loop
+        if thread is None or loop is None:
             return
-        self._draining = True
-        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=30)
-        self._thread = None
+        self._thread, self._draining = None, True
+        cancelled = asyncio.run_coroutine_threadsafe(self._cancel_all(), loop)
+        try:
+            cancelled.result(timeout=CLOSE_S)
+        except FutureTimeout:
+            log.warning("rollouts could not be stopped within %g s: %s", CLOSE_S, self._describe_running())
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(timeout=ANSWER_S)
 
-    # --- on the pipeline's own loop -----------------------------------------------------------------------------
+    # --- between the two threads --------------------------------------------------------------------------------
 
     def _serve(self, ready: threading.Event) -> None:
-        self._loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._loop)
+        self._loop = loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
         self._changed = asyncio.Condition()
-        self._loop.call_soon(ready.set)
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        loop.call_soon(ready.set)
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
     def _call(self, function: Callable[[], Any]) -> Any:
+        """What ``function`` returns, called on the loop."""
+
         async def run() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()  # type: ignore[arg-type]
+        return self._wait(run(), "the pipeline does not answer")
 
-    def _wait(self, work: Any, timeout_s: float) -> Any:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type]
+    def _wait(self, work: Any, otherwise: str) -> Any:
+        timeout_s = self.config.generation_timeout
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout=timeout_s)
         except FutureTimeout:
+            if future.done():  # a TimeoutError of the work itself
+                raise
             future.cancel()
-            awaited = self._describe_running()
+            awaited = self._where_blocked() or self._describe_running()
             raise GenerationStalled(
-                f"no batch after {timeout_s:g} s: {awaited}. Raise generation_timeout, or look at why they take so long",
+                f"{otherwise} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or look at why they take "
+                "so long",
                 waiting_for=awaited,
                 elapsed_s=timeout_s,
             ) from None
 
+    def _where_blocked(self) -> str | None:
+        """The line that keeps the loop from going on; None when it does go on."""
+        assert self._loop is not None
+        answered = threading.Event()
+        self._loop.call_soon_threadsafe(answered.set)
+        if answered.wait(ANSWER_S) or self._thread is None or self._thread.ident is None:
+            return None
+        frame = sys._current_frames().get(self._thread.ident)
+        at = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+        return f"all rollouts stand still, because code of the environment blocks their event loop{at}"
+
     def _describe_running(self) -> str:
-        if not self.running:
+        flights = list(self.running.items())
+        if not flights:
             return "nothing is running, and the finished groups do not fill a batch"
-        index, (started, version, _) = min(self.running.items(), key=lambda entry: entry[1][0])
-        example = self.schedule.example(index).example_id
+        index, oldest = min(flights, key=lambda entry: entry[1].started)
+        states = [state for _, state in list(oldest.progress.running.values()) if state is not None]
+        awaited = Counter(state.waiting_for or "its turn" for state in states if state["reward"] is None)
+        waiting = ", ".join(f"{count} for {what}" for what, count in awaited.most_common())
         return (
-            f"{len(self.running)} group(s) are running, the oldest for {time.monotonic() - started:.0f} s "
-            f"(example {example}, begun at policy version {version})"
+            f"{len(flights)} group(s) are running, the oldest for {time.monotonic() - oldest.started:.0f} s (example "
+            f"{self.schedule.example(index).example_id}, begun at policy version {oldest.version}; of its rollouts "
+            f"wait {waiting or 'none'})"
         )
+
+    # --- on the pipeline's own loop -----------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
@@ -209,18 +223,7 @@ class Orchestrator:
         running = len(self.running) * group
         taken = self.state.delivered * batch + len(self.state.ready) * group + running
         owed = (self.config.max_off_policy_steps + self.version + 1) * batch - taken
-        return min(max(group, self.config.max_concurrent) - running, owed)
-
-    def _admit(self) -> None:
-        """Begin as many groups as the capacity allows, those of an interrupted run first."""
-        group = self.config.rollouts_per_example
-        while not self._draining and self._failure is None and self.capacity >= group and not self._exhausted:
-            if self.state.requeue:
-                index = self.state.requeue.pop(0)
-            else:
-                index, self.state.next_index = self.state.next_index, self.state.next_index + 1
-            task = asyncio.ensure_future(self._play(index))
-            self.running[index] = (time.monotonic(), self.version, task)
+        return min(self.config.max_concurrent - running, owed)
 
     @property
     def _exhausted(self) -> bool:
@@ -232,56 +235,94 @@ class Orchestrator:
     def _groups_per_batch(self) -> int:
         return self.config.batch_size // self.config.rollouts_per_example
 
-    async def _play(self, index: int) -> None:
+    def _admit(self) -> None:
+        """Begin as many groups as the capacity allows, those of an interrupted run first."""
+        group = self.config.rollouts_per_example
+        while not self._draining and self._failure is None and self.capacity >= group:
+            if self.state.requeue:
+                self._begin(self.state.requeue.pop(0))
+            elif not self._exhausted:
+                self.state.next_index += 1
+                self._begin(self.state.next_index - 1)
+            else:
+                return
+
+    def _begin(self, index: int) -> None:
+        progress = Progress()
+        task = asyncio.ensure_future(self._play(index, progress))
+        self.running[index] = Flight(time.monotonic(), self.version, task, progress)
+
+    async def _play(self, index: int, progress: Progress) -> None:
         example = self.schedule.example(index)
-        context = replace(self.context, seed=self.schedule.seed_of(index))
+        context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
         siblings = self.config.rollouts_per_example
         jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
         try:
             states = await play_group(self.env, jobs, context)
             self._collect(Group(index, example.example_id, tuple(Record.of(state) for state in states)))
-        except asyncio.CancelledError:
-            raise
+        except asyncio.CancelledError as error:
+            if self._draining:
+                raise
+            self._fail(RunError(f"the rollouts of example {example.example_id} were cancelled by their own code"), error)
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread by next_batch
-            self._failure = self._failure or error
+            self._fail(error)
         finally:
             self.running.pop(index, None)
             async with self._changed:
                 self._admit()
                 self._changed.notify_all()
 
+    def _fail(self, error: BaseException, cause: BaseException | None = None) -> None:
+        if cause is not None:
+            error.__cause__ = cause
+        self._failure = self._failure or error
+
     def _collect(self, group: Group) -> None:
-        self._faults.extend(record.error is not None for record in group.records)
+        if group.oldest_version is not None and group.oldest_version < 0:
+            raise ConfigError(
+                "the inference server does not say which policy version sampled its tokens (weight_versions), so their "
+                "age is unknown; use the embedded engine or a server that reports it"
+            )
+        self._count_faults(group)
+        drop = self.config.zero_variance == "drop" and group.is_dead(self.config)
+        (self.state.discarded if drop else self.state.ready).append(group)
+
+    def _count_faults(self, group: Group) -> None:
+        errors = [record.error for record in group.records if record.error is not None and math.isnan(record.reward)]
+        for error in errors:
+            kind = error.partition(":")[0]
+            if kind not in self._fault_kinds:
+                self._fault_kinds.add(kind)
+                log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
+        self._faults.extend([True] * len(errors) + [False] * (len(group.records) - len(errors)))
         failed, seen = sum(self._faults), len(self._faults)
-        if seen >= self.config.batch_size and failed > self.config.max_error_fraction * seen:
-            last = next((r.error for r in reversed(group.records) if r.error), "")
+        if errors and seen >= self.config.batch_size and failed > self.config.max_error_fraction * seen:
             raise TooManyFaults(
-                f"{failed} of the last {seen} rollouts failed, the last with {last}; training stops "
+                f"{failed} of the last {seen} rollouts failed, the last with {errors[-1]}; training stops "
                 f"(max_error_fraction={self.config.max_error_fraction:g})",
-                cause=last,
+                cause=errors[-1],
                 count=failed,
             )
-        drop = self.config.zero_variance == "drop" and group.is_dead(self.config)
-        (self.discarded if drop else self.state.ready).append(group)
 
     async def _next_batch(self) -> StepBatch:
         while True:
             await self._until(self._batch_is_there)
             groups = self._take()
-            discarded, self.discarded = self.discarded, []
-            batch = build(groups, discarded, self.config, self.world)
+            counted = [group for group in self.state.discarded if group.index < self.state.base]
+            self.state.discarded = [group for group in self.state.discarded if group.index >= self.state.base]
+            batch = build(groups, counted, self.config, self.world)
             if batch.num_tokens:
                 self._batches_without_signal = 0
                 self.state.delivered += 1
                 batch.stats.update(self._pipeline_stats(groups))
-            elif groups or discarded:
-                self._note_no_signal([*groups, *discarded])
+            elif groups or counted:
+                self._note_no_signal([*groups, *counted])
             self._admit()
             if batch.num_tokens:
                 return batch
 
     def _pipeline_stats(self, groups: Sequence[Group]) -> dict[str, float]:
-        ages = [self.version - group.oldest_version for group in groups]
+        ages = [self.version - v for group in groups if (v := group.oldest_version) is not None]
         stale, self.stale = self.stale, 0
         return {
             "batch/short": int(len(groups) < self._groups_per_batch),
@@ -291,21 +332,33 @@ class Orchestrator:
         }
 
     def _batch_is_there(self) -> bool:
-        """Whether a batch can be taken: enough groups, and none still running that would be too old for the next."""
-        last_chance = self.version - self.config.max_off_policy_steps
-        if any(begun <= last_chance for _, begun, _ in self.running.values()):
-            return False
+        """Whether a batch can be taken now, without leaving behind what would then be too old."""
         self._drop_stale()
         wanted = self._groups_per_batch
-        if len(self.state.ready) < wanted:
+        ready = sorted(self.state.ready, key=lambda group: group.index)
+        if self.running and self._would_go_stale(ready[wanted:]):
+            return False
+        if len(ready) < wanted:
             return self._exhausted and not self.running
         if self.config.deterministic and self.running:  # take in the order of the indices, whatever finishes first
-            return sorted(group.index for group in self.state.ready)[wanted - 1] < min(self.running)
+            return ready[wanted - 1].index < min(self.running)
         return True
+
+    def _would_go_stale(self, left: Sequence[Group]) -> bool:
+        """Whether more old groups would remain than the coming batches can take while they are young enough.
+
+        The n-th oldest of what remains is trained n // groups_per_batch batches after the next.
+        """
+        begun = sorted(
+            [flight.version for flight in self.running.values()]
+            + [v for group in left if (v := group.oldest_version) is not None]
+        )
+        oldest = self.version + 1 - self.config.max_off_policy_steps
+        return any(version < oldest + place // self._groups_per_batch for place, version in enumerate(begun))
 
     def _drop_stale(self) -> None:
         oldest = self.version - self.config.max_off_policy_steps
-        fresh = [group for group in self.state.ready if group.oldest_version >= oldest]
+        fresh = [group for group in self.state.ready if group.oldest_version is None or group.oldest_version >= oldest]
         if len(fresh) < len(self.state.ready):
             self.stale += len(self.state.ready) - len(fresh)
             self.state.ready = fresh
@@ -313,30 +366,33 @@ class Orchestrator:
 
     def _take(self) -> list[Group]:
         """The oldest ready groups, in the order in which they were begun."""
-        self.state.ready.sort(key=lambda group: group.index)
-        taken, self.state.ready = (
-            self.state.ready[: self._groups_per_batch],
-            self.state.ready[self._groups_per_batch :],
-        )
-        if len(taken) == self._groups_per_batch:
-            self.state.base = max(self.state.base, taken[-1].index + 1)
-        else:
-            self.state.base = self.state.next_index
+        wanted = self._groups_per_batch
+        ready = sorted(self.state.ready, key=lambda group: group.index)
+        taken, self.state.ready = ready[:wanted], ready[wanted:]
+        full = len(taken) == wanted
+        self.state.base = max(self.state.base, taken[-1].index + 1) if full else self.state.next_index
         return taken
 
     def _note_no_signal(self, groups: Sequence[Group]) -> None:
         self._batches_without_signal += 1
-        rewards = np.concatenate([group.rewards for group in groups]) if groups else np.array([math.nan])
+        if any(not group.is_dead(self.config) for group in groups):
+            found, advice = "all rollouts were overlong or truncated", "Raise max_seq_len or max_tokens"
+        else:
+            found = "no group had two different rewards"
+            advice = (
+                "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
+                "function"
+            )
+        rewards = np.concatenate([group.rewards for group in groups])
         values, counts = np.unique(np.round(rewards, 3), return_counts=True)
         histogram = {float(value): int(count) for value, count in zip(values, counts, strict=True)}
         shown = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
         limit = self.config.no_signal_steps
-        log.warning("no group of this batch has two different rewards (rewards: %s)", shown)
+        log.warning("a batch teaches nothing: %s (rewards: %s)", found, shown)
         if limit and self._batches_without_signal >= limit:
             raise NoLearningSignal(
-                f"{limit} batches in a row had no group with two different rewards, so there is nothing to learn from "
-                f"(rewards of the last: {shown}). Make the task easier or harder, raise rollouts_per_example or the "
-                "temperature, or check the reward function",
+                f"there is nothing to learn from: in each of the last {limit} batches {found} (rewards of the last: "
+                f"{shown}). {advice}",
                 histogram=histogram,
             )
 
@@ -350,14 +406,14 @@ class Orchestrator:
                 await self._changed.wait()
 
     async def _cancel_all(self) -> None:
-        tasks = [task for _, _, task in self.running.values()]
+        tasks = [flight.task for flight in self.running.values()]
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=20)
+            await asyncio.wait(tasks, timeout=CANCEL_S)
         close = getattr(self.context.client, "aclose", None)
         if close is not None:
             await close()
 
 
-__all__ = ["Orchestrator", "PipelineState", "RunError", "Schedule"]
+__all__ = ["Orchestrator"]

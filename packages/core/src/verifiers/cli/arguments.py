@@ -175,19 +175,24 @@ def toml_value(text: str) -> Any:
 
 
 def _take_positional(words: Iterable[str], line: CommandLine) -> None:
-    """Environment ids and files; what begins with a dash is an unknown option, and then nothing else is read."""
-    words = list(words)
-    unknown = [word for word in words if word.startswith("-") and len(word) > 1]
-    line.problems += [_unknown_option(word) for word in unknown]
-    if unknown:
-        return
+    """Environment ids and files; what begins with a dash is an option that click does not know."""
+    plain: list[str] = []
+    after_unknown = False
     for word in words:
+        if word.startswith("-") and len(word) > 1:
+            line.problems.append(_unknown_option(word))
+            after_unknown = "=" not in word
+        elif after_unknown:
+            after_unknown = False  # most likely the unknown option's value
+        else:
+            plain.append(word)
+    for word in plain:
         if word.endswith(".toml"):
             line.files.append(word)
-        elif line.targets:
-            line.problems.append(f"{word!r}: one more argument than expected; several ids are separated by commas")
-        else:
+        elif not line.targets:
             line.targets = [name.strip() for name in word.split(",") if name.strip()]
+        elif not line.problems:
+            line.problems.append(f"{word!r}: one more argument than expected; several ids are separated by commas")
 
 
 def _unknown_option(word: str) -> str:

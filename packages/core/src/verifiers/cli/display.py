@@ -169,7 +169,7 @@ class BarDisplay(Display):
         share = progress.done / progress.total if progress.total else 0.0
         full = round(share * BAR_CHARS)
         block = Text(f"{self.label}  ", style="bold", no_wrap=False)
-        block.append("━" * full, style="green").append("━" * (BAR_CHARS - full), style="bright_black")
+        block.append("━" * full, style="green").append("─" * (BAR_CHARS - full), style="bright_black")
         block.append(f"  {status_line(progress, now)}", style="not bold")
         if waiting := waiting_line(progress, now):
             block.append(f"\n{waiting}", style="not bold yellow")

@@ -75,7 +75,9 @@ class _Command:
         """Everything in order; failures raise."""
         entries = resolve(self.line)
         if self.command.dump_config:
-            print(dump(entries), end="", file=self.out)
+            from verifiers.cli.models import named
+
+            print(dump([(env_id, named(settings)) for env_id, settings in entries]), end="", file=self.out)
             return
         from verifiers.cli.display import make_display
         from verifiers.dual import run_in_private_loop
@@ -122,11 +124,14 @@ class _Command:
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
         """One run; a ``RunError`` is reported and the next run goes on."""
+        from verifiers.run_directory import is_complete
         from verifiers.runner import Progress
 
+        prepared.locate()  # again: an earlier entry may have taken the place
         progress = Progress()
         if prepared.path is not None and prepared.path.exists():
-            display.note(f"{prepared.env_id}: going on with the run in {prepared.path}")
+            state = "complete already" if is_complete(prepared.path) else "unfinished; it goes on"
+            display.note(f"{prepared.env_id}: the run in {prepared.path} is {state}")
         path = None if prepared.path is None else str(prepared.path)
         display.begin(prepared.label, progress, {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path})
         try:

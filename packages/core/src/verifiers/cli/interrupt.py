@@ -60,9 +60,14 @@ class Interrupt:
 
 @contextmanager
 def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Iterator[Interrupt]:
-    """Within the block SIGINT and SIGTERM cancel ``task``; the handlers before it are put back at the end."""
+    """Within the block SIGINT and SIGTERM cancel ``task``; the handlers before it are put back at the end.
+
+    A signal that the parent process told us to ignore (``nohup``, a background job of a script) stays ignored.
+    """
     interrupt = Interrupt(task, say)
-    before = {number: signal.signal(number, interrupt.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    in_main = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
+    heeded = [n for n in (signal.SIGINT, signal.SIGTERM) if in_main and signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt.handle) for number in heeded}
     try:
         yield interrupt
     finally:

@@ -17,6 +17,7 @@ from typing import Any
 from verifiers.cli.options import EvalSettings
 from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpoints
 from verifiers.clients.base import OPENAI_BASE_URL
+from verifiers.clients.http import OpenAIChatCompletionsClient as HttpClient
 from verifiers.clients.local import is_installed
 from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL
 from verifiers.errors import ConfigError
@@ -40,9 +41,10 @@ class Choice:
     note: str | None = None
 
     async def ask(self) -> Choice:
-        """With the model named, by the server's list if need be. Raises: as ``client.list_models``, ``ConfigError``."""
+        """With the model named, by the server's list if need be. Raises: as ``client.preflight``, ``ConfigError``."""
         if self.model is not None:
             return self
+        await self.client.preflight()
         names = await self.client.list_models()
         url = self.client.base_url
         if not names:
@@ -133,3 +135,18 @@ def _registry(settings: EvalSettings) -> Mapping[str, EndpointGroup]:
 def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None:
     match = close_match(model, registry)
     return f"{model!r} is no alias of the registry (did you mean {match!r}?); it is used as a model's name" if match else None
+
+
+def named(settings: EvalSettings) -> EvalSettings:
+    """The settings with what the environment variables and defaults add, so that they mean the same elsewhere.
+
+    What only a server could say stays open; contacts nobody. Raises: ``ConfigError`` as `choose`, when nobody is there.
+    """
+    choice = choose(settings)
+    path = registry_path(settings)
+    found: dict[str, Any] = {"endpoints_path": str(path.resolve()) if path is not None else None}
+    if settings.model is None and choice.model is not None:
+        found["model"] = "local" if getattr(choice.client, "is_local", False) else choice.model
+    if settings.api_base_url is None and os.environ.get("OPENAI_BASE_URL") and isinstance(choice.client, HttpClient):
+        found["api_base_url"] = choice.client.base_url
+    return replace(settings, **found)

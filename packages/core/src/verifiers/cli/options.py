@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifiers.cli.kinds import ANYTHING, FLAG, HEADERS, NAMES, RUN, SECONDS, TABLE, TEXT, VARIABLE, Kind, choice, integer, number
-from verifiers.clients.base import CLIENT_TYPES
 
+CLIENT_TYPES = ("openai_chat_completions", "openai_completions")  # as in clients.base, which is slow to import
 DEFAULT_ENV_DIR = "./environments"
 
 

@@ -139,7 +139,10 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
     """The environment with its settings. Raises: as ``load_environment``; ``ConfigError`` for ``-x``."""
     offer_folder(env_id, settings.env_dir_path)
     env = registry.load_environment(env_id, **settings.env_args)
-    env.set_kwargs(**settings.extra_env_kwargs)
+    try:
+        env.set_kwargs(**settings.extra_env_kwargs)
+    except ConfigError as error:
+        raise ConfigError(f"--extra-env-kwargs: {error}", **error.facts) from error
     return env
 
 

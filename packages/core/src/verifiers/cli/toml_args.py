@@ -223,10 +223,14 @@ def _toml(value: Any) -> str:
         case Mapping():
             if "null" in (text := json.dumps(value, ensure_ascii=False)) and _has_null(value):
                 return _toml(text)
-            return "{ " + ", ".join(f"{_toml(str(key))} = {_toml(member)}" for key, member in value.items()) + " }"
+            return "{ " + ", ".join(f"{_key(str(key))} = {_toml(member)}" for key, member in value.items()) + " }"
         case list() | tuple():
             return "[" + ", ".join(map(_toml, value)) + "]"
     raise TypeError(f"no TOML for {type(value).__name__}")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _has_null(value: Any) -> bool:

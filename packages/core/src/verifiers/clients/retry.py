@@ -21,6 +21,8 @@ from verifiers.clients.reply import TOKEN_FIELDS
 from verifiers.errors import ModelError, ModelUnavailable, RateLimited
 from verifiers.types import Attempt, Response
 
+_JITTER = random.SystemRandom()  # the global generator is the caller's, and forked workers must not pause alike
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -40,8 +42,8 @@ class RetryPolicy:
         """Seconds to wait after the given number of failures (1 or more), drawn with full jitter."""
         backoff = min(self.max_s, self.base_s * 2.0 ** min(num_failures - 1, 60))
         if retry_after_s is None:
-            return random.uniform(0.0, backoff)
-        return retry_after_s + random.uniform(0.0, max(backoff, min(retry_after_s, self.max_s)))
+            return _JITTER.uniform(0.0, backoff)
+        return retry_after_s + _JITTER.uniform(0.0, max(backoff, min(retry_after_s, self.max_s)))
 
     def asks_too_much(self, error: ModelError) -> bool:
         """Whether the server asks for a pause above the bound."""

@@ -1,31 +1,36 @@
 """``Environment``: a dataset, a way to act and a way to score, under one name.
 
 An environment object is configuration. Constructing one starts no thread, opens nothing and seeds nothing; the dataset
-is read on first use. What happens in one rollout is in ``verifiers.rollout``; many rollouts are in
-``verifiers.runner``; this class only offers them under their public names.
+is read on first use. What happens in one rollout is in ``verifiers.rollout``, many rollouts are in
+``verifiers.runner``; this class makes single model calls for them, and ``running`` offers both under their names.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verifiers import compat
+from verifiers.clients.resolve import as_client
 from verifiers.dataset import RowFormat, Table
 from verifiers.decorators import decorated
-from verifiers.dual import blocking, dual, maybe_await
+from verifiers.dual import blocking, maybe_await
+from verifiers.environments.running import Runs
 from verifiers.errors import ConfigError
+from verifiers.messages import normalize_messages
 from verifiers.parsers import Parser
 from verifiers.rubrics import Rubric
 from verifiers.state import State, TrajectoryStep, record_tokens
 from verifiers.suggest import close_match
-from verifiers.types import Messages, ModelRequest, Response
+from verifiers.types import Message, Messages, ModelRequest, Response
 
 OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent")
 
 
-class Environment:
+class Environment(Runs):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
     ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
@@ -94,6 +99,8 @@ class Environment:
         )
         self.row_format = RowFormat(**formatting)
         self._tables = Table.pair(dataset, eval_dataset, **formatting)
+        self.monitor_rubric = Rubric(parser=self.parser)
+        """Functions that are measured on every rollout beside the rubric's; they never touch reward or advantage."""
         self._torn_down = False
         self.set_kwargs(**given)
         if rubric is not None and parser is not None and type(rubric.parser) not in (type(parser), Parser):
@@ -242,22 +249,30 @@ class Environment:
         Raises ``ModelError`` when the endpoint gives none, ``OverlongPromptError`` when the prompt does not fit.
         """
         run = state.run
-        sampling = {**self.sampling_args, **(state["sampling_args"] or {}), **(sampling_args or {})}
+        answering = as_client(client or state["client"])
         tools = tool_defs if tool_defs is not None else state["tool_defs"]
         request = ModelRequest(
-            prompt=prompt,
+            prompt=self.as_prompt(prompt),
             model=model or state["model"],
             message_type=self.message_type,
             tools=tools or None,
-            sampling_args=sampling,
+            sampling_args={**self.sampling_args, **(state["sampling_args"] or {}), **(sampling_args or {})},
             seed=run.seed_of(state) if run is not None else None,
             require_tokens=run.require_tokens if run is not None else False,
             rollout_id=state["trajectory_id"],
+            headers=_headers_from_state(answering, state),
         )
         if run is None:
-            return await (client or state["client"]).complete(request)
+            return await answering.complete(request)
         async with run.generation_slot:
-            return await (client or state["client"]).complete(request)
+            run.check_open()
+            return await answering.complete(request)
+
+    def as_prompt(self, given: Any) -> Messages:
+        """Messages in any form as a prompt; those that are ``Message`` objects already are passed on as they are."""
+        if self.message_type == "chat" and type(given) is list and all(isinstance(m, Message) for m in given):
+            return given
+        return normalize_messages(given, self.message_type)
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
         """Record a response as the next step of the trajectory."""
@@ -275,9 +290,14 @@ class Environment:
         )
         if truncated:
             state["is_truncated"] = True
-        self.increment_state_usage(state, response.usage.prompt_tokens, response.usage.completion_tokens)
-        state["usage"]["final_input_tokens"] = response.usage.prompt_tokens
-        state["usage"]["final_output_tokens"] = response.usage.completion_tokens
+        usage = response.usage
+        self.increment_state_usage(state, usage.prompt_tokens, usage.completion_tokens)
+        state["usage"]["final_input_tokens"] = usage.prompt_tokens
+        state["usage"]["final_output_tokens"] = usage.completion_tokens
+        if previous is None and self.max_seq_len is not None and _prompt_tokens(response) > self.max_seq_len:
+            state["prompt_too_long"] = True
+            if step["tokens"] is not None:
+                step["tokens"]["overlong_prompt"] = True
         await maybe_await(self.add_trajectory_step(state, step))
 
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
@@ -294,126 +314,33 @@ class Environment:
         """The rollout's token counts so far."""
         return dict(state["usage"])
 
-    # --- running ------------------------------------------------------------------------------------------------
-
-    def evaluate(
-        self,
-        client: Any = None,
-        model: Any = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        num_examples: int = -1,
-        rollouts_per_example: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Play and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` siblings of each.
-
-        Blocks and returns ``GenerateOutputs``; inside a running event loop returns an awaitable of it. Options are
-        those of ``verifiers.runner.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
-        """
-        return dual(
-            lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
-        )
-
-    def evaluate_sync(self, *args: Any, **options: Any) -> Any:
-        """``evaluate``, always blocking."""
-        return blocking(lambda: self.a_evaluate(*args, **options))
-
-    async def a_evaluate(
-        self,
-        client: Any = None,
-        model: Any = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        num_examples: int = -1,
-        rollouts_per_example: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """``evaluate`` as a coroutine."""
-        from verifiers.generate import evaluate
-
-        return await evaluate(self, client, model, sampling_args, num_examples, rollouts_per_example, options)
-
-    def generate(
-        self,
-        inputs: Any = None,
-        client: Any = None,
-        model: Any = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        n_samples: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Play and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap round over them.
-
-        Rows of equal ``example_id`` are siblings. Blocks, or returns an awaitable inside a running loop.
-        """
-        return dual(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
-
-    def generate_sync(self, *args: Any, **options: Any) -> Any:
-        """``generate``, always blocking."""
-        return blocking(lambda: self.a_generate(*args, **options))
-
-    async def a_generate(
-        self,
-        inputs: Any = None,
-        client: Any = None,
-        model: Any = None,
-        sampling_args: Mapping[str, Any] | None = None,
-        n_samples: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """``generate`` as a coroutine."""
-        from verifiers.generate import generate
-
-        return await generate(self, inputs, client, model, sampling_args, n_samples, options)
-
-    def rollout(self, *args: Any, **keywords: Any) -> Any:
-        """One rollout, not scored; blocks, or returns an awaitable inside a running loop.
-
-        ``rollout(input, client, model, sampling_args=None) -> State``, where ``input`` is a row; or
-        ``rollout(client=…, model=…, prompt=…, answer=…, **sampling) -> (completion, state)``.
-        """
-        return dual(lambda: self.a_rollout(*args, **keywords))
-
-    def rollout_sync(self, *args: Any, **keywords: Any) -> Any:
-        """``rollout``, always blocking."""
-        return blocking(lambda: self.a_rollout(*args, **keywords))
-
-    async def a_rollout(self, *args: Any, **keywords: Any) -> Any:
-        """``rollout`` as a coroutine."""
-        from verifiers.single import rollout
-
-        return await rollout(self, *args, **keywords)
-
-    async def run_rollout(self, input: Mapping[str, Any], client: Any, model: str, *args: Any, **keywords: Any) -> Any:
-        """One rollout, scored; never raises for its own failure. Keywords of either age (``single.run_rollout``)."""
-        from verifiers.single import run_rollout
-
-        return await run_rollout(self, input, client, model, *args, **keywords)
-
-    async def run_group(self, group_inputs: Any, client: Any, model: str, *args: Any, **keywords: Any) -> list:
-        """Siblings of one example, scored, with advantages; never raises for a rollout's own failure."""
-        from verifiers.single import run_group
-
-        return await run_group(self, group_inputs, client, model, *args, **keywords)
-
-    def make_dataset(self, results: Any, *args: Any, **options: Any) -> Any:
-        """``results`` as a ``datasets.Dataset``; see ``verifiers.make_dataset``."""
-        from verifiers.results import make_dataset
-
-        return make_dataset(results, *args, **options)
-
     # --- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Run the ``@teardown`` handlers, once."""
+        """Run the ``@teardown`` handlers of the environment and its rubric, once."""
         blocking(self.aclose)
 
     async def aclose(self) -> None:
-        """``close`` as a coroutine."""
+        """``close`` as a coroutine. Raises the first handler's failure, after all have run."""
         if self._torn_down:
             return
         self._torn_down = True
-        for _, handler, _ in decorated(self, "teardown"):
-            await maybe_await(handler())
+        _STARTED.discard(self)
+        failures = []
+        for name, handler, _ in decorated(self, "teardown"):
+            try:
+                await maybe_await(handler())
+            except Exception as error:  # noqa: BLE001 - the other handlers run first; it is logged, then raised
+                self.logger.warning("teardown %s failed: %s: %s", name, type(error).__name__, error)
+                failures.append(error)
+        await self.rubric.teardown()
+        if failures:
+            raise failures[0]
+
+    def close_at_exit(self) -> None:
+        """See to it that the handlers run when the interpreter ends; asked for by an environment's first rollout."""
+        if self not in _STARTED and not self._torn_down:
+            _STARTED.add(self)
 
     def __enter__(self) -> Environment:
         return self
@@ -424,6 +351,28 @@ class Environment:
     async def __aenter__(self) -> Environment:
         return self
 
-    async def __aexit__(self, *_: object) -> Awaitable[None] | None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-        return None
+
+
+_STARTED: weakref.WeakSet[Environment] = weakref.WeakSet()
+"""Environments that have started a rollout and were not closed."""
+
+
+@atexit.register
+def _close_started() -> None:
+    for env in list(_STARTED):
+        try:
+            env.close()
+        except Exception as error:  # noqa: BLE001 - nobody is left to catch it; it is logged
+            env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
+
+
+def _headers_from_state(client: Any, state: State) -> dict[str, str] | None:
+    """Headers that the client's settings take from the state (``ClientConfig.extra_headers_from_state``)."""
+    wanted = getattr(getattr(client, "config", None), "extra_headers_from_state", None)
+    return {header: str(state[key]) for header, key in wanted.items() if key in state} if wanted else None
+
+
+def _prompt_tokens(response: Response) -> int:
+    return len(response.tokens.prompt_ids) if response.tokens is not None else response.usage.prompt_tokens

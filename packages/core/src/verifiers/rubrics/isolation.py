@@ -28,6 +28,8 @@ from verifiers.errors import ConfigError, ScoringError
 
 WORKER = Path(__file__).with_name("isolation_worker.py")
 MAX_ANSWER_BYTES = 16 << 20
+START_LIMIT_S = 60.0
+"""Bound of starting a process and importing the function, which the function's own bound does not include."""
 
 
 class Processes:
@@ -40,7 +42,7 @@ class Processes:
         self._lock = threading.Lock()
 
     def call(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
-        """The function's value. The wait for a free process does not count.
+        """The function's value. ``limit_s`` runs from when the function begins, in a process that has imported it.
 
         *Raises* TimeoutError at the deadline, ScoringError when the arguments are not plain data, the function raised
         (its type and text are in the message) or the process died.
@@ -98,7 +100,6 @@ class _Process:
 
     def exchange(self, message: bytes, limit_s: float) -> dict[str, Any] | None:
         """Send a message and wait for its answer; None when the process died. *Raises* TimeoutError."""
-        deadline = monotonic() + limit_s
         stdin = self._popen.stdin
         assert stdin is not None
         try:
@@ -107,6 +108,11 @@ class _Process:
         except (OSError, ValueError):
             self.kill()
             return None
+        answer = self._receive(START_LIMIT_S)
+        return self._receive(limit_s) if answer is not None and "started" in answer else answer
+
+    def _receive(self, limit_s: float) -> dict[str, Any] | None:
+        deadline = monotonic() + limit_s
         header = self._read(4, deadline, limit_s)
         size = struct.unpack("<I", header)[0] if len(header) == 4 else MAX_ANSWER_BYTES + 1
         body = self._read(size, deadline, limit_s) if size <= MAX_ANSWER_BYTES else b""

@@ -22,6 +22,11 @@ def read_message(stream: BinaryIO) -> bytes | None:
     return stream.read(struct.unpack("<I", header)[0]) if len(header) == 4 else None
 
 
+def write_message(stream: BinaryIO, text: bytes) -> None:
+    stream.write(struct.pack("<I", len(text)) + text)
+    stream.flush()
+
+
 def bound_cpu_time(limit_s: float) -> None:
     """Let the kernel end this process a little after ``limit_s`` more seconds of computing."""
     try:
@@ -42,13 +47,14 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def answer(message: bytes) -> dict[str, Any]:
-    """Make one call and describe its outcome."""
+def answer(message: bytes, results: BinaryIO) -> dict[str, Any]:
+    """Make one call and describe its outcome; says ``started`` once everything is imported."""
     try:
         path, limit_s, call = pickle.loads(message)
         sys.path[:] = path
-        bound_cpu_time(limit_s)
         function, kwargs = pickle.loads(call)
+        bound_cpu_time(limit_s)
+        write_message(results, b'{"started": true}')
         return {"value": function(**kwargs)}
     except BaseException as error:  # noqa: BLE001  reported to the parent, which judges it
         return {"error": type(error).__name__, "message": str(error)[:2000]}
@@ -60,13 +66,12 @@ def main() -> None:
     os.dup2(sink, 1)
     os.dup2(sink, 2)
     while (message := read_message(sys.stdin.buffer)) is not None:
-        outcome = answer(message)
+        outcome = answer(message, results)
         try:
             text = json.dumps(outcome, default=plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
             text = json.dumps({"error": type(error).__name__, "message": str(error)[:2000]}).encode()
-        results.write(struct.pack("<I", len(text)) + text)
-        results.flush()
+        write_message(results, text)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ IDLE_SHARE = 0.05
 HEALTHY_LAG_S = 0.02
 """While the loop itself wakes later than this, the machine is too busy to tell waiting from starving."""
 PROMPT_LAG_S = 0.002
-"""A loop that wakes within this is not being held: a thread that holds the interpreter delays it by about 5 ms."""
+PROMPT_WINDOWS = 4
+"""A loop that always wakes this promptly for so many windows is not being held: a thread that holds the interpreter
+delays it by about 5 ms. So threads that compute outside the interpreter get company too."""
 
 
 class Step(Protocol):
@@ -94,6 +96,7 @@ class Workers:
         self._ticking = False
         self._expected_tick = 0.0
         self._lag_s = 0.0  # how late ticks come: the worst, forgotten slowly
+        self._prompt_windows = 0
         self._window: tuple[float, float] = (0.0, 0.0)  # its start, and the CPU time of other threads then
 
     async def run(self, steps: Sequence[Step], context: Any) -> list[Any]:
@@ -152,8 +155,9 @@ class Workers:
         if now - begun >= WINDOW_S:
             cpu_now = _other_threads_cpu_s()
             waiting = self._lag_s < HEALTHY_LAG_S and cpu_now - cpu_then < IDLE_SHARE * (now - begun)
+            self._prompt_windows = self._prompt_windows + 1 if self._lag_s < PROMPT_LAG_S else 0
             self._window = (now, cpu_now)
-            if not self._queue.empty() and (waiting or self._lag_s < PROMPT_LAG_S):
+            if not self._queue.empty() and (waiting or self._prompt_windows >= PROMPT_WINDOWS):
                 self._grow(now)
         self._ticking = self._open > 0
         if self._ticking:

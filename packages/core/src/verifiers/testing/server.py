@@ -2,8 +2,7 @@
 
 The promise: what a client meets is real HTTP over a real socket, each request's fault is scripted (status, headers,
 delay, drip, reset, garbage, silence), and everything that arrived is on record with its time. It runs in a thread, or
-in a child process (``process=True``) when the client's own CPU time is to be measured; it answers about 20,000
-requests per second and core.
+in a child process (``process=True``) when the client's own CPU time is to be measured.
 
 It is a test double: it checks no key, speaks HTTP/1.1 with Content-Length only, and binds to 127.0.0.1.
 """

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from transformers import TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 from verifiers.messages import escape_control
 from verifiers_trainer.loggers import METRICS, read_metrics
@@ -42,13 +45,39 @@ class ConsoleHandler(logging.Handler):
         self.console.print(f"{record.levelname.lower()}: {said}", markup=False, highlight=False, soft_wrap=True)
 
 
-def show_logs(console: Console, level: int) -> None:
-    """Send the project's log messages of ``level`` and above to ``console``, and nowhere else."""
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        logger.handlers = [ConsoleHandler(console)]
+@contextmanager
+def show_logs(console: Console, level: int) -> Iterator[None]:
+    """Send the project's log messages of ``level`` and above to ``console``, and nowhere else, inside the block."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers, logger.propagate = [ConsoleHandler(console)], False
         logger.setLevel(level)
-        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, (handlers, old, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(old)
+
+
+@contextmanager
+def quiet_libraries(wanted: bool = True) -> Iterator[None]:
+    """Keep transformers and warnings about libraries' own future off the screen inside the block."""
+    if not wanted:
+        yield
+        return
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 class ProgressLine(TrainerCallback):

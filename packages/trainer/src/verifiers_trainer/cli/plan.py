@@ -26,6 +26,8 @@ NOTHING_GIVEN = (
     "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
     "`vf-train quickstart` needs neither"
 )
+FOLDER_FLAGS = ("--output-dir", "--resume")
+"""The options that name the run's folder, without being settings themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def make_plan(
         problems.append("--fresh starts anew and --resume goes on: give one of them")
     given_folder = output_dir or (str(_run_folder(Path(resume))) if resume else None)
     if given_folder:
-        flag = "--output-dir" if output_dir else "--resume"
+        flag = FOLDER_FLAGS[0 if output_dir else 1]
         assignments.append(Assignment(("trainer", "args", "output_dir"), given_folder, flag))
     _use_one_device()
     settings, found = read_settings(assignments, torch.cuda.device_count())

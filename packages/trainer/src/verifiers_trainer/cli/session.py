@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import shlex
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers.utils import logging as transformers_logging
 
 from verifiers.durable import LOCK_NAME, HeldFile
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers_trainer import checkpoint
 from verifiers_trainer.cli.canonical import to_toml
-from verifiers_trainer.cli.display import ProgressLine, closing_rows, two_columns, show_logs
+from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.interrupt import Interruption
-from verifiers_trainer.cli.plan import Plan, make_plan, step_of
+from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.loggers import METRICS, MetricsFile, read_metrics
 from verifiers_trainer.trainer import RLTrainer
 
@@ -42,12 +44,13 @@ class Session:
     quiet: bool = False
 
     def run(self, result: dict[str, Any]) -> int:
+        """Do it. Raises ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
         self.console = Console(stderr=True)
         level = logging.DEBUG if self.verbose else logging.ERROR if self.quiet else logging.INFO
-        show_logs(self.console, level)
-        if not self.verbose:
-            transformers_logging.set_verbosity_error()
-            transformers_logging.disable_progress_bar()
+        with show_logs(self.console, level), quiet_libraries(not self.verbose):
+            return self._run(result)
+
+    def _run(self, result: dict[str, Any]) -> int:
         plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
         if self.dump_config:
             print(to_toml(plan.settings, plan.config), end="")
@@ -65,8 +68,10 @@ class Session:
     # --- the three things it can do -----------------------------------------------------------------------------
 
     def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
-        with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
-            rows = [*plan_rows(plan), *model_rows(trainer)]
+        config = copy.copy(plan.config)
+        with tempfile.TemporaryDirectory() as config.output_dir:  # transformers makes the folder it is given
+            with RLTrainer(plan.settings.model, plan.env, config) as trainer:
+                rows = [*plan_rows(plan), *model_rows(trainer)]
         if not self.as_json:
             print(two_columns(rows))
         result.update(run_dir=str(plan.folder), step=plan.first_step, metrics=None, plan=dict(rows))
@@ -149,21 +154,28 @@ class Session:
 
     def _close(self, plan: Plan, interruption: Interruption | None) -> None:
         newest = checkpoint.newest_valid(plan.folder)
-        done = step_of(newest) if newest else 0
-        more = [*self.words, *(["--output-dir", self.output_dir] if self.output_dir else [])]
-        if interruption is not None:
-            commands = [_command([*more, *self._same_folder(plan)])] if newest else []
-            self._say(f"\ninterrupted; {f'step {done} is saved' if newest else 'no step was finished'}. To go on:")
-        else:
-            more += ["--trainer.args.max_steps", str(2 * plan.config.max_steps), *self._same_folder(plan)]
-            commands = [f"{_command(more)}    # trains on"]
+        if interruption is None:
             self._say("")
+            commands = [f"{self._again(plan, 2 * plan.config.max_steps)}    # trains on"]
+        elif newest is not None:
+            self._say(f"\ninterrupted; step {step_of(newest)} is saved, and the command below goes on from there")
+            commands = [self._again(plan)]
+        else:
+            self._say("\ninterrupted before the first step was finished; nothing is saved")
+            commands = []
         self._say(two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands)))
 
-    def _same_folder(self, plan: Plan) -> list[str]:
-        """What must be added to the command so that it finds this folder again."""
-        named = self.output_dir or {"run_name", "output_dir"} & plan.settings.config.keys()
-        return [] if named else ["--output-dir", str(plan.folder)]
+    def _again(self, plan: Plan, max_steps: int | None = None) -> str:
+        """The command that finds this folder again, perhaps with another ``max_steps``."""
+        words, flag = list(self.words), "--trainer.args.max_steps"
+        if max_steps is not None:
+            if flag in words:
+                del words[words.index(flag) : words.index(flag) + 2]
+            words = [*(word for word in words if not word.startswith(f"{flag}=")), flag, str(max_steps)]
+        place = plan.settings.places.get("output_dir")
+        if place in FOLDER_FLAGS or (place is None and "run_name" not in plan.settings.config):
+            words += ["--output-dir", str(plan.folder)]
+        return shlex.join(["vf-train", *words])
 
     def _draw(self, plan: Plan) -> Path | None:
         from verifiers_trainer.plot import draw_learning_curve
@@ -183,12 +195,6 @@ def _hold(folder: Path) -> HeldFile:
     held = HeldFile(folder / LOCK_NAME)
     held.write_holder()
     return held
-
-
-def _command(words: list[str]) -> str:
-    from verifiers_trainer.cli.train import command_line
-
-    return command_line(words)
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
     """Dotted key -> number of the line that sets it first. Keys inside inline tables have no entry of their own.
 
     >>> key_lines('model = "x"\\n[trainer.args]\\nmax_steps = 10')
-    {('model',): 1, ('trainer', 'args'): 2, ('trainer', 'args', 'max_steps'): 3}
+    {('model',): 1, ('trainer',): 2, ('trainer', 'args'): 2, ('trainer', 'args', 'max_steps'): 3}
     """
     found: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
@@ -102,7 +102,8 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
             continue
         if match := _HEADER.match(line):
             table = _split(match[1])
-            found.setdefault(table, number)
+            for depth in range(len(table)):
+                found.setdefault(table[: depth + 1], number)
         elif match := _KEY.match(line):
             found.setdefault((*table, *_split(match[1])), number)
         quote = next((q for q in ('"""', "'''") if line.count(q) % 2), "")

@@ -9,7 +9,6 @@ This module reads options and decides the order of things; what a run is stands 
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +36,7 @@ class _Command(click.Command):
     """Lets ``--resume`` stand without a path: click would take a following ``@`` for it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        pairs = zip(args, [*args[1:], "-"], strict=True)
+        pairs = zip(args, [*args, "-"][1:], strict=True)
         alone = ("--resume=" if word == "--resume" and after[:1] in ("@", "-") else word for word, after in pairs)
         return super().parse_args(ctx, list(alone))
 
@@ -110,11 +109,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         quickstart_command.main(words[1:], prog_name="vf-train quickstart")
     else:
         train_command.main(words, prog_name="vf-train")
-
-
-def command_line(words: Sequence[str]) -> str:
-    """The command as it can be typed again."""
-    return shlex.join(["vf-train", *words])
 
 
 if __name__ == "__main__":

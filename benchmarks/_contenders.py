@@ -1,0 +1,201 @@
+"""The ways to play a conversation that are measured: raw aiohttp, the raw ``openai`` SDK, and ``env.evaluate``.
+
+A contender is opened inside a running loop, warmed up there, and then plays ``num_rollouts`` conversations with
+``in_flight`` at once. The raw ones do what no client can do without: build the body, send it, decode the answer into
+plain objects, go on from its message. They score nothing, keep nothing and store nothing; ours scores with a function,
+builds every row and makes it durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from _measure import Cost, Stopwatch, new_event_loop
+
+import verifiers as vf
+from verifiers.clients import OpenAIChatCompletionsClient
+from verifiers.types import UserMessage
+
+QUESTION = "What is six times seven? " * 10
+SYSTEM = "Answer in one sentence."
+GO_ON = "Are you sure? Think about it once more."
+SAMPLING = {"temperature": 0.7, "max_tokens": 256}
+TOKEN_SAMPLING = {"logprobs": True, "extra_body": {"return_token_ids": True}}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is played. ``with_tokens`` asks for 256 token ids and log-probabilities per turn."""
+
+    num_rollouts: int
+    in_flight: int
+    num_turns: int = 1
+    with_tokens: bool = False
+
+
+Say = Callable[[list[dict[str, Any]]], Awaitable[str]]
+"""A conversation in, what the model says next out."""
+Play = Callable[[int], Awaitable[None]]
+"""Play that many conversations."""
+Close = Callable[[], Awaitable[object]]
+
+
+async def raw(url: str, load: Load) -> tuple[Play, Close]:
+    """One pooled aiohttp session, the standard ``json`` both ways, dicts out."""
+    return await _raw(url, load, lambda body: json.dumps(body).encode(), json.loads)
+
+
+async def raw_msgspec(url: str, load: Load) -> tuple[Play, Close]:
+    """The floor: as ``raw``, with the fastest JSON there is, into dicts all the same."""
+    return await _raw(url, load, msgspec.json.Encoder().encode, msgspec.json.Decoder().decode)
+
+
+async def _raw(
+    url: str, load: Load, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+) -> tuple[Play, Close]:
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=load.in_flight),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"Content-Type": "application/json", "Authorization": "Bearer k"},
+    )
+    target = f"{url}/chat/completions"
+    sampling: dict[str, Any] = {**SAMPLING, "logprobs": True, "return_token_ids": True} if load.with_tokens else SAMPLING
+
+    async def say(messages: list[dict[str, Any]]) -> str:
+        body = encode({"model": "m", "messages": messages, **sampling})
+        async with session.post(target, data=body) as answer:
+            return decode(await answer.read())["choices"][0]["message"]["content"]
+
+    return _conversations(say, load), session.close
+
+
+async def openai(url: str, load: Load) -> tuple[Play, Close]:
+    """``AsyncOpenAI`` as its documentation shows it."""
+    return _sdk(url, load, None)
+
+
+async def openai_aiohttp(url: str, load: Load) -> tuple[Play, Close]:
+    """``AsyncOpenAI`` on its own aiohttp transport."""
+    import openai as sdk
+
+    return _sdk(url, load, sdk.DefaultAioHttpClient(timeout=600))
+
+
+def _sdk(url: str, load: Load, http_client: Any) -> tuple[Play, Close]:
+    import openai as sdk
+
+    client = sdk.AsyncOpenAI(base_url=url, api_key="k", max_retries=0, timeout=600, http_client=http_client)
+    sampling: dict[str, Any] = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
+
+    async def say(messages: list[dict[str, Any]]) -> str:
+        answer = await client.chat.completions.create(model="m", messages=messages, **sampling)  # type: ignore[arg-type]
+        return answer.choices[0].message.content or ""
+
+    return _conversations(say, load), client.close
+
+
+def _conversations(say: Say, load: Load) -> Play:
+    """Conversations by bounded workers, as plain as they can be."""
+
+    async def converse() -> None:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+        for turn in range(load.num_turns):
+            said = await say(messages)
+            if turn + 1 < load.num_turns:
+                messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": GO_ON}]
+
+    async def play(num_rollouts: int) -> None:
+        left = iter(range(num_rollouts))
+
+        async def work() -> None:
+            for _ in left:
+                await converse()
+
+        await asyncio.gather(*(work() for _ in range(min(load.in_flight, num_rollouts))))
+
+    return play
+
+
+async def ours(url: str, load: Load) -> tuple[Play, Close]:
+    """``env.evaluate`` as a user calls it, scored and journalled; the states are not kept."""
+    client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
+    env = environment(load)
+    assert len(env.eval_table) == load.num_rollouts  # reads the dataset, which is no part of a rollout
+    folder = tempfile.TemporaryDirectory(dir=".", prefix=".benchmark-")
+    runs = iter(range(1000))
+    sampling = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
+
+    async def play(num_rollouts: int) -> None:
+        results = await env.evaluate(
+            client,
+            "m",
+            sampling,
+            num_examples=num_rollouts,
+            max_concurrent=load.in_flight,
+            results_path=Path(folder.name, str(next(runs))),
+            keep_states=False,
+        )
+        assert len(results) == num_rollouts
+        assert set(results["rewards"]) == {1.0}, results["errors"][:1]
+
+    async def close() -> None:
+        folder.cleanup()
+        await client.aclose()
+
+    return play, close
+
+
+def environment(load: Load) -> vf.Environment:
+    """A question per rollout, as many turns as the load has, one reward function."""
+
+    def correct(completion, answer) -> float:
+        return float(answer in completion[-1]["content"])
+
+    rows = [{"question": QUESTION, "answer": "42", "info": {"number": i}} for i in range(load.num_rollouts)]
+    parts: dict[str, Any] = {"dataset": rows, "system_prompt": SYSTEM, "rubric": vf.Rubric(funcs=[correct])}
+    if load.num_turns == 1:
+        return vf.SingleTurnEnv(**parts)
+    return _GoOn(max_turns=load.num_turns, **parts)
+
+
+class _GoOn(vf.MultiTurnEnv):
+    """The environment always says the same."""
+
+    def env_response(self, messages, state, **_):
+        return [UserMessage(GO_ON)]
+
+
+CONTENDERS: dict[str, Callable[[str, Load], Awaitable[tuple[Play, Close]]]] = {
+    "raw aiohttp + msgspec": raw_msgspec,
+    "raw aiohttp + json": raw,
+    "env.evaluate": ours,
+    "AsyncOpenAI (aiohttp)": openai_aiohttp,
+    "AsyncOpenAI": openai,
+}
+FLOOR = "raw aiohttp + msgspec"
+
+
+def cost(name: str, url: str, load: Load, num_warmup: int) -> Cost:
+    """What ``load`` takes one contender, on a fresh loop; ``num_warmup`` rollouts before it are not counted."""
+
+    async def measure() -> Cost:
+        play, close = await CONTENDERS[name](url, load)
+        try:
+            if num_warmup:
+                await play(num_warmup)
+            with Stopwatch() as watch:
+                await play(load.num_rollouts)
+            return watch.cost
+        finally:
+            await close()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(measure())

@@ -1,0 +1,168 @@
+"""What every benchmark here shares: side-by-side runs, medians of ratios, one printed table, the stored numbers.
+
+The promise: contenders take turns in one process (A B C, A B C, ...), a ratio is taken within one round and the median
+over rounds is reported, because on a shared machine only what ran in the same seconds can be compared. CPU time is the
+whole process's, threads included, never the server's.
+
+This module measures nothing by itself and knows no contender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("results.json")
+PAIRS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run took, in seconds."""
+
+    cpu_s: float
+    wall_s: float
+
+
+class Stopwatch:
+    """``with Stopwatch() as watch: ...``, then ``watch.cost``. Garbage of earlier runs is collected first."""
+
+    cost: Cost
+
+    def __enter__(self) -> Stopwatch:
+        gc.collect()
+        self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cost = Cost(time.process_time() - self._cpu_s, time.perf_counter() - self._wall_s)
+
+
+def interleaved(contenders: Mapping[str, Callable[[], Cost]], num_pairs: int) -> dict[str, list[Cost]]:
+    """The costs of each contender, ``num_pairs`` of them, taken in turn."""
+    costs: dict[str, list[Cost]] = {name: [] for name in contenders}
+    for _ in range(num_pairs):
+        for name, run in contenders.items():
+            costs[name].append(run())
+    return costs
+
+
+def median(costs: Sequence[Cost], field: str) -> float:
+    """The median of ``cpu_s`` or ``wall_s``."""
+    return statistics.median(getattr(cost, field) for cost in costs)
+
+
+def ratio(costs: Sequence[Cost], floor: Sequence[Cost], field: str, scale: float = 1.0) -> float:
+    """The median over rounds of cost over floor, times ``scale`` (floor's number of things over that of the costs)."""
+    return statistics.median(
+        scale * getattr(mine, field) / getattr(its, field) for mine, its in zip(costs, floor, strict=True)
+    )
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """One block: names to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    print(f"\n{title}")
+    for row in [header, *rows]:
+        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        print("  " + "  ".join(cells))
+
+
+class Report:
+    """The figures of one script: each is printed with its target and its difference to the stored number.
+
+    Example: ``report.figure("1 turn, 64 in flight, over raw", 2.7, to_reach=3.0)``
+    """
+
+    def __init__(self, script: str, given: argparse.Namespace):
+        self._script, self._given = script, given
+        everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        self._everything: dict[str, dict] = everything
+        self._stored = everything.get(script, {}).get("figures", {})
+        self._found: dict[str, float] = {}
+
+    def figure(self, name: str, value: float, unit: str = "x", to_reach: float | None = None) -> None:
+        """Print and remember one number; smaller is better, and ``to_reach`` is the most it may be."""
+        self._found[name] = round(value, 4)
+        words = [f"{self._script}: {name}: {value:.2f}{unit}"]
+        if to_reach is not None:
+            words.append(f"to reach <= {to_reach:g}{unit}: {'yes' if value <= to_reach else 'NO'}")
+        if stored := self._stored.get(name):
+            words.append(f"stored {stored:.2f}{unit} ({(value / stored - 1) * 100:+.0f}%)")
+        print("; ".join(words))
+
+    def close(self) -> None:
+        """With ``--store``, put the figures into ``results.json``; those that were not measured now stay."""
+        if not self._given.store:
+            return
+        figures = self._stored | self._found
+        self._everything[self._script] = {
+            "date": datetime.date.today().isoformat(),
+            "machine": machine(),
+            "pairs": self._given.pairs,
+            "figures": figures,
+        }
+        RESULTS.write_text(json.dumps(dict(sorted(self._everything.items())), indent=2) + "\n")
+
+
+def machine() -> str:
+    """The machine's shape, without its name."""
+    return f"{len(os.sched_getaffinity(0))} shared cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+def versions(*names: str) -> str:
+    """The peers that are measured, for example ``aiohttp 3.14``; absent ones are left out."""
+    found = []
+    for name in names:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options every script has. ``--quick`` shows that the script works; its numbers mean little."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one small round, in seconds: proves the script, not speed")
+    parser.add_argument("--pairs", type=int, default=None, help=f"rounds; {PAIRS}, with --quick 1")
+    parser.add_argument("--store", action="store_true", help="keep the figures in results.json")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options given, ``pairs`` filled in."""
+    given = parser.parse_args()
+    if given.quick and given.store:
+        parser.error("--quick proves that the script works; its numbers are not worth storing")
+    given.pairs = given.pairs or (1 if given.quick else PAIRS)
+    return given
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The loop that ``env.evaluate`` would choose, for every contender: uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def raise_open_file_limit() -> int:
+    """Raise this process's limit of open files as far as it may go; the limit now."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

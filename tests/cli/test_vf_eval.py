@@ -1,0 +1,289 @@
+"""``vf-eval`` that goes well: what it prints, where it saves, which setting wins, how it chooses the model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.eval_command import TOY, Ran, last_word, odd_only
+
+from verifiers.cli.eval import run_command
+from verifiers.cli.options import CLIENT_TYPES, layered
+from verifiers.clients import base
+from verifiers.testing import FakeServer
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with the toy environment, without keys."""
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "toy", raising=False)
+    importlib.invalidate_caches()
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "VF_ENDPOINTS", "VF_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def vf_eval(folder, capfd):
+    """The command, run here."""
+
+    def run(*words: str) -> Ran:
+        capfd.readouterr()
+        code = run_command(words)
+        streams = capfd.readouterr()
+        return Ran(code, streams.out, streams.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def server():
+    with FakeServer(odd_only, models=["the-model"]) as server:
+        yield server
+
+
+def test_the_summary_says_what_a_reader_wants_to_know(vf_eval, server):
+    ran = vf_eval("toy", "-b", server.url, "-n", "4", "-r", "2")
+    assert ran.code == 0
+    for expected in (
+        "toy · the-model",
+        server.url,
+        "outputs/evals/toy--the-model/",
+        "8 (4 examples × 2)",
+        "0.500 ± 0.289 (standard error)",
+        "1: 0.500  2: 0.500 (reward ≥ 0.5)",
+        "exact     0.500",
+        "8 × max_turns_reached",
+        "best: example 1, reward 1.000",
+        "worst: example 0, reward 0.000",
+        "user: say 1\nassistant: 1\nexpected: 1",
+        r"assistant: no \x1b[31midea",
+    ):
+        assert expected in ran.out
+    assert "\x1b[31m" not in ran.out
+    assert "best: " not in vf_eval("toy", "-b", server.url, "-n", "4", "-A").out
+
+
+def test_json_is_one_object_with_the_documented_keys_and_nothing_else_is_on_stdout(vf_eval, server, folder):
+    (folder / "toy.py").write_text("print('hello from the environment')\n" + TOY)
+    ran = vf_eval("toy", "-b", server.url, "-n", "2", "-r", "1", "-T", "0.5", "--json")
+    assert ran.code == 0
+    assert ran.out.count("\n") == 1
+    assert ran.json.keys() == {"schema", "ok", "exit_code", "runs", "error"}
+    assert (ran.json["schema"], ran.json["ok"], ran.json["exit_code"], ran.json["error"]) == (1, True, 0, None)
+    (run,) = ran.json["runs"]
+    assert sorted(run) == sorted(
+        "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
+        "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage latency seconds resumed env_args "
+        "sampling_args".split()
+    )
+    assert (run["num_rollouts"], run["avg_reward"], run["sampling_args"]) == (2, 0.5, {"temperature": 0.5})
+    assert "hello from the environment" in ran.err
+
+
+def test_unknown_numbers_are_null_in_json_and_not_one_score_is_exit_3(vf_eval, server):
+    ran = vf_eval("toy", "-b", server.url, "-n", "2", "-r", "1", "-a", '{"broken_rewards": true}', "--json")
+    assert ran.code == ran.json["exit_code"] == 3
+    (run,) = ran.json["runs"]
+    assert (run["avg_reward"], run["reward_stderr"], run["num_unscored"]) == (None, None, 2)
+    assert "ConnectionError" in ran.json["error"]["message"]
+    text = vf_eval("toy", "-b", server.url, "-n", "2", "-r", "1", "-a", '{"broken_rewards": true}').out
+    assert "2 × ConnectionError in exact; not in the mean" in text
+    assert "reward      unknown" in text
+
+
+def test_progress_json_gives_one_event_per_line(vf_eval, server):
+    ran = vf_eval("toy", "-b", server.url, "-n", "2", "-r", "2", "--progress", "json", "-A")
+    events = [json.loads(line) for line in ran.err.splitlines()]
+    assert [event["event"] for event in events] == ["start", *["rollout"] * 4, "end"]
+    assert [event["done"] for event in events[1:5]] == [1, 2, 3, 4]
+    assert {event["total"] for event in events} == {4}
+    assert all(set(event) >= {"key", "reward", "error"} for event in events[1:5])
+
+
+def test_several_ids_and_a_file_run_one_after_another(vf_eval, server, folder):
+    ran = vf_eval("toy,toy", "-b", server.url, "-n", "1", "-r", "1", "--json")
+    assert [run["env_id"] for run in ran.json["runs"]] == ["toy", "toy"]
+    assert len({run["path"] for run in ran.json["runs"]}) == 2
+    (folder / "two.toml").write_text(
+        f'api_base_url = "{server.url}"\nnum_examples = 1\n'
+        '[sampling_args]\ntemperature = 0.25\n[[eval]]\nenv_id = "toy"\nrollouts_per_example = 2\n'
+        '[[eval]]\nenv_ids = ["toy"]\ntemperature = 0.75\nargs = { num_rows = 3 }\n'
+    )
+    for words in (["two.toml"], ["@", "two.toml"]):
+        first, second = vf_eval(*words, "--json").json["runs"]
+        assert (first["rollouts_per_example"], first["sampling_args"]) == (2, {"temperature": 0.25})
+        assert (second["env_args"], second["sampling_args"]) == ({"num_rows": 3}, {"temperature": 0.75})
+
+
+def test_flags_win_over_dotted_keys_over_files_over_the_environments_own_defaults(vf_eval, server, folder):
+    (folder / "pyproject.toml").write_text(
+        '[tool.verifiers.eval]\nnum_examples = 4\nrollouts_per_example = 1\ntemperature = 0.1\n'
+        "env_args = { num_rows = 5 }\n"
+    )
+    (folder / "top.toml").write_text(f'api_base_url = "{server.url}"\nnum_examples = 3\nenv_args = {{ num_rows = 4 }}\n')
+
+    def run(*words: str) -> tuple[int, int, int, float]:
+        (run,) = vf_eval("toy", *words, "-A", "--json").json["runs"]
+        return run["num_examples"], run["rollouts_per_example"], run["env_args"]["num_rows"], run["sampling_args"]["temperature"]
+
+    assert run("-b", server.url) == (4, 1, 5, 0.1)
+    assert run("@", "top.toml") == (3, 1, 4, 0.1)
+    assert run("@", "top.toml", "--env.args.num_rows=7", "-r", "2") == (3, 2, 7, 0.1)
+    assert run("@", "top.toml", "--env.args.num_rows=7", "-a", '{"num_rows": 2}', "-n", "1", "-T", "1") == (1, 1, 2, 1)
+
+
+def test_a_temperature_of_a_higher_layer_beats_the_sampling_args_below_it():
+    assert layered({"sampling_args": {"temperature": 1}}, {"temperature": 0})["sampling_args"] == {}
+    above = layered({"temperature": 0}, {"sampling_args": {"temperature": 1}})
+    assert above == {"temperature": 0, "sampling_args": {"temperature": 1}}  # -S wins over -T where both are given
+
+
+def test_the_dumped_configuration_gives_the_same_configuration_and_no_secret(vf_eval, server, folder, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-0123456789")
+    words = ["toy", "-b", server.url, "-a", '{"max_seq_len": null}', "--timeout", "none", "--header", "X-Team: a"]
+    ran = vf_eval(*words, "--header", "Authorization: Bearer canary-1", "--dump-config", "-C", "a,b")
+    assert ran.code == 0
+    assert "canary" not in ran.out + ran.err
+    (entry,) = tomllib.loads(ran.out)["eval"]
+    assert (entry["timeout"], entry["header"], entry["state_columns"]) == ("none", {"X-Team": "a"}, ["a", "b"])
+    (folder / "dumped.toml").write_text(ran.out)
+    again = vf_eval("dumped.toml", "--dump-config")
+    assert tomllib.loads(again.out) == tomllib.loads(ran.out)
+
+
+def test_a_dry_run_contacts_nobody_and_writes_nothing(vf_eval, folder):
+    ran = vf_eval("toy", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dry-run", "-n", "2")
+    assert ran.code == 0
+    assert "6 (2 examples × 3), 32 at a time" in ran.out
+    assert "outputs/evals/toy--m/" in ran.out
+    assert not (folder / "outputs").exists()
+
+
+def test_no_save_leaves_nothing_and_output_dir_moves_the_runs(vf_eval, server, folder):
+    ran = vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1", "--no-save")
+    assert "not saved" in ran.out
+    assert not (folder / "outputs").exists()
+    vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1", "-o", "elsewhere")
+    assert list(folder.glob("elsewhere/evals/toy--the-model/*/results.jsonl"))
+
+
+def test_a_finished_run_starts_another_and_resume_path_shows_it_without_a_request(vf_eval, server, folder):
+    first = vf_eval("toy", "-b", server.url, "-n", "3", "-r", "2", "--json").json["runs"][0]
+    before = server.count, len(server.other_hits)
+    shown = vf_eval("toy", "--resume", first["path"], "--json").json["runs"][0]
+    assert (server.count, len(server.other_hits)) == before
+    assert (shown["num_rollouts"], shown["resumed"], shown["avg_reward"]) == (6, 6, first["avg_reward"])
+    assert vf_eval("toy", "-b", server.url, "-n", "3", "-r", "2", "--json").json["runs"][0]["path"] == first["path"] + "-2"
+
+
+def test_an_environment_is_found_in_the_folder_of_environments(vf_eval, server, folder):
+    for place in ("environments/my_game", "elsewhere/other_game/src"):
+        module = place.split("/")[1]
+        (folder / place).mkdir(parents=True)
+        (folder / place / f"{module}.py").write_text(TOY)
+    assert vf_eval("my-game", "-b", server.url, "-n", "1").code == 0
+    assert vf_eval("other-game", "-b", server.url, "-n", "1", "-p", "elsewhere").code == 0
+    assert list(folder.glob("environments/my_game/outputs/evals/*/*/results.jsonl"))
+
+
+# --- the model --------------------------------------------------------------------------------------------------
+
+
+def test_an_alias_of_the_registry_names_model_and_endpoint_and_flags_win_over_it(vf_eval, server, folder):
+    (folder / "configs").mkdir()
+    (folder / "configs/endpoints.toml").write_text(
+        f'[[endpoint]]\nendpoint_id = "mine"\nmodel = "big"\nurl = "{server.url}"\nheaders = {{ X-Team = "a" }}\n'
+    )
+    run = vf_eval("toy", "-m", "mine", "-n", "1", "-r", "1", "--json").json["runs"][0]
+    assert (run["model"], run["base_url"]) == ("big", server.url)
+    assert server.hits[-1].headers["x-team"] == "a"
+    with FakeServer(last_word, models=["big"]) as other:
+        run = vf_eval("toy", "-m", "mine", "-b", other.url, "-n", "1", "-r", "1", "--json").json["runs"][0]
+        assert (run["base_url"], other.count) == (other.url, 1)
+
+
+def test_without_a_model_the_server_is_asked(vf_eval):
+    with FakeServer(last_word, models=["a", "gpt-4.1-mini"]) as server:
+        ran = vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1")
+        assert "model: gpt-4.1-mini, as" in ran.err
+    with FakeServer(last_word, models=["a", "b"]) as server:
+        ran = vf_eval("toy", "-b", server.url)
+        assert ran.code == 2
+        assert "serves 2 models; name one with -m: a, b" in ran.paragraph
+        assert server.count == 0
+
+
+def test_with_a_key_the_default_model_is_taken_and_a_key_problem_never_falls_back(vf_eval, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
+    ran = vf_eval("toy", "--dry-run")
+    assert "model: gpt-4.1-mini, because OPENAI_API_KEY is set" in ran.err
+    ran = vf_eval("toy", "-k", "NOT_SET_ANYWHERE")
+    assert (ran.code, "NOT_SET_ANYWHERE" in ran.paragraph) == (2, True)
+
+
+def test_without_key_server_or_local_model_three_ways_are_named(vf_eval, monkeypatch):
+    monkeypatch.setattr("verifiers.cli.models.is_installed", lambda: False)
+    paragraph = vf_eval("toy").paragraph
+    for way in ("set OPENAI_API_KEY", "point -b at a server", "verifiers[local]"):
+        assert way in paragraph
+
+
+# --- the command itself -------------------------------------------------------------------------------------------
+
+
+def test_help_is_quick_and_names_every_flag():
+    slow = []
+    for _ in range(3):  # other processes may hold the machine; one quick start proves it
+        started = time.perf_counter()
+        ran = subprocess.run(
+            [sys.executable, "-m", "verifiers.cli.eval", "--help"], capture_output=True, text=True, check=True
+        )
+        slow.append(time.perf_counter() - started)
+        if slow[-1] < 0.5:
+            break
+    assert min(slow) < 0.5
+    assert "--rollouts-per-example" in ran.stdout
+    code = "import sys, verifiers.cli.eval; print([m for m in ('numpy', 'aiohttp', 'rich', 'datasets') if m in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
+
+
+def test_version_and_the_client_types_are_those_of_the_library(vf_eval):
+    assert vf_eval("--version").out.startswith("vf-eval, verifiers ")
+    assert CLIENT_TYPES == base.CLIENT_TYPES
+
+
+def test_the_flags_are_frozen(vf_eval):
+    """A flag is a promise; adding one means adding it here."""
+    from verifiers.cli.arguments import click_command
+
+    flags = {flag for option in click_command().params for flag in (*option.opts, *option.secondary_opts)}
+    assert {flag for flag in flags if flag.startswith("-") and not flag.startswith("--")} == set(
+        "-m -b -k -e -a -x -p -n -r -t -T -S -c -i -o -s -f -R -C -H -D -A -v -q".split()
+    )
+    assert {flag for flag in flags if flag.startswith("--")} == set(
+        "--model --api-base-url --api-key-var --endpoints-path --api-client-type --header --env-args --extra-env-kwargs "
+        "--env-dir-path --num-examples --rollouts-per-example --shuffle --no-shuffle --shuffle-seed --seed --max-tokens "
+        "--temperature --sampling-args --max-concurrent --max-concurrent-requests --max-concurrent-generation "
+        "--max-concurrent-scoring --independent-scoring --no-independent-scoring --max-retries --timeout --abort-after "
+        "--max-error-rate --output-dir --save-results --save-dataset --no-save --save-every --resume --fresh --no-fresh "
+        "--retry-errors --no-retry-errors --state-columns --save-to-hf-hub --no-save-to-hf-hub --hf-hub-dataset-name "
+        "--progress --abbreviated-summary --json --dump-config --dry-run --verbose --quiet --version".split()
+    )
+
+
+def test_pyproject_of_an_installed_package_gives_its_defaults(vf_eval):
+    (entry,) = tomllib.loads(vf_eval("reverse-text", "-m", "m", "-b", "http://127.0.0.1:9/v1", "--dump-config").out)["eval"]
+    project = Path(__file__).parents[2] / "packages/envs/reverse-text/pyproject.toml"
+    own = tomllib.loads(project.read_text())["tool"]["verifiers"]["eval"]
+    assert {name: entry[name] for name in own} == own

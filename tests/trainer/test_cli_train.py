@@ -1,0 +1,382 @@
+"""``vf-train``: what it refuses and how it says so, and real runs: to the end, interrupted, continued."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from transformers import TrainerControl, TrainerState
+
+from support.kill import run_child
+from verifiers.durable import LOCK_NAME, HeldFile
+from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.cli.display import ProgressLine, duration, edge_rewards, show_logs, two_columns
+from verifiers_trainer.cli.report import finish
+from verifiers_trainer.cli.train import quickstart_command, train_command
+from verifiers_trainer.loggers import read_metrics
+
+ENVIRONMENT = """
+import os, signal
+import verifiers as vf
+
+def load_environment(size: int = 8, reward: str = "vowels", interrupt_at: int = -1):
+    calls = 0
+
+    def vowels(completion, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == interrupt_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        text = completion[-1]["content"]
+        return sum(c in "aeiou" for c in text) / max(1, len(text)) if reward == "vowels" else 1.0
+
+    rows = [{"question": f"{number} vowels", "answer": ""} for number in range(size)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[vowels]))
+"""
+
+FILE = """
+model = "builtin:tiny"
+
+[env]
+id = "vowel-task"
+
+[trainer.args]
+run_name = "test"
+rollouts_per_example = 4
+batch_size = 16
+micro_batch_size = 4
+max_steps = 2
+max_tokens = 6
+max_seq_len = 64
+use_lora = false
+embedded_threads = 1
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs ``vf-train`` in an empty folder that has ``run.toml`` and the environment ``vowel-task``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "vowel_task.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    monkeypatch.delitem(sys.modules, "vowel_task", raising=False)
+    (tmp_path / "run.toml").write_text(FILE)
+
+    def runner(*words: str) -> Any:
+        return CliRunner().invoke(train_command, list(words))
+
+    yield runner
+    sys.modules.pop("vowel_task", None)
+
+
+def refused(result: Any) -> str:
+    """The message of a run that was refused as it should be: exit 2, one paragraph, no traceback, no folder."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert not Path("outputs").exists()
+    return result.stderr
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+def test_without_anything_to_train_it_says_what_to_give(run):
+    assert "vf-train quickstart" in refused(run())
+
+
+def test_every_mistake_is_named_at_once(run):
+    Path("run.toml").write_text(FILE.replace("max_steps = 2", "max_step = 2\ntemperature = 7.0"))
+    said = refused(run("@", "run.toml", "--env.args.siz", "3", "--dry-rum", "--trainer.args.batch_size", "10"))
+    for expected in (
+        'run.toml:12: [trainer.args] does not know "max_step", did you mean "max_steps"?',
+        "run.toml:13: temperature is 7.0",
+        "did you mean 'size'?",
+        '--dry-rum: there is no setting "dry_rum", did you mean "--dry-run"?',
+        "--trainer.args.batch_size: batch_size 10 is not divisible by rollouts_per_example",
+    ):
+        assert expected in said
+
+
+def test_an_unknown_environment_is_refused_with_a_suggestion(run):
+    said = refused(run("@", "run.toml", "--env.id", "reverse-txt"))
+    assert said.startswith("vf-train: --env.id: ")
+    assert "'reverse-text'" in said
+    assert "vf-install" in said
+
+
+def test_an_environment_that_fails_to_load_is_named(run):
+    Path("modules/vowel_task.py").write_text("import not_there_at_all\ndef load_environment(): ...")
+    assert "not_there_at_all" in refused(run("@", "run.toml"))
+
+
+def test_an_environment_without_a_reward_is_refused(run):
+    Path("modules/vowel_task.py").write_text(
+        "import verifiers as vf\ndef load_environment():\n"
+        "    return vf.SingleTurnEnv(dataset=[{'question': 'a', 'answer': 'b'}], rubric=vf.Rubric())"
+    )
+    result = run("@", "run.toml")
+    assert result.exit_code == 2
+    assert "reward function" in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(run):
+    Path("file").write_text("")
+    said = refused(run("@", "run.toml", "--output-dir", "file/run", "--model", "no/such-model"))
+    assert "cannot write to file/run" in said
+    assert "is a file" in said
+
+
+def test_a_model_that_cannot_be_loaded_is_refused(run):
+    Path("empty-model").mkdir()
+    result = run("@", "run.toml", "--model", "empty-model")
+    assert result.exit_code == 2
+    assert "'empty-model'" in result.stderr
+    assert "did you mean 'builtin:tiny'" in run("@", "run.toml", "--model", "builtin:tinny").stderr
+
+
+def test_a_model_without_a_chat_template_is_refused(run):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = None
+    build_tiny_model().save_pretrained("plain-model")
+    tokenizer.save_pretrained("plain-model")
+    result = run("@", "run.toml", "--model", "plain-model")
+    assert result.exit_code == 2
+    assert "no chat template" in result.stderr
+
+
+def test_values_that_transformers_refuses_are_refused_without_a_traceback(run):
+    said = refused(run("@", "run.toml", "--trainer.args.lr_scheduler_type", "constantly"))
+    assert "[trainer.args]" in said
+    assert "constantly" in said
+
+
+def test_fresh_and_resume_contradict_each_other_and_resume_needs_a_checkpoint(run):
+    assert "give one of them" in refused(run("@", "run.toml", "--fresh", "--resume"))
+    assert "holds no valid checkpoint" in refused(run("--resume", "@", "run.toml"))
+    assert "elsewhere holds no valid checkpoint" in refused(run("@", "run.toml", "--resume", "elsewhere"))
+
+
+def test_a_folder_that_another_run_holds_is_refused(run):
+    folder = Path("outputs/test")
+    folder.mkdir(parents=True)
+    held = HeldFile(folder / LOCK_NAME)
+    try:
+        result = run("@", "run.toml")
+    finally:
+        held.release()
+    assert result.exit_code == 2
+    assert "being written by" in result.stderr
+
+
+def test_json_reports_errors_too(run):
+    result = run("@", "run.toml", "--env.args.siz", "3", "--json")
+    said = json.loads(result.stdout)
+    assert (said["ok"], said["exit_code"], result.exit_code) == (False, 2, 2)
+    assert "'size'" in said["error"]
+
+
+def test_a_traceback_is_shown_only_when_asked_for(run):
+    assert "Traceback" not in run("@", "run.toml", "--env.id", "nope-nope").stderr
+    assert "Traceback" in run("@", "run.toml", "--env.id", "nope-nope", "-v").stderr
+
+
+def test_an_unexpected_error_is_one_sentence_and_exit_3(capsys):
+    def body(result: dict[str, Any]) -> int:
+        raise ZeroDivisionError("by \x1b[31mzero")
+
+    assert finish(body, verbose=False, as_json=False) == 3
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: by \\x1b[31mzero" in said
+    assert "-v" in said
+
+
+# --- without training -------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_loads_everything_shows_it_and_writes_nothing(run):
+    result = run("@", "run.toml", "--dry-run", "--env.args.size=12")
+    assert result.exit_code == 0, result.output
+    for expected in ("builtin:tiny", "vowel-task(size=12)", "4 examples x 4", "12 to train on", "outputs/test"):
+        assert expected in result.stdout
+    assert not Path("outputs").exists()
+    assert json.loads(run("@", "run.toml", "--dry-run", "--json").stdout)["plan"]["device"] == "cpu"
+
+
+def test_a_dumped_configuration_is_the_same_run(run):
+    dumped = run("@", "run.toml", "--trainer.args.max_steps", "7", "--dump-config")
+    assert dumped.exit_code == 0, dumped.output
+    Path("again.toml").write_text(dumped.stdout)
+    assert "max_steps = 7" in dumped.stdout
+    assert run("@again.toml", "--dump-config").stdout == dumped.stdout
+
+
+def test_what_has_no_effect_is_said_in_one_line(run):
+    result = run("@", "run.toml", "--inference.gpus", "2", "--trainer.gpus", "1", "--dry-run")
+    assert "ignored: inference.gpus, trainer.gpus (there is no CUDA device" in result.stderr
+    assert "ignored" not in run("@", "run.toml", "--inference.gpus", "2", "--dry-run", "-q").stderr
+
+
+def test_help_names_the_ways_to_start():
+    said = CliRunner().invoke(train_command, ["--help"]).stdout
+    assert "vf-train quickstart" in said
+    assert "--dump-config" in said
+    assert CliRunner().invoke(train_command, ["--version"]).stdout.startswith("vf-train")
+
+
+def test_the_quickstart_refuses_what_cannot_be_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(quickstart_command, ["--loss", "cisspo"])
+    assert result.exit_code == 2
+    assert "cisspo" in result.stderr
+    assert CliRunner().invoke(quickstart_command, ["--steps", "0"]).exit_code == 2
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_trains_goes_on_and_begins_again(run):
+    first = run("@", "run.toml", "--json")
+    assert first.exit_code == 0, first.output
+    said = json.loads(first.stdout)
+    assert (said["ok"], said["step"], said["run_dir"]) == (True, 2, "outputs/test")
+    assert said["checkpoint"] == "outputs/test/checkpoint-2"
+    assert Path("outputs/test/learning_curve.png").is_file()
+    for expected in ("step 2/2", "reward", "outputs/test/metrics.jsonl", "vf-train @ run.toml"):
+        assert expected in first.stderr
+
+    assert "is trained already" in run("@", "run.toml").stderr
+
+    longer = run("@", "run.toml", "--trainer.args.max_steps", "3")
+    assert longer.exit_code == 0, longer.output
+    assert "outputs/test/checkpoint-2" in longer.stderr
+    assert [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))] == [1, 2, 3]
+
+    other = run("@", "run.toml", "--trainer.args.max_steps", "4", "--trainer.args.temperature", "0.5")
+    assert other.exit_code == 2
+    assert "temperature was 1.0, is 0.5" in other.stderr
+    assert "--fresh" in other.stderr
+
+    fresh = run("@", "run.toml", "--fresh", "--trainer.args.max_steps", "1")
+    assert fresh.exit_code == 0, fresh.output
+    assert [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))] == [1]
+    assert len(list(Path("outputs").glob("test-until-*/checkpoint-3"))) == 1
+
+
+def test_ctrl_c_ends_after_the_step_saves_and_the_same_command_goes_on(run):
+    before = signal.getsignal(signal.SIGINT)
+    result = run("@", "run.toml", "--trainer.args.max_steps", "50", "--env.args.interrupt_at", "20")
+    assert result.exit_code == 130, result.output
+    assert "press Ctrl-C again to leave at once" in result.stderr
+    steps = [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))]
+    assert 1 <= len(steps) < 50
+    assert Path(f"outputs/test/checkpoint-{steps[-1]}").is_dir()
+    assert "vf-train @ run.toml --trainer.args.max_steps 50 --env.args.interrupt_at 20" in result.stderr
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_second_signal_leaves_at_once():
+    code = """
+import os, signal, time
+from verifiers_trainer.cli.interrupt import Interruption
+with Interruption(lambda: print("stopping"), lambda: print("leaving", flush=True)):
+    os.kill(os.getpid(), signal.{0})
+    print("still here")
+    if {1}:
+        os.kill(os.getpid(), signal.{0})
+        time.sleep(30)
+"""
+    once = run_child(code.format("SIGINT", False))
+    assert (once.lines, once.returncode) == (["stopping", "still here"], 0)
+    twice = run_child(code.format("SIGINT", True))
+    assert (twice.lines, twice.returncode) == (["stopping", "still here", "leaving"], 130)
+    assert run_child(code.format("SIGTERM", True)).returncode == 143
+
+
+def test_a_run_that_cannot_learn_fails_with_exit_3_and_its_reason(run):
+    result = run("@", "run.toml", "--env.args.reward", "constant", "--trainer.args.no_signal_steps", "1", "--json")
+    assert result.exit_code == 3, result.output
+    assert "nothing to learn from" in result.stderr
+    assert json.loads(result.stdout)["run_dir"] == "outputs/test"
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------
+
+
+class _Steps:
+    """A trainer as far as the display knows it."""
+
+    last_step = {"reward/mean": 0.25, "loss": -0.5, "grad_norm": 1.0, "entropy": 2.0, "tokens/trained": 100}
+
+
+def _played(console: Console, steps: int, quiet: bool = False) -> ProgressLine:
+    line = ProgressLine(_Steps(), console, quiet)
+    state, control = TrainerState(max_steps=steps), TrainerControl()
+    line.on_train_begin(None, state, control)
+    line.on_evaluate(None, state, control, metrics={"eval_reward": 0.75})
+    for step in range(1, steps + 1):
+        state.global_step = step
+        line.on_step_end(None, state, control)
+    line.on_train_end(None, state, control)
+    return line
+
+
+def test_progress_off_a_terminal_is_the_first_and_the_last_line_of_a_fast_run():
+    console = Console(file=io.StringIO())
+    _played(console, 20)
+    lines = console.file.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 1/20", "step 20/20"]
+    for expected in ("reward 0.250", "loss -0.5000", "grad 1", "entropy 2.000", "tok/s", "left 0:00", "eval 0.750"):
+        assert expected in lines[-1]
+
+
+def test_progress_on_a_terminal_is_one_line_redrawn_and_quiet_shows_none():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    _played(console, 3)
+    assert "step 3/3" in console.file.getvalue()
+    assert console.file.getvalue().endswith("\x1b[?25h") or "\x1b[?25h" in console.file.getvalue()
+    silent = Console(file=io.StringIO())
+    _played(silent, 3, quiet=True)
+    assert silent.file.getvalue() == ""
+
+
+def test_stopping_asks_the_loop_to_stop_and_to_save():
+    line = ProgressLine(_Steps(), Console(file=io.StringIO()))
+    state, control = TrainerState(max_steps=9), TrainerControl()
+    line.on_step_end(None, state, control)
+    assert not control.should_training_stop
+    line.stop_after_step = True
+    line.on_step_end(None, state, control)
+    assert control.should_training_stop
+    assert control.should_save
+
+
+def test_log_messages_go_to_the_console_escaped_and_the_loggers_are_put_back():
+    console = Console(file=io.StringIO())
+    logger = logging.getLogger("verifiers_trainer.trainer")
+    before = logging.getLogger("verifiers_trainer").handlers
+    with show_logs(console, logging.WARNING):
+        logger.warning("model said \x1b[2J")
+        logger.info("not shown")
+    assert console.file.getvalue() == "warning: model said \\x1b[2J\n"
+    assert logging.getLogger("verifiers_trainer").handlers == before
+
+
+def test_the_ends_of_a_run_are_compared_over_ten_steps_at_most():
+    rows = [{"reward/mean": value} for value in [0.0] * 10 + [0.5] * 10 + [1.0] * 10] + [{"eval_reward": 1.0}]
+    assert edge_rewards(rows) == (0.0, 1.0, 10)
+    assert edge_rewards([{"reward/mean": None}]) is None
+
+
+def test_small_formats():
+    assert (duration(5), duration(3600)) == ("0:05", "1:00:00")
+    assert two_columns([("a", "1"), ("long", "2\x07")]) == "a     1\nlong  2\\x07"

@@ -1,0 +1,389 @@
+"""Settings of ``vf-train``: documented files as they are, every mistake at once, and the way back to TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.cli.canonical import to_toml, write_toml
+from verifiers_trainer.cli.settings import TrainSettings, read_settings
+from verifiers_trainer.cli.sources import key_lines, parse_value, read_arguments, read_toml
+from verifiers_trainer.cli.value_types import describe, fits
+from verifiers_trainer.config import RLConfig, field_names
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "vf-train").glob("*.toml"))
+
+VF_RL = """\
+model = "Qwen/Qwen3-4B-Instruct-2507"
+
+[env]
+id = "primeintellect/wiki-search"
+
+[env.args]
+max_turns = 10
+
+[inference]
+gpus = 1
+
+[inference.args]
+enable_auto_tool_choice = true
+tool_call_parser = "hermes"
+
+[trainer]
+gpus = 1
+
+[trainer.args]
+run_name = "wiki-search"
+micro_batch_size = 4
+rollouts_per_example = 16
+batch_size = 1024
+max_steps = 500
+max_tokens = 512
+max_seq_len = 4096
+"""
+
+HOSTED = """\
+model = "Qwen/Qwen3-30B-A3B-Instruct-2507"
+max_steps = 500
+batch_size = 256
+rollouts_per_example = 8
+
+[sampling]
+max_tokens = 512
+
+[[env]]
+id = "primeintellect/alphabet-sort"
+args = { min_turns = 3, max_turns = 5, power_per_turn = false }
+
+[wandb]
+project = "alphabet-sort"
+name = "qwen3-30b-i-alphabet-sort"
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """(settings, problems) of a file's text and the words behind it."""
+
+    def reader(text: str, *words: str, num_gpus: int = 0) -> tuple[TrainSettings, list[str]]:
+        path = tmp_path / "run.toml"
+        path.write_text(text)
+        files, overrides, problems = read_arguments(["@", str(path), *words])
+        settings, found = read_settings([*read_toml(files[0]), *overrides], num_gpus)
+        return settings, [problem.replace(str(path), "run.toml") for problem in problems + found]
+
+    return reader
+
+
+# --- the documented formats -------------------------------------------------------------------------------------
+
+
+def test_the_documented_vf_rl_file_parses_as_it_is(read):
+    settings, problems = read(VF_RL)
+    assert problems == []
+    assert (settings.model, settings.env_id) == ("Qwen/Qwen3-4B-Instruct-2507", "primeintellect/wiki-search")
+    assert settings.env_args == {"max_turns": 10}
+    assert settings.config == {
+        "run_name": "wiki-search",
+        "micro_batch_size": 4,
+        "rollouts_per_example": 16,
+        "batch_size": 1024,
+        "max_steps": 500,
+        "max_tokens": 512,
+        "max_seq_len": 4096,
+    }
+    assert [key for key, _ in settings.ignored] == [
+        "inference.gpus",
+        "inference.args.enable_auto_tool_choice",
+        "inference.args.tool_call_parser",
+        "trainer.gpus",
+    ]
+
+
+def test_the_documented_hosted_file_parses_as_it_is_and_means_the_same(read):
+    settings, problems = read(HOSTED)
+    assert problems == []
+    assert (settings.model, settings.env_id) == ("Qwen/Qwen3-30B-A3B-Instruct-2507", "primeintellect/alphabet-sort")
+    assert settings.env_args == {"min_turns": 3, "max_turns": 5, "power_per_turn": False}
+    assert settings.config == {
+        "max_steps": 500,
+        "batch_size": 256,
+        "rollouts_per_example": 8,
+        "max_tokens": 512,
+        "run_name": "qwen3-30b-i-alphabet-sort",
+        "micro_batch_size": 8,
+    }
+    assert [key for key, _ in settings.ignored] == ["wandb.project", "wandb.name"]
+    assert "trainer.args.micro_batch_size" in dict(settings.chosen)
+
+
+def test_the_micro_batch_of_a_hosted_file_divides_its_batch(read):
+    settings, _ = read("max_steps = 5\nbatch_size = 36")
+    assert settings.config["micro_batch_size"] == 6
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_shipped_file_is_usable(path):
+    settings, problems = read_settings(read_toml(str(path)), num_gpus=1)
+    assert problems == []
+    RLConfig(**settings.config).resolve()
+
+
+def test_the_shipped_files_are_there():
+    assert {path.name for path in CONFIGS} >= {"tiny-cpu.toml", "smollm2-cpu.toml", "alphabet-sort.toml"}
+
+
+def test_every_documented_training_setting_is_known(read):
+    documented = (
+        "learning_rate = 1e-5\nlr_scheduler_type = 'constant'\nwarmup_steps = 10\nmax_steps = 5\nmax_grad_norm = 1\n"
+        "bf16 = true\ngradient_checkpointing = true\nuse_liger = false\nuse_lora = true\nlora_rank = 8\n"
+        "lora_alpha = 16\ntemperature = 1\ntop_p = 0.9\ntop_k = 5\nmin_p = 0.1\nrepetition_penalty = 1.1"
+    )
+    _, problems = read(f"model = 'm'\nenv.id = 'e'\n[trainer.args]\n{documented}")
+    assert problems == []
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "suggestion"),
+    [
+        ('model = "Qwen', 'modle = "Qwen', 1, "model"),
+        ('id = "primeintellect/wiki-search"', 'idd = "x"', 4, "id"),
+        ("[inference]\ngpus", "[inference]\ngpu", 10, "gpus"),
+        ("tool_call_parser", "tool_call_parse", 14, "tool_call_parser"),
+        ("[trainer]\ngpus", "[trainer]\ngpuss", 17, "gpus"),
+        ("max_steps", "max_step", 24, "max_steps"),
+        ("[trainer.args]", "[trainer.arg]", 19, "args"),
+        ("[inference.args]", "[inferense.args]", 12, "inference"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_its_line_and_the_right_one(read, right, wrong, line, suggestion):
+    assert right in VF_RL
+    _, problems = read(VF_RL.replace(right, wrong))
+    assert f"run.toml:{line}: " in problems[0]
+    assert f'did you mean "{suggestion}"?' in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "suggestion"),
+    [
+        ("max_steps", "max_stps", "max_steps"),
+        ("max_tokens", "max_token", "max_tokens"),
+        ("[sampling]", "[samplin]", "sampling"),
+        ("project", "projct", "project"),
+    ],
+)
+def test_a_misspelt_key_of_the_hosted_format_is_refused(read, right, wrong, suggestion):
+    _, problems = read(HOSTED.replace(right, wrong))
+    assert any(f"{suggestion}" in problem and "did you mean" in problem for problem in problems)
+
+
+def test_all_mistakes_are_reported_together(read):
+    text = VF_RL.replace("max_steps", "max_stepz").replace("gpus = 1", 'gpus = "two"')
+    _, problems = read(text, "--trainer.args.temperatur", "0.5", "--modle", "x")
+    assert len(problems) == 5
+    assert sum("gpus" in problem for problem in problems) == 2
+    assert any(problem.startswith("--trainer.args.temperatur:") and '"temperature"' in problem for problem in problems)
+    assert any(problem.startswith("--modle:") and '"model"' in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('max_steps = "ten"', "a whole number"),
+        ("max_steps = 2.5", "a whole number"),
+        ("use_lora = 1", "true or false"),
+        ("learning_rate = true", "a number"),
+        ("lora_target_modules = [1]", "a list or a text"),
+        ("sampling_args = 3", "a table"),
+        ("run_name = 2024", "a text"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_what_is_expected(read, line, expected):
+    _, problems = read(f'model = "m"\nenv.id = "e"\n[trainer.args]\n{line}')
+    value = line.split(" = ")[1].strip('"')
+    assert len(problems) == 1
+    assert problems[0].startswith("run.toml:4: ")
+    assert expected in problems[0]
+    assert value.lower() in problems[0].lower()
+
+
+def test_a_training_setting_outside_its_section_is_told_where_it_belongs(read):
+    _, problems = read(VF_RL.replace("[trainer]\n", "[trainer]\nmax_steps = 3\n"))
+    assert "trainer.args.max_steps" in problems[0]
+    _, problems = read("max_steps = 3\n" + VF_RL)
+    assert "trainer.args.max_steps" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "section", ["env = 'reverse-text'", "trainer = 3", "inference = 1", "eval = 2", "env.args = 1"]
+)
+def test_a_section_that_is_no_table_is_refused(read, section):
+    _, problems = read(section)
+    assert any("must be a table" in problem for problem in problems)
+
+
+def test_several_environments_and_foreign_sections_are_refused_by_name(read):
+    _, problems = read('model = "m"\n[[env]]\nid = "a"\n[[env]]\nid = "b"')
+    assert "[[env]]" in problems[0]
+    assert "not supported yet" in problems[0]
+    _, problems = read('model = "m"\nenv.id = "e"\n[orchestrator]\nseq_len = 5')
+    assert "prime-rl" in problems[0]
+
+
+def test_what_is_missing_is_said(read):
+    _, problems = read("[trainer.args]\nmax_steps = 3")
+    assert [problem.split(" ")[0] for problem in problems] == ["model", "env.id"]
+
+
+def test_gpus_count_only_where_there_are_some(read):
+    assert "trainer.gpus" in dict(read(VF_RL)[0].ignored)
+    assert "trainer.gpus" not in dict(read(VF_RL, num_gpus=2)[0].ignored)
+    _, problems = read(VF_RL, "--trainer.gpus", "2", num_gpus=2)
+    assert "trainer.gpus" in problems[0]
+
+
+def test_a_file_that_is_absent_or_no_toml_is_refused(tmp_path):
+    (tmp_path / "good.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"no file .*holds good\.toml"):
+        read_toml(str(tmp_path / "god.toml"))
+    (tmp_path / "bad.toml").write_text("a = 1\nmodel = = 2\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        read_toml(str(tmp_path / "bad.toml"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_toml(str(tmp_path / "binary.toml"))
+
+
+# --- overrides --------------------------------------------------------------------------------------------------
+
+
+def test_overrides_win_in_the_order_given(read):
+    words = ["--trainer.args.max_steps", "10", "--env.args.max_turns=5", "--model", "x", "--trainer.args.max-steps=11"]
+    settings, problems = read(VF_RL, *words)
+    assert problems == []
+    assert (settings.model, settings.config["max_steps"], settings.env_args) == ("x", 11, {"max_turns": 5})
+
+
+def test_values_of_overrides_are_toml_or_else_text(read):
+    words = [
+        "--env.args.names=['a', 'b']",
+        "--env.args.deep.level",
+        "2",
+        "--env.args.name",
+        "builtin:tiny",
+        "--env.args.on",
+        "--no-env.args.off",
+        "--trainer.args.run_name=2024",
+        "--trainer.args.sampling_args.seed=3",
+    ]
+    settings, problems = read(VF_RL, *words)
+    assert problems == []
+    assert settings.env_args == {
+        "max_turns": 10,
+        "names": ["a", "b"],
+        "deep": {"level": 2},
+        "name": "builtin:tiny",
+        "on": True,
+        "off": False,
+    }
+    assert settings.config["run_name"] == "2024"
+    assert settings.config["sampling_args"] == {"seed": 3}
+
+
+def test_a_whole_section_can_be_an_override(read):
+    settings, problems = read(VF_RL, "--env.args", "{max_turns = 2}", "--trainer.args={max_steps = 1}")
+    assert problems == []
+    assert (settings.env_args["max_turns"], settings.config["max_steps"]) == (2, 1)
+
+
+def test_top_level_hosted_keys_work_as_overrides_of_any_file(read):
+    settings, problems = read(VF_RL, "--max_steps", "3", "--sampling.temperature", "0.5")
+    assert problems == []
+    assert (settings.config["max_steps"], settings.config["temperature"]) == (3, 0.5)
+
+
+def test_words_that_are_no_options_are_refused():
+    _, _, problems = read_arguments(["run.toml", "train", "@"])
+    assert "@ run.toml" in problems[0]
+    assert "'train'" in problems[1]
+    assert "must follow" in problems[2]
+
+
+def test_a_file_may_follow_the_sign_with_or_without_a_space():
+    assert read_arguments(["@", "a.toml", "@b.toml"])[0] == ["a.toml", "b.toml"]
+
+
+def test_an_eval_section_switches_evaluation_on(read):
+    settings, problems = read(VF_RL + "\n[eval]\nnum_examples = 16\nsteps = 5")
+    assert problems == []
+    assert settings.config["eval_num_examples"] == 16
+    assert (settings.config["eval_steps"], settings.config["eval_strategy"]) == (5, "steps")
+    assert "eval_strategy" not in read(VF_RL)[0].config
+    _, problems = read(VF_RL + "\n[eval]\nnum_example = 16")
+    assert 'did you mean "num_examples"' in problems[0]
+
+
+# --- back to TOML -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [VF_RL, HOSTED, VF_RL + "\n[eval]\nsteps = 5"])
+def test_dumped_settings_read_back_as_the_same_run(read, text):
+    settings, _ = read(
+        text, "--env.args.text", 'quote " and \\ and \u00e9', "--trainer.args.sampling_args={stop = ['x']}"
+    )
+    config = RLConfig(**settings.config)
+    dumped = to_toml(settings, config)
+    again, problems = read(dumped)
+    assert problems == []
+    assert (again.model, again.env_id, again.env_args) == (settings.model, settings.env_id, settings.env_args)
+    same = RLConfig(**again.config)
+    for name in field_names():
+        if name not in ("logging_dir", "accelerator_config"):
+            assert getattr(same, name) == getattr(config, name), name
+    assert to_toml(again, same) == dumped
+
+
+def test_a_dump_without_a_run_name_names_the_folder_and_keeps_secrets_to_itself(read):
+    settings, _ = read("model = 'm'\nenv.id = 'e'\n[trainer.args]\nhub_token = 'hf_secret'")
+    config = RLConfig(**settings.config)
+    dumped = tomllib.loads(to_toml(settings, config))
+    assert dumped["trainer"]["args"]["output_dir"] == config.output_dir
+    assert "hf_secret" not in to_toml(settings, config)
+
+
+def test_written_toml_is_what_it_was():
+    document = {"a": "tab\t \x7f \U0001f600", "t": {"l": [1, 2.5, True], "inner": {"k k": {"x": -1}, "e": {}}}}
+    assert tomllib.loads(write_toml(document)) == document
+
+
+# --- the pieces -------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_keys_are_found_whatever_stands_around_them():
+    text = 'text = """\nmodel = 1\n"""\nmodel = 2\n[a . "b"]  # note\nc.d = 1\n[[e]]\nf = 1'
+    lines = key_lines(text)
+    assert lines[("model",)] == 4
+    assert lines[("a", "b", "c", "d")] == 6
+    assert lines[("e", "f")] == 8
+
+
+def test_values_fit_their_annotations():
+    assert fits(1, float)
+    assert fits(None, int | None)
+    assert not fits(True, int)
+    assert not fits("1", int)
+    assert fits({"a": 1}, dict[str, int])
+    assert describe(dict | str | None) == "a table or a text"
+    assert parse_value("a\nb = 2") == "a\nb = 2"
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainSettings("m", "e", {}, {}).model = "n"  # type: ignore[misc]
