@@ -22,7 +22,7 @@ from _measure import Cost, Stopwatch, new_event_loop
 
 import verifiers as vf
 from verifiers.clients import OpenAIChatCompletionsClient
-from verifiers.types import UserMessage
+from verifiers.types import ModelRequest, UserMessage
 
 QUESTION = "What is six times seven? " * 10
 SYSTEM = "Answer in one sentence."
@@ -67,10 +67,10 @@ async def _raw(
         headers={"Content-Type": "application/json", "Authorization": "Bearer k"},
     )
     target = f"{url}/chat/completions"
-    sampling: dict[str, Any] = {**SAMPLING, "logprobs": True, "return_token_ids": True} if load.with_tokens else SAMPLING
+    wanted = {"logprobs": True, "return_token_ids": True} if load.with_tokens else {}
 
     async def say(messages: list[dict[str, Any]]) -> str:
-        body = encode({"model": "m", "messages": messages, **sampling})
+        body = encode({"model": "m", "messages": messages, **SAMPLING, **wanted})
         async with session.post(target, data=body) as answer:
             return decode(await answer.read())["choices"][0]["message"]["content"]
 
@@ -122,6 +122,18 @@ def _conversations(say: Say, load: Load) -> Play:
         await asyncio.gather(*(work() for _ in range(min(load.in_flight, num_rollouts))))
 
     return play
+
+
+async def transport(url: str, load: Load) -> tuple[Play, Close]:
+    """Our client alone, as an environment calls it: retries, limiter and checked `Response` included."""
+    client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
+    sampling: dict[str, Any] = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
+
+    async def say(messages: list[dict[str, Any]]) -> str:
+        request = ModelRequest(messages, "m", sampling_args=sampling, rollout_id="r", require_tokens=load.with_tokens)
+        return (await client.complete(request)).text
+
+    return _conversations(say, load), client.aclose
 
 
 async def ours(url: str, load: Load) -> tuple[Play, Close]:
@@ -176,11 +188,13 @@ class _GoOn(vf.MultiTurnEnv):
 CONTENDERS: dict[str, Callable[[str, Load], Awaitable[tuple[Play, Close]]]] = {
     "raw aiohttp + msgspec": raw_msgspec,
     "raw aiohttp + json": raw,
+    "our client alone": transport,
     "env.evaluate": ours,
     "AsyncOpenAI (aiohttp)": openai_aiohttp,
     "AsyncOpenAI": openai,
 }
 FLOOR = "raw aiohttp + msgspec"
+OURS = "env.evaluate"
 
 
 def cost(name: str, url: str, load: Load, num_warmup: int) -> Cost:

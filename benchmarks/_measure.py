@@ -72,11 +72,12 @@ def ratio(costs: Sequence[Cost], floor: Sequence[Cost], field: str, scale: float
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """One block: names to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print(f"\n{title}")
-    for row in [header, *rows]:
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
-        print("  " + "  ".join(cells))
+    for name, *numbers in lines:
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        print("  ".join([f"  {name.ljust(widths[0])}", *cells]))
 
 
 class Report:
@@ -135,7 +136,7 @@ def versions(*names: str) -> str:
 def options(description: str | None) -> argparse.ArgumentParser:
     """The options every script has. ``--quick`` shows that the script works; its numbers mean little."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small round, in seconds: proves the script, not speed")
+    parser.add_argument("--quick", action="store_true", help="one small round: proves the script, not the speed")
     parser.add_argument("--pairs", type=int, default=None, help=f"rounds; {PAIRS}, with --quick 1")
     parser.add_argument("--store", action="store_true", help="keep the figures in results.json")
     return parser

@@ -1,7 +1,8 @@
-"""Run the real ``vf-eval``: in this process where that is enough, as a child where signals and streams matter."""
+"""Run the real ``vf-eval``: in this process where that is enough, as a child where signals and kills matter."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOY = '''
+import pytest
+
+from verifiers.cli.eval import run_command
+
+TOY = """
 import verifiers as vf
 
 def load_environment(num_rows: int = 6, broken_rewards: bool = False, **more):
@@ -22,8 +27,17 @@ def load_environment(num_rows: int = 6, broken_rewards: bool = False, **more):
         return float(completion[-1]["content"] == answer)
 
     return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(funcs=[exact]), **more)
-'''
+"""
 """An environment of rows "say N" that wants N back."""
+
+
+def install_toy(folder: Path) -> None:
+    """Put the toy environment into ``folder``, as an installed distribution with an entry point."""
+    (folder / "toy.py").write_text(TOY)
+    about = folder / "vf_toy-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vf-toy\nVersion: 1.0\nSummary: Say it.\n")
+    (about / "entry_points.txt").write_text("[verifiers.environments]\ntoy = toy:load_environment\n")
 
 
 def last_word(request: Any) -> str:
@@ -55,6 +69,32 @@ class Ran:
         assert "Traceback" not in self.err
         assert self.err.count("vf-eval: ") == 1, self.err
         return " ".join(self.err[self.err.index("vf-eval: ") :].split())
+
+
+@pytest.fixture
+def eval_folder(tmp_path, monkeypatch):
+    """A working directory with the toy environment, without keys."""
+    install_toy(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "toy", raising=False)
+    importlib.invalidate_caches()
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "VF_ENDPOINTS", "VF_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def vf_eval(eval_folder, capfd):
+    """The command, run in this process inside ``eval_folder``."""
+
+    def run(*words: str) -> Ran:
+        capfd.readouterr()
+        code = run_command(words)
+        streams = capfd.readouterr()
+        return Ran(code, streams.out, streams.err)
+
+    return run
 
 
 def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:

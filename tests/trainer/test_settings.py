@@ -229,6 +229,11 @@ def test_a_section_that_is_no_table_is_refused(read, section):
     assert any("must be a table" in problem for problem in problems)
 
 
+def test_a_plain_setting_has_no_parts(read):
+    _, problems = read(VF_RL, "--trainer.args.max_steps.x", "3")
+    assert problems == ["--trainer.args.max_steps.x: max_steps has no parts; it must be a whole number"]
+
+
 def test_several_environments_and_foreign_sections_are_refused_by_name(read):
     _, problems = read('model = "m"\n[[env]]\nid = "a"\n[[env]]\nid = "b"')
     assert "[[env]]" in problems[0]

@@ -39,7 +39,7 @@ NAMES = {
 """Old names of ``verifiers`` itself, resolved by its ``__getattr__``."""
 
 
-def rename(given: Mapping[str, Any], table: Mapping[str, str], where: str) -> dict[str, Any]:
+def rename(given: Mapping[str, Any], table: Mapping[str, str], where: str = "the call") -> dict[str, Any]:
     """``given`` with canonical names. Raises ``ConfigError`` when both spellings of one thing are given."""
     renamed = {name: value for name, value in given.items() if name not in table}
     for old in given.keys() & table.keys():

@@ -11,46 +11,71 @@ clean-up ten seconds, and is raised again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, T]]
 CLEANUP_S = 10.0
 
 
-def dual(work: Callable[[], Coroutine[Any, Any, T]]) -> T | Awaitable[T]:
+def dual(work: Work[T]) -> T | Awaitable[T]:
     """The value of ``work()`` when no loop is running in this thread, else an awaitable of it."""
     return work() if _loop_is_running() else run_in_private_loop(work)
 
 
-def blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def blocking(work: Work[T]) -> T:
     """The value of ``work()``, always blocking; under a running loop it runs in an extra thread."""
-    if not _loop_is_running():
-        return run_in_private_loop(work)
-    outcome: list[Any] = []
+    return _InThread(work).result() if _loop_is_running() else run_in_private_loop(work)
 
-    def target() -> None:
+
+class _InThread:
+    """One piece of work in a thread with a private loop, in the context of the calling thread."""
+
+    def __init__(self, work: Work[Any]):
+        self._work = work
+        self._outcome: list[tuple[bool, Any]] = []
+        self._running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self._run), name="verifiers-blocking-call")
+
+    def result(self) -> Any:
+        """Block until it is done. An interrupt cancels the work first."""
+        self._thread.start()
         try:
-            outcome.append(("value", run_in_private_loop(work)))
+            self._thread.join()
+        except BaseException:
+            for loop, task in self._running:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the work ended meanwhile
+                    loop.call_soon_threadsafe(task.cancel)
+            self._thread.join(CLEANUP_S)
+            raise
+        succeeded, value = self._outcome[0]
+        if not succeeded:
+            raise value
+        return value
+
+    def _run(self) -> None:
+        try:
+            value = run_in_private_loop(self._work, lambda loop, task: self._running.append((loop, task)))
+            self._outcome.append((True, value))
         except BaseException as error:  # noqa: BLE001 - carried to the calling thread and raised there
-            outcome.append(("error", error))
-
-    thread = threading.Thread(target=target, name="verifiers-blocking-call")
-    thread.start()
-    thread.join()
-    kind, result = outcome[0]
-    if kind == "error":
-        raise result
-    return result
+            self._outcome.append((False, error))
 
 
-def run_in_private_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def run_in_private_loop(
+    work: Work[T], on_start: Callable[[asyncio.AbstractEventLoop, asyncio.Task[T]], None] | None = None
+) -> T:
     """Run ``work()`` to completion on a fresh loop of the calling thread, then close the loop."""
     loop = _new_event_loop()
     try:
         task = loop.create_task(work())
+        if on_start is not None:
+            on_start(loop, task)
         try:
             return loop.run_until_complete(task)
         except BaseException:

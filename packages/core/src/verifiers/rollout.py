@@ -1,43 +1,38 @@
 """Run ONE rollout: the model completes and the environment responds until a stop condition holds.
 
 Promise: whatever a hook, a tool or the model endpoint does, ``play`` returns with the state that holds every finished
-turn; a failure is recorded on that state and never raised. Only errors that concern the whole run (``RunError``) and
-cancellation pass through. Clean-up handlers run exactly once, shielded from cancellation.
+turn; a failure is recorded on that state and never raised. Only errors that concern the whole run and cancellation
+pass through. Clean-up handlers run exactly once, and to their end even when the rollout is cancelled.
 
-This module does not score (``rubrics``), repeat, limit or store rollouts (``runner``).
+This module does not score (``rubrics``), repeat, limit or store rollouts (``runner``). How author code is called is in
+``hooks``, when a rollout stops in ``environments.stopping``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
+import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
+from verifiers.dataset import copy_row
 from verifiers.decorators import decorated
 from verifiers.dual import maybe_await
 from verifiers.environments.base import Environment
-from verifiers.environments.multi_turn import TRUNCATING
-from verifiers.errors import (
-    ConfigError,
-    EnvironmentFault,
-    OverlongPromptError,
-    RolloutError,
-    RolloutTimeout,
-    RunError,
-)
+from verifiers.environments.stopping import TRUNCATING, first_stop
+from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
+from verifiers.hooks import Hook, call_handler, ends_the_run, fault, is_cancelled
 from verifiers.messages import normalize_messages
 from verifiers.state import State
 
 CLEANUP_S = 60.0
-PASS_THROUGH = (RolloutError, RunError, ConfigError, asyncio.CancelledError, KeyboardInterrupt)
-"""What is never turned into an ``EnvironmentFault``."""
-TURN_GUARD = 1000
-"""Turns after which a rollout of an environment without a bound of its own is stopped."""
+"""What each clean-up handler may take."""
+
+current_run: ContextVar[tuple[Any, str] | None] = ContextVar("verifiers_run", default=None)
+"""(run, seed key) for states that an author's own ``rollout()`` makes inside a run."""
 
 
 async def play(env: Environment, state: State, timeout_s: float | None = None) -> State:
@@ -45,170 +40,160 @@ async def play(env: Environment, state: State, timeout_s: float | None = None) -
     started = time.perf_counter()
     state["timing"]["start_time"] = time.time()
     try:
-        async with _bounded(env, state, timeout_s):
-            state = await set_up(env, state)
+        async with _Limits(env, state, timeout_s) as limits:
+            await set_up(env, state)
             while (reason := await first_stop(env, state)) is None:
-                with hook(state, "env_response"):
-                    prompt = await maybe_await(env.get_prompt_messages(state))
+                limits.check()
+                with Hook(state, "get_prompt_messages"):
+                    prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
                 if state["final_env_response"] is not None:
                     reason = "has_final_env_response"
                     break
-                with waiting(state, "the model", "model_ms"):
+                with Hook(state, "get_model_response", "model_ms", awaited="the model", stops_run=True):
                     response = await env.get_model_response(state, prompt)
-                with hook(state, "add_model_response"):
+                with Hook(state, "add_model_response"):
                     await maybe_await(env.add_model_response(state, prompt, response))
             state["stop_condition"] = reason
     except OverlongPromptError:
         state["prompt_too_long"], state["stop_condition"] = True, "prompt_too_long"
-    except RolloutError as error:
-        state["error"], state["stop_condition"] = error, "has_error"
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        state["error"] = error if isinstance(error, RolloutError) else fault("the rollout", error)
+        state["stop_condition"] = "has_error"
     finally:
-        await asyncio.shield(clean_up(env, state))
-    state["timing"]["generation_ms"] = 1000 * (time.perf_counter() - started)
-    state["is_completed"] = True
-    state["is_truncated"] = state["is_truncated"] or state["stop_condition"] in TRUNCATING
+        await clean_up(env, state)
+    conclude(state, started)
     return state
 
 
-@asynccontextmanager
-async def _bounded(env: Environment, state: State, guard_s: float | None) -> AsyncIterator[None]:
+class _Limits:
     """The two time limits of a rollout: the environment's (a stop condition) and the run's (an error).
 
     A ``TimeoutError`` of the author's own is neither: it arrives here as an ``EnvironmentFault`` already.
     """
-    limits = [limit for limit in (env.timeout_seconds, guard_s) if limit is not None]
-    if not limits:
-        yield
-        return
-    limit = min(limits)
-    try:
-        async with asyncio.timeout(limit):
-            yield
-    except TimeoutError as error:
-        state["stop_condition"] = "timeout_reached"
-        if limit != env.timeout_seconds:
-            awaited = state.waiting_for or "the environment"
-            state["error"] = RolloutTimeout(
-                f"the rollout was stopped after {limit:g} s while waiting for {awaited}; raise rollout_timeout_s "
-                "(vf-eval: --timeout) if it needs longer",
+
+    __slots__ = ("guard_s", "is_guard", "limit_s", "scope", "state")
+
+    def __init__(self, env: Environment, state: State, guard_s: float | None):
+        own_s = env.timeout_seconds
+        self.state = state
+        self.is_guard = own_s is None or (guard_s is not None and guard_s < own_s)
+        self.limit_s = guard_s if self.is_guard else own_s
+        self.scope: asyncio.Timeout | None = None
+
+    async def __aenter__(self) -> _Limits:
+        if self.limit_s is not None:
+            self.scope = asyncio.timeout(self.limit_s)
+            await self.scope.__aenter__()
+        return self
+
+    def check(self) -> None:
+        """Stop where a hook swallowed the cancellation or the time-out that was meant to stop it."""
+        if self.scope is not None and self.scope.expired():
+            raise TimeoutError
+        if is_cancelled():
+            raise asyncio.CancelledError
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool | None:
+        if self.scope is None:
+            return None
+        try:
+            await self.scope.__aexit__(kind, error, trace)
+        except TimeoutError as expired:
+            self._record(expired)
+            return True
+        if self.scope.expired() and error is not None and not ends_the_run(error):  # what a stopped hook made of it
+            self._record(error)
+            return True
+        return None
+
+    def _record(self, expired: BaseException) -> None:
+        self.state["stop_condition"] = "timeout_reached"
+        if self.is_guard:
+            awaited = self.state.waiting_for or "the environment"
+            self.state["error"] = RolloutTimeout(
+                f"the rollout was stopped after {self.limit_s:g} s while waiting for {awaited}; raise "
+                "rollout_timeout_s (vf-eval: --timeout) if it needs longer",
                 waiting_for=awaited,
-                elapsed_s=limit,
+                elapsed_s=self.limit_s,
             )
-            state["error"].__cause__ = error
+            self.state["error"].__cause__ = expired
 
 
-async def set_up(env: Environment, state: State) -> State:
-    """Run the ``@setup`` handlers and ``setup_state``; a mapping that the latter returns becomes the state."""
-    started = time.perf_counter()
+async def set_up(env: Environment, state: State) -> None:
+    """Run the ``@setup`` handlers and ``setup_state``; a mapping that the latter returns becomes the state.
+
+    A ``UsageError`` that a handler raises here ends the run: it is a setting that no rollout can work with.
+    """
     for name, handler, _ in decorated(env, "setup"):
-        with hook(state, name):
-            await maybe_await(handler(state))
-    with hook(state, "setup_state"):
-        replaced = await maybe_await(env.setup_state(state)) if hasattr(env, "setup_state") else None
+        with Hook(state, name, "setup_ms", stops_run=True):
+            await call_handler(env, handler, state)
+    with Hook(state, "setup_state", "setup_ms", stops_run=True):
+        replaced = await maybe_await(env.setup_state(state))
         if replaced is not None and replaced is not state:
+            if not isinstance(replaced, Mapping):
+                raise TypeError(f"it returned {type(replaced).__name__}; return the state, or nothing")
             state.update(replaced)
-    state["timing"]["setup_ms"] = 1000 * (time.perf_counter() - started)
-    return state
-
-
-async def first_stop(env: Environment, state: State) -> str | None:
-    """The name of the first stop condition that holds, by priority, then by name; None to go on."""
-    name = ""
-    try:
-        for name, condition, extras in stop_conditions(type(env)):
-            holds = condition(env, state, **_named(env, state, extras)) if extras else condition(env, state)
-            if inspect.isawaitable(holds):
-                holds = await holds
-            if holds:
-                return name
-    except PASS_THROUGH:
-        raise
-    except BaseException as error:
-        raise fault(name, error) from error
-    if len(state["trajectory"]) >= TURN_GUARD:
-        return "max_turns_reached"
-    return None
-
-
-@functools.cache
-def stop_conditions(cls: type[Environment]) -> list[tuple[str, Callable[..., Any], tuple[str, ...]]]:
-    """(name, function, names of further parameters) of the ``@stop`` methods, and of an overridden ``is_completed``."""
-    found = []
-    for name, function, options in decorated(cls, "stop"):
-        parameters = list(inspect.signature(function).parameters)[2:]
-        found.append((options.priority, name, function, tuple(p for p in parameters if p in ("task", "env"))))
-    override = getattr(cls, "is_completed", None)
-    if override is not None and not any(name == "is_completed" for _, name, _, _ in found):
-        takes_messages = "messages" in inspect.signature(override).parameters
-        function = (lambda env, state: override(env, _messages(state), state)) if takes_messages else override
-        found.append((0, "is_completed", function, ()))
-    return [(name, function, extras) for _, name, function, extras in sorted(found, key=lambda e: (-e[0], e[1]))]
-
-
-def _messages(state: State) -> Any:
-    return state["trajectory"][-1].conversation() if state["trajectory"] else state["prompt"]
-
-
-def _named(env: Environment, state: State, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: env if name == "env" else state[name] for name in names}
+    with Hook(state, "setup_state", None):
+        state["prompt"] = env.as_prompt(state["prompt"])
 
 
 async def clean_up(env: Environment, state: State) -> None:
-    """Render the completion and run the ``@cleanup`` handlers, each bounded; their failures are the rollout's error."""
-    for name, handler in [("render_completion", getattr(env, "render_completion", None)), *_cleanups(env)]:
-        if handler is None:
-            continue
+    """Render the completion, then run the ``@cleanup`` handlers; their failures are the rollout's error."""
+    try:
+        with Hook(state, "render_completion"):
+            await maybe_await(env.render_completion(state))
+    except RolloutError as error:
+        _note_failure(env, state, "render_completion", error)
+    finally:
+        handlers = [(n, handler) for n, handler, options in decorated(env, "cleanup") if options.stage != "group"]
+        if handlers:
+            await _to_its_end(_run_handlers(env, state, handlers))
+
+
+async def _run_handlers(env: Environment, state: State, handlers: list[tuple[str, Callable[..., Any]]]) -> None:
+    for name, handler in handlers:
         try:
-            async with asyncio.timeout(CLEANUP_S):
-                with hook(state, name):
-                    await maybe_await(handler(state))
-        except (RolloutError, TimeoutError) as error:
-            env.logger.warning("clean-up %s failed: %s", name, error)
-            if state["error"] is None:
-                state["error"] = error if isinstance(error, RolloutError) else fault(name, error)
+            with Hook(state, name):
+                async with asyncio.timeout(CLEANUP_S):
+                    await call_handler(env, handler, state)
+        except RolloutError as error:
+            _note_failure(env, state, name, error)
 
 
-def _cleanups(env: Environment) -> list[tuple[str, Callable[..., Any]]]:
-    return [(n, h) for n, h, options in decorated(env, "cleanup") if options.stage != "group"]
+async def _to_its_end(work: Awaitable[None]) -> None:
+    """Await ``work`` to its end however often this task is cancelled meanwhile; the cancellation is raised then."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():  # the loop itself is being closed
+                raise
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
 
 
-def fault(name: str, error: BaseException) -> EnvironmentFault:
-    said = str(error) or "no message"
-    fault = EnvironmentFault(f"{name} raised {type(error).__name__}: {said}", hook=name)
-    fault.__cause__ = error
-    return fault
+def _note_failure(env: Environment, state: State, name: str, error: RolloutError) -> None:
+    env.logger.warning("clean-up %s failed: %s", name, error)
+    if state["error"] is None:
+        state["error"] = error
 
 
-@contextmanager
-def hook(state: State, name: str):
-    """Run author code: whatever it raises becomes an ``EnvironmentFault`` that names ``name``."""
-    before, state.waiting_for = state.waiting_for, name
-    started = time.perf_counter()
-    try:
-        yield
-    except PASS_THROUGH:
-        raise
-    except BaseException as error:
-        raise fault(name, error) from error
-    finally:
-        state.waiting_for = before
-        state["timing"]["env_ms"] += 1000 * (time.perf_counter() - started)
-
-
-@contextmanager
-def waiting(state: State, awaited: str, timing: str):
-    """Note what the rollout waits for, and for how long."""
-    state.waiting_for = awaited
-    started = time.perf_counter()
-    try:
-        yield
-    except PASS_THROUGH:
-        raise
-    except BaseException as error:
-        raise fault("get_model_response", error) from error
-    finally:
-        state.waiting_for = None
-        state["timing"][timing] += 1000 * (time.perf_counter() - started)
+def conclude(state: State, started: float) -> None:
+    """Write down the facts of a finished rollout; ``started`` is of ``time.perf_counter``."""
+    state.waiting_for = None
+    state["timing"]["generation_ms"] = 1000 * (time.perf_counter() - started)
+    state["is_completed"] = True
+    state["is_truncated"] = state["is_truncated"] or state["stop_condition"] in TRUNCATING
+    error = state["error"]
+    if error is not None and not isinstance(error, RolloutError):  # an author wrote something else there
+        raised = error if isinstance(error, BaseException) else RuntimeError(str(error))
+        state["error"] = fault("the environment", raised)
 
 
 def new_state(
@@ -216,13 +201,18 @@ def new_state(
 ) -> State:
     """The state a rollout of ``row`` starts from."""
     state = State(
-        row,
+        input=row,
         client=client,
         model=model,
-        sampling_args=dict(sampling_args or {}),
-        tool_defs=env.tool_defs,
+        sampling_args=copy_row(dict(sampling_args)) if sampling_args else {},
+        tool_defs=copy_row(env.tool_defs),
         trajectory_id=uuid.uuid4().hex,
+        completion=[] if env.message_type == "chat" else "",
     )
     state["prompt"] = normalize_messages(state["prompt"], env.message_type)
-    state["completion"] = [] if env.message_type == "chat" else ""
+    if isinstance(state["info"], str):
+        state["info"] = json.loads(state["info"])
+    if (run := current_run.get()) is not None:
+        state.run, state.seed_key = run
+    env.close_at_exit()
     return state

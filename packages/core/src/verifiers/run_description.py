@@ -1,4 +1,7 @@
-"""What a run is: the configuration that makes its rows comparable, and its metadata at any moment."""
+"""What a run is: the configuration that makes its rows comparable, and its metadata at any moment.
+
+Nothing of it is a secret: both are written to disk. This module writes nothing itself (``run_directory``).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from typing import Any
 
 import verifiers
 from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
 from verifiers.options import RunOptions
+from verifiers.plan import Plan
+from verifiers.redaction import redacted
 from verifiers.results import GenerateMetadata
 from verifiers.rows import RolloutOutput
 from verifiers.run_identity import fingerprint
@@ -22,7 +28,7 @@ class RunDescription:
     """The identity of a run, and its metadata at any moment."""
 
     env: Environment
-    plan: Any
+    plan: Plan
     client: Any
     model: str
     sampling_args: Mapping[str, Any]
@@ -31,17 +37,31 @@ class RunDescription:
     path: Any = None
     resumed: int = 0
     """Rollouts that were durable before this run began."""
+    _fingerprint: str | None = None
+
+    @property
+    def scored(self) -> bool:
+        """Whether rewards are computed."""
+        asked = self.options.score_rollouts
+        return self.env.score_rollouts if asked is None else asked
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether siblings are scored together, so that a group is stored, and owed, whole."""
+        rubric = self.env.rubric
+        grouped = rubric.has_group_rewards or rubric.has_advantages
+        return grouped and self.scored and not self.options.independent_scoring
 
     def config(self) -> dict[str, Any]:
-        """What must be equal for two rows to belong to one run."""
+        """What must be equal for two rows to belong to one run. Secrets are taken out."""
         env, rubric = self.env, self.env.rubric
         return {
             "env_id": env.env_id,
             "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
             "env_version": env.env_version,
-            "env_args": env.env_args,
+            "env_args": redacted(env.env_args),
             "model": self.model,
-            "sampling_args": {**env.sampling_args, **self.sampling_args},
+            "sampling_args": redacted({**env.sampling_args, **self.sampling_args}),
             "message_type": env.message_type,
             "system_prompt": env.system_prompt,
             "reward_functions": rubric.get_reward_func_names(),
@@ -49,10 +69,22 @@ class RunDescription:
             "group_weights": rubric.get_group_weights(),
             "max_turns": env.max_turns,
             "max_seq_len": env.max_seq_len,
+            "max_total_completion_tokens": env.max_total_completion_tokens,
             "timeout_seconds": env.timeout_seconds,
             "seed": self.options.seed,
+            "score_rollouts": self.scored,
             "independent_scoring": self.options.independent_scoring,
         }
+
+    def fingerprint(self) -> str | None:
+        """The configuration's fingerprint; None for one that could not be kept on disk, and is not."""
+        if self._fingerprint is None:
+            try:
+                self._fingerprint = fingerprint(self.config())
+            except ConfigError:
+                if self.path is not None:
+                    raise
+        return self._fingerprint
 
     def noted(self) -> dict[str, Any]:
         """What a reader may want to know beside it; a change is noted and stops nothing."""
@@ -73,13 +105,13 @@ class RunDescription:
         return GenerateMetadata.of(
             rows,
             env_id=self.env.env_id,
-            env_args=self.env.env_args,
+            env_args=redacted(self.env.env_args),
             env_version=self.env.env_version,
             model=self.model,
             base_url=self.base_url,
             num_examples=len(self.plan.examples),
             rollouts_per_example=max(self.plan.siblings),
-            sampling_args=dict(self.sampling_args),
+            sampling_args=redacted(dict(self.sampling_args)),
             date=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
             time=spent,
             pass_threshold=self.env.pass_threshold,
@@ -87,7 +119,7 @@ class RunDescription:
             path_to_save=str(self.path) if self.path is not None else None,
             tools=list(self.env.tool_defs),
             version_info=self.versions(),
-            fingerprint=fingerprint(self.config()),
+            fingerprint=self.fingerprint(),
             status=status,
             seed=self.options.seed,
             resumed=self.resumed,

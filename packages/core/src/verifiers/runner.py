@@ -14,18 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
+import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verifiers.dataset import Example, copy_row
 from verifiers.environments.base import Environment
-from verifiers.errors import RolloutError, RolloutTimeout, RunError, TooManyFaults
-from verifiers.rollout import PASS_THROUGH, fault, play
+from verifiers.environments.running import Runs
+from verifiers.errors import ModelError, RolloutTimeout, TooManyFaults
+from verifiers.hooks import Hook, ends_the_run, is_cancelled
+from verifiers.rollout import conclude, current_run, play
+from verifiers.rubrics.arguments import Supply
+from verifiers.rubrics.functions import finite_value, scoring_error
 from verifiers.rubrics.scoring import leave_unscored
+from verifiers.rubrics.workers import workers as loop_workers
 from verifiers.state import State
 
 Slot = AbstractAsyncContextManager[Any]
@@ -50,6 +57,13 @@ class Job:
     siblings: int
     position: int
     """Place in the plan; results are ordered by it."""
+    num_owed: int | None = None
+    """How many of the siblings this run plays, when others are done already; None = all."""
+
+    @property
+    def in_part(self) -> bool:
+        """Whether siblings of it were played by an earlier run."""
+        return self.num_owed is not None and self.num_owed < self.siblings
 
 
 @dataclass(slots=True)
@@ -68,6 +82,19 @@ class RunContext:
     progress: Progress | None = None
     generation_slot: Slot = field(default_factory=nullcontext)
     scoring_slot: Slot = field(default_factory=nullcontext)
+    given_client: Any = None
+    """The client as the caller gave it, for ``state["client"]``; None = ``client``."""
+    is_over: bool = False
+    """The run has returned or is being stopped; no model call may begin any more."""
+
+    def serves(self, client: Any, state: State) -> bool:
+        """Whether a call with this ``client`` argument goes to the run's own client."""
+        return client is None and state["client"] in (self.client, self.given_client)
+
+    def check_open(self) -> None:
+        """Raises ``CancelledError`` when the run is over."""
+        if self.is_over:
+            raise asyncio.CancelledError("the run is over")
 
     def seed_of(self, state: State) -> int | None:
         """The sampling seed of the state's next turn: a function of run seed, example, sibling and turn alone."""
@@ -109,75 +136,119 @@ async def play_and_score(env: Environment, job: Job, context: RunContext) -> Sta
     """One rollout from its row to its individual scores; its own failure is a value on the state.
 
     A ``retryable`` fault that is not the model's is played again, ``max_retries`` times; the attempts are counted.
+    (Model calls were repeated already, by the client.)
     """
-    for attempt in range(context.max_retries + 1):
+    for attempt in range(1, context.max_retries + 2):
         state = await _play(env, job, context)
-        state.attempts = attempt + 1
+        state.attempts = attempt
         error = state["error"]
-        if error is None or not error.retryable or attempt == context.max_retries:
+        if error is None or not error.retryable or isinstance(error, ModelError):
             break
     await score(env, state, context)
     return state
 
 
 async def _play(env: Environment, job: Job, context: RunContext) -> State:
-    row = copy_row(job.example.row) | {"example_id": job.example.example_id}
-    state = await env.init_state(row, context.client, context.model, context.sampling_args)
+    row = copy_row(job.example.row)
+    state = await env.init_state(row, context.given_client or context.client, context.model, context.sampling_args)
     state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
     if context.progress is not None:
         context.progress.running[job.position] = (time.monotonic(), state)
-    if type(env).rollout is Environment.rollout:
+    if type(env).rollout is Runs.rollout:
         return await play(env, state, context.rollout_timeout_s)
+    return await _play_own_loop(env, row, state, context)
+
+
+async def _play_own_loop(env: Environment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
+    """Call an author's ``rollout()``; ``state`` stands for the rollout when that fails."""
+    token, started = current_run.set((context, state.seed_key)), time.perf_counter()
+    limit_s = context.rollout_timeout_s
     try:
-        async with asyncio.timeout(context.rollout_timeout_s):
-            played = await env.rollout(row, context.client, context.model, context.sampling_args)
-    except RolloutError as error:
-        state["error"] = error
-    except TimeoutError:
-        state["error"] = RolloutTimeout(f"the rollout was stopped after {context.rollout_timeout_s:g} s")
-    except PASS_THROUGH:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an overridden rollout() is author code
-        state["error"] = fault("rollout", error)
-    else:
+        async with asyncio.timeout(limit_s) as scope:
+            with Hook(state, "rollout", timing=None):
+                played = await env.rollout(row, state["client"], context.model, context.sampling_args)
+                if not isinstance(played, State):
+                    raise TypeError(f"it returned {type(played).__name__}, not a State")
+        played.run, played.seed_key = context, state.seed_key
         state = played
-        state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        if scope.expired():
+            text = f"the rollout was stopped after {limit_s:g} s; raise rollout_timeout_s if it needs longer"
+            error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
+        state["stop_condition"] = "timeout_reached" if scope.expired() else "has_error"
+        state["error"] = error
+    finally:
+        current_run.reset(token)
+    conclude(state, started)
     return state
 
 
 async def score(env: Environment, state: State, context: RunContext) -> None:
-    """Individual scores of a finished rollout; unknown when scoring is off or its error is not scorable."""
+    """Individual scores and monitored metrics of a finished rollout; unknown when scoring is off."""
     if context.score:
         state.waiting_for = "scoring"
-        await env.rubric.score_individual(state, context.scoring_slot)
+        try:
+            await env.rubric.score_individual(state, context.scoring_slot)
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            _mark_unscored([state], error)
         state.waiting_for = None
     else:
         leave_unscored([state])
+    await _monitor(env, state)
     timing = state["timing"]
     timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
     timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
 
 
-async def play_group(env: Environment, jobs: list[Job], context: RunContext) -> list[State]:
-    """All siblings of one example side by side, scored as a group, with advantages."""
-    states = await _all(play_and_score(env, job, context) for job in jobs)
-    if context.score:
+async def score_together(env: Environment, states: Sequence[State], context: RunContext) -> None:
+    """Group scores and advantages of finished siblings."""
+    if not context.score:
+        return
+    try:
         await env.rubric.score_group_stage(states, context.scoring_slot)
-    return states
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        _mark_unscored(states, error)
 
 
-async def _all(work: Iterable[Awaitable[State]]) -> list[State]:
-    """Await everything together; when one raises (a ``RunError``) the others are cancelled before it is raised."""
+def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
+    """An author's own ``score_rollout`` or ``score_group`` failed: the rewards are unknown."""
+    failure = scoring_error(error, "the rubric")
+    for state in states:
+        state["reward"] = math.nan
+        state["error"] = state["error"] or failure
+
+
+async def _monitor(env: Environment, state: State) -> None:
+    """Add the metrics of ``env.monitor_rubric`` that the rubric has none of the same name for."""
+    for function in env.monitor_rubric.functions:
+        try:
+            value = function(Supply(state, loop_workers().processes))
+            value = finite_value(await value if inspect.isawaitable(value) else value, function.name)
+        except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
+            env.logger.warning("the monitored metric %s failed: %s", function.name, error)
+            value = math.nan
+        state["metrics"].setdefault(function.name, value)
+
+
+async def play_group(env: Environment, jobs: list[Job], context: RunContext) -> list[State]:
+    """All siblings of one example side by side, scored as a group, with advantages.
+
+    When one of them raises (a ``RunError``), the others are cancelled and awaited before it is raised.
+    """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_coroutine(awaitable)) for awaitable in work]
+            tasks = [group.create_task(play_and_score(env, job, context)) for job in jobs]
     except BaseExceptionGroup as failures:
         raise _first_leaf(failures) from failures
-    return [task.result() for task in tasks]
-
-
-async def _coroutine(awaitable: Awaitable[State]) -> State:
-    return await awaitable
+    states = [task.result() for task in tasks]
+    await score_together(env, states, context)
+    return states
 
 
 def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
@@ -208,13 +279,15 @@ class Runner:
         self.progress = context.progress = progress or context.progress or Progress()
         self._groups: dict[int, list[tuple[Job, State]]] = {}
         self._streak: tuple[str, int] = ("", 0)
-        self._by_group = env.rubric.has_group_rewards and context.score and not context.independent_scoring
+        rubric = env.rubric
+        grouped = rubric.has_group_rewards or rubric.has_advantages
+        self._by_group = grouped and context.score and not context.independent_scoring
 
     async def run(self, plan: Iterable[Job]) -> None:
         """Play every job of ``plan``; returns when all are durable.
 
-        Raises ``RunError`` when the run cannot go on; everything acknowledged before is durable. On cancellation the
-        workers are cancelled and awaited first.
+        Raises ``RunError`` when the run cannot go on; everything acknowledged before is durable. However it ends, the
+        workers are awaited first, and no model call begins any more.
         """
         jobs = iter(plan)
         workers = [asyncio.ensure_future(self._work(jobs)) for _ in range(self.concurrency)]
@@ -223,12 +296,17 @@ class Runner:
             for worker in done:
                 worker.result()
         finally:
+            self.context.is_over = True
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
+            for members in self._groups.values():  # scored, and their siblings will not come
+                await self.env.rubric.run_cleanup([state for _, state in members])
 
     async def _work(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
+            if is_cancelled():  # a hook swallowed it
+                raise asyncio.CancelledError
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
                 state = await play_and_score(self.env, job, self.context)
@@ -242,16 +320,19 @@ class Runner:
         if not self._by_group:
             await self._store([job], [state])
         if self.context.independent_scoring:
+            await self.env.rubric.run_cleanup([state])
             return
         members = self._groups.setdefault(job.example.example_id, [])
         members.append((job, state))
-        if len(members) < job.siblings:
+        if len(members) < (job.num_owed or job.siblings):
             return
         del self._groups[job.example.example_id]
         members.sort(key=lambda member: member[0].sibling)
         jobs, states = [job for job, _ in members], [state for _, state in members]
-        if self.context.score:
-            await self.env.rubric.score_group_stage(states, self.context.scoring_slot)
+        if job.in_part:  # their advantages depend on rewards of an earlier run: whoever has those sets them
+            await self.env.rubric.run_cleanup(states)
+            return
+        await score_together(self.env, states, self.context)
         if self._by_group:
             await self._store(jobs, states)
         self.sink.complete(jobs, states)
@@ -262,8 +343,9 @@ class Runner:
             self.progress.count(state)
 
     def _guard(self, state: State) -> None:
+        """Stop the run when rollout after rollout fails with one cause; the model's own doing is no failure."""
         error = state["error"]
-        if error is None:
+        if error is None or error.scorable:
             self._streak = ("", 0)
             return
         cause = type(error).__name__
@@ -275,7 +357,7 @@ class Runner:
                 "correct the cause and run the same command again (or set abort_after=0 to go on regardless)",
                 cause=cause,
                 count=count,
-            ) from (error if isinstance(error, Exception) else None)
+            ) from error
 
 
-__all__ = ["Job", "Progress", "RunContext", "RunError", "Runner", "Sink", "play_and_score", "play_group"]
+__all__ = ["Job", "Progress", "RunContext", "Runner", "Sink", "play_and_score", "play_group", "score"]

@@ -1,4 +1,4 @@
-"""Single rollouts and single groups, by every historical form of the call: no plan, no disk, no limits.
+"""Single rollouts and single groups, by every historical form of the call: no plan, no disk.
 
 ``rollout`` plays one and does not score it. ``run_rollout`` and ``run_group`` play and score, and never raise for a
 rollout's own failure.
@@ -11,15 +11,19 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers import clients
 from verifiers.dataset import copy_row, examples_from
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.messages import normalize_messages
+from verifiers.options import RunOptions
 from verifiers.rollout import play
 from verifiers.rows import state_to_output
-from verifiers.runner import Job, RunContext, play_and_score, play_group
+from verifiers.run_client import client_for
+from verifiers.runner import Job, RunContext, play_and_score, play_group, score_together
 from verifiers.state import State
+from verifiers.suggest import check_keywords
+
+GUARD_S: float | None = RunOptions().rollout_timeout_s
 
 
 async def rollout(env: Environment, *args: Any, **keywords: Any) -> Any:
@@ -36,14 +40,13 @@ async def _rollout_of_row(
     model: Any = None,
     sampling_args: Mapping[str, Any] | None = None,
 ) -> State:
-    resolved, name = clients.resolve_client(client, model)
-    try:
-        row = examples_from([input], env.row_format)[0].row
-        state = await env.init_state(copy_row(row), resolved, name, sampling_args)
-        return await play(env, state)
-    finally:
-        if resolved is not client:
-            await clients.close(resolved)
+    row = copy_row(examples_from([input], env.row_format)[0].row)
+    async with client_for(client, model) as (resolved, name):
+        state = await env.init_state(row, resolved if client is None else client, name, sampling_args)
+        if state.run is not None:  # an author's own rollout() calls this one: the run has its own guard
+            return await play(env, state)
+        state.run = RunContext(resolved, name, given_client=client, rollout_timeout_s=GUARD_S)
+        return await play(env, state, GUARD_S)
 
 
 async def _rollout_of_prompt(
@@ -65,14 +68,23 @@ async def _rollout_of_prompt(
     return state["completion"], state
 
 
-async def run_rollout(
-    env: Environment, input: Mapping[str, Any], client: Any, model: Any, *args: Any, **keywords: Any
-) -> Any:
-    """One scored rollout: a ``State`` for the keywords of one age, a ``RolloutOutput`` for those of the other."""
-    wanted = _Wanted.of(args, keywords)
-    async with wanted.gen_sem:
-        context, job = _single(env, [input], client, model, wanted)
-        state = await play_and_score(env, job[0], context)
+async def run_rollout(env: Environment, input: Any, client: Any, model: Any, *args: Any, **keywords: Any) -> Any:
+    """One scored rollout: a ``State`` for the keywords of one age, a ``RolloutOutput`` for those of the other.
+
+    The oldest form, with a semaphore before the row, is that of the former age.
+    """
+    if not isinstance(input, Mapping) and hasattr(input, "__aenter__"):
+        keywords = {"gen_sem": input, **keywords}
+        input, client, model, args = client, model, args[0] if args else None, args[1:]
+    wanted = _Wanted.of(args, keywords, "run_rollout")
+    async with client_for(client, model) as (resolved, name):
+        context, jobs = wanted.context(env, resolved, name, client), _jobs(env, [input])
+        state = await play_and_score(env, jobs[0], context)
+        if env.rubric.has_group_rewards:
+            await score_together(env, [state], context)
+            state["advantage"] = None
+        else:
+            await env.rubric.run_cleanup([state])
     return wanted.shape([state])[0]
 
 
@@ -80,24 +92,19 @@ async def run_group(
     env: Environment, group_inputs: Sequence[Mapping[str, Any]], client: Any, model: Any, *args: Any, **keywords: Any
 ) -> list:
     """Scored siblings of one example with advantages, in either of the two historical shapes."""
-    wanted = _Wanted.of(args, keywords)
-    async with wanted.gen_sem:
-        context, jobs = _single(env, group_inputs, client, model, wanted)
-        states = await play_group(env, jobs, context)
+    wanted = _Wanted.of(args, keywords, "run_group")
+    async with client_for(client, model) as (resolved, name):
+        states = await play_group(env, _jobs(env, group_inputs), wanted.context(env, resolved, name, client))
     return wanted.shape(states)
 
 
-def _single(env: Environment, rows: Any, client: Any, model: Any, wanted: _Wanted) -> tuple[RunContext, list[Job]]:
-    resolved, name = clients.resolve_client(client, model)
-    context = RunContext(
-        client=resolved,
-        model=name,
-        sampling_args=wanted.sampling_args,
-        score=wanted.score and env.score_rollouts,
-        max_retries=wanted.max_retries,
-    )
+def _jobs(env: Environment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
     examples = examples_from(list(rows), env.row_format)
-    return context, [Job(example, n, len(examples), n) for n, example in enumerate(examples)]
+    return [Job(example, n, len(examples), n) for n, example in enumerate(examples)]
+
+
+_OLDER = ("gen_sampling_args", "gen_sem", "score_sem", "score")
+_NEWER = ("sampling_args", "max_retries", "state_columns", "env_client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,34 +113,37 @@ class _Wanted:
 
     sampling_args: Mapping[str, Any]
     gen_sem: AbstractAsyncContextManager[Any]
+    score_sem: AbstractAsyncContextManager[Any]
     score: bool
     max_retries: int
     as_states: bool
     state_columns: Sequence[str]
 
     @classmethod
-    def of(cls, args: Sequence[Any], keywords: dict[str, Any]) -> _Wanted:
-        positional = dict(zip(("gen_sampling_args", "gen_sem", "score_sem"), args, strict=False))
-        given = {**positional, **keywords}
-        allowed = {
-            "gen_sampling_args",
-            "gen_sem",
-            "score_sem",
-            "score",
-            "sampling_args",
-            "max_retries",
-            "state_columns",
-        }
-        if unknown := given.keys() - allowed - {"env_client"}:
-            raise ConfigError(f"run_rollout/run_group does not know {', '.join(sorted(unknown))}")
-        older = given.keys() & {"gen_sampling_args", "gen_sem", "score_sem", "score"}
+    def of(cls, args: Sequence[Any], keywords: Mapping[str, Any], where: str) -> _Wanted:
+        given = {**dict(zip(_OLDER, args, strict=False)), **keywords}
+        check_keywords(given, (*_OLDER, *_NEWER), where)
         return cls(
             sampling_args=given.get("gen_sampling_args") or given.get("sampling_args") or {},
             gen_sem=given.get("gen_sem") or nullcontext(),
+            score_sem=given.get("score_sem") or nullcontext(),
             score=given.get("score", True),
             max_retries=given.get("max_retries", 0),
-            as_states=bool(older),
+            as_states=not given.keys().isdisjoint(_OLDER),
             state_columns=given.get("state_columns") or (),
+        )
+
+    def context(self, env: Environment, client: Any, model: str, given_client: Any) -> RunContext:
+        """The run of one call; ``gen_sem`` bounds model calls, ``score_sem`` scorings."""
+        return RunContext(
+            client=client,
+            model=model,
+            sampling_args=self.sampling_args,
+            score=self.score and env.score_rollouts,
+            max_retries=self.max_retries,
+            generation_slot=self.gen_sem,
+            scoring_slot=self.score_sem,
+            given_client=given_client,
         )
 
     def shape(self, states: list[State]) -> list:

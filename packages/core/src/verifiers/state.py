@@ -160,6 +160,8 @@ class State(dict):
         if key == "input":
             self.input_columns, self.hidden_columns = [], {}
             InputView(self).update(value)
+        elif key == "timing":
+            super().__setitem__(key, value if isinstance(value, Timing) else Timing(**value))
         else:
             super().__setitem__("tool_defs" if key == "oai_tools" else key, value)
 
@@ -176,7 +178,7 @@ class State(dict):
         for key, value in dict(*mappings, **fields).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> State:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> State:  # type: ignore[misc]
         self.update(other)
         return self
 

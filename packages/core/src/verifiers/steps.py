@@ -129,10 +129,10 @@ class TrajectoryStepTokens(AttributeDict):
     def __iter__(self) -> Iterator[str]:  # an own __iter__ makes dict(x) read through __getitem__
         return super().__iter__()
 
-    def items(self):  # type: ignore[override]
+    def items(self) -> Any:
         return [(key, self[key]) for key in self]
 
-    def values(self):  # type: ignore[override]
+    def values(self) -> Any:
         return [self[key] for key in self]
 
     def __reduce__(self):
@@ -207,7 +207,8 @@ class TrajectoryStep(AttributeDict):
 
     def _composed(self, own: Messages) -> Messages:
         """``own`` behind the prefix shared with earlier steps; linear in the result."""
-        pieces, end, step = [own], self._shared, self._previous
+        pieces: list[Any] = [own]
+        end, step = self._shared, self._previous
         while end:  # from the newest back: each gives what lies beyond the prefix it shares itself
             if end > step._shared:
                 pieces.append((step.new_prompt() + dict.__getitem__(step, "completion"))[: end - step._shared])
@@ -231,10 +232,10 @@ class TrajectoryStep(AttributeDict):
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 
-    def items(self):  # type: ignore[override]
+    def items(self) -> Any:
         return [(key, self[key]) for key in self]
 
-    def values(self):  # type: ignore[override]
+    def values(self) -> Any:
         return [self[key] for key in self]
 
     def __reduce__(self):

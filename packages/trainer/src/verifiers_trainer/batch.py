@@ -25,6 +25,7 @@ from verifiers_trainer.packing import Row, fill, pack
 from verifiers_trainer.samples import RolloutSamples, Turn, rollout_samples
 
 ROW_TOKENS = 1024
+"""Bound on a row where attention costs the square of its length, as everywhere without variable-length kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Record:
     @property
     def oldest_version(self) -> int | None:
         """The policy version of its oldest token; None without tokens."""
-        return min((int(np.min(turn.version)) for turn in self.turns), default=None)
+        return min((int(np.min(turn.version)) for turn in self.turns if len(turn.completion_ids)), default=None)
 
     @property
     def num_sampled(self) -> int:
@@ -92,9 +93,9 @@ class Group:
         return np.array([record.reward for record in self.records])
 
     @property
-    def oldest_version(self) -> int:
-        versions = [v for record in self.records if (v := record.oldest_version) is not None]
-        return min(versions, default=0)
+    def oldest_version(self) -> int | None:
+        """The policy version of its oldest token; None without tokens."""
+        return min((v for record in self.records if (v := record.oldest_version) is not None), default=None)
 
     def is_dead(self, config: RLConfig) -> bool:
         """Whether it teaches nothing: too few known rewards, or all of them equal."""
@@ -131,13 +132,13 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], config: RLConfig,
     samples = [sample for rollout in made for sample in rollout.samples]
     weights = step_weights(samples, config.aggregation, max_len=config.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
-    max_tokens = config.micro_batch_tokens or ROW_TOKENS
-    rows_R = pack(samples, weights.weights, max_tokens=max(max_tokens, longest), world=world, packing=config.packing)
+    max_tokens = max(longest, config.micro_batch_tokens or min(ROW_TOKENS, config.micro_batch_size * config.max_seq_len))
+    rows_R = pack(samples, weights.weights, max_tokens=max_tokens, world=world, packing=config.packing)
     stats = rollout_stats([*groups, *discarded]) | _sample_stats(made) | group_stats(groups, discarded, config)
     stats |= {
         "tokens/trained": weights.num_tokens,
         "packing/rows": sum(len(rows) for rows in rows_R),
-        "packing/fill": fill(rows_R, max(max_tokens, longest)),
+        "packing/fill": fill(rows_R, max_tokens),
     }
     return StepBatch(rows_R, tuple(groups), tuple(advantages_G), stats, weights.num_tokens)
 
@@ -167,6 +168,7 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
         "reward/max": float(known.max()) if known.size else math.nan,
         "reward/unscored": int(rewards.size - known.size),
         "rollouts/errors": sum(record.error is not None for record in records),
+        "rollouts/timeouts": sum((record.error or "").startswith("RolloutTimeout") for record in records),
         "rollouts/truncated": sum(record.is_truncated for record in records),
         "rollouts/generated": len(records),
         "tokens/completion": sum(record.num_sampled for record in records),
@@ -197,3 +199,10 @@ def group_stats(groups: Sequence[Group], discarded: Sequence[Group], config: RLC
         "groups/dead": dead,
         "groups/backfilled": len(discarded),
     }
+
+
+def reward_histogram(groups: Sequence[Group]) -> dict[float, int]:
+    """How many rollouts have each reward, rounded to three digits; NaN counts the unknown ones."""
+    rewards = np.round(np.concatenate([group.rewards for group in groups]), 3)
+    values, counts = np.unique(rewards, return_counts=True)
+    return {float(value): int(count) for value, count in zip(values, counts, strict=True)}

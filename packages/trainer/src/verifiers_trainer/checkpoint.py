@@ -10,7 +10,9 @@ verifies the manifest and takes the newest valid folder; older ones are removed 
     rl_state.json                   policy version, place in the data, configuration
     pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
 
-Pickled files in such a folder are ignored. This module knows no trainer: it takes and gives plain values.
+Only these names are read, so a pickle or anything else planted in such a folder is never opened. The manifest finds
+damage, not forgery: who can write the folder can write the manifest. What the pipeline's part of it looks like stands
+in ``pending``. This module knows no trainer: it takes and gives plain values.
 """
 
 from __future__ import annotations
@@ -18,30 +20,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import random
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from verifiers.durable import sync_folder
-from verifiers.encoding import encode_row
 from verifiers.errors import CheckpointError
 from verifiers.failpoints import failpoint
-from verifiers_trainer.batch import Group, Record
-from verifiers_trainer.orchestrator import PipelineState
-from verifiers_trainer.samples import Turn
 
 log = logging.getLogger(__name__)
 
 PREFIX = "checkpoint-"
+UNFINISHED = ".tmp-"
 MANIFEST = "MANIFEST.json"
 SCHEMA = 1
 
@@ -50,32 +49,46 @@ SCHEMA = 1
 def writing(folder: Path) -> Iterator[Path]:
     """A temporary folder to write a checkpoint into; at the end of the block it becomes ``folder``, whole.
 
-    Raises ``CheckpointError`` when the files cannot be written; then ``folder`` does not exist.
+    Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is as it was.
     """
-    temporary = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    for left_over in folder.parent.glob(f"{UNFINISHED}{PREFIX}*"):  # of a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    temporary = folder.with_name(f"{UNFINISHED}{folder.name}")
     try:
         temporary.mkdir(parents=True)
         yield temporary
         failpoint("checkpoint.before_manifest")
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        manifest = {str(path.relative_to(temporary)): _describe(path) for path in files}
+        manifest = {path.relative_to(temporary).as_posix(): _describe(path) for path in files}
         write_json(temporary / MANIFEST, {"schema": SCHEMA, "files": manifest})
         for path in [*files, temporary / MANIFEST]:
             _sync(path)
+        for inner in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:
+            sync_folder(inner)
         failpoint("checkpoint.before_rename")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(temporary, folder)
         sync_folder(folder.parent)
-    except OSError as error:
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {folder} could not be written: {error}", path=str(folder)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     failpoint("checkpoint.after_rename")
 
 
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn whatever a checkpoint's contents make fail inside the block into a ``CheckpointError`` that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"{folder} cannot be continued from: {said}", path=str(folder)) from error
+
+
 def _describe(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _sync(path: Path) -> None:
@@ -89,11 +102,15 @@ def _sync(path: Path) -> None:
 def verify(folder: Path) -> None:
     """Raise ``CheckpointError`` naming the first file that is missing or not what the manifest says."""
     try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        files = dict(read_json(folder / MANIFEST)["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder} has no readable {MANIFEST}", path=str(folder), file=MANIFEST) from error
+    if not files:
+        raise CheckpointError(f"{folder / MANIFEST} lists no files", path=str(folder), file=MANIFEST)
     for name, expected in files.items():
         path = folder / name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(f"{folder / MANIFEST} names {name!r}, outside it", path=str(folder), file=name)
         if not path.is_file() or _describe(path) != expected:
             raise CheckpointError(f"{path} is missing or damaged", path=str(folder), file=name)
 
@@ -103,7 +120,7 @@ def steps_in(output_dir: Path) -> list[tuple[int, Path]]:
     found = [
         (int(path.name.removeprefix(PREFIX)), path)
         for path in output_dir.glob(f"{PREFIX}*")
-        if path.name.removeprefix(PREFIX).isdigit()
+        if path.name.removeprefix(PREFIX).isdecimal()
     ]
     return sorted(found, reverse=True)
 
@@ -120,11 +137,38 @@ def newest_valid(output_dir: Path) -> Path | None:
     return None
 
 
-def prune(output_dir: Path, keep: int | None) -> None:
-    """Remove all but the newest ``keep`` checkpoints; the newest is known to be valid."""
-    if keep:
-        for _, folder in steps_in(output_dir)[keep:]:
+def prune(newest: Path, keep: int | None, protected: Path | None = None) -> None:
+    """Remove the checkpoints before ``newest`` but the last ``keep - 1``, and ``protected``, once ``newest`` verifies.
+
+    Raises ``CheckpointError``, with nothing removed, when ``newest`` is not what was written.
+    """
+    step = int(newest.name.removeprefix(PREFIX))
+    older = [folder for number, folder in steps_in(newest.parent) if number < step]
+    if not keep or len(older) < keep:
+        return
+    verify(newest)
+    for folder in older[keep - 1 :]:
+        if folder != protected:
+            (folder / MANIFEST).unlink(missing_ok=True)  # half removed, it must not look whole
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
+    """Move the checkpoints of an earlier run, and what else is called ``names``, into ``earlier-<n>``; where to.
+
+    None when there is nothing to move.
+    """
+    found = [folder for _, folder in steps_in(output_dir)]
+    found += [output_dir / name for name in names if (output_dir / name).exists()]
+    if not found:
+        return None
+    number = 1
+    while (aside := output_dir / f"earlier-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for path in found:
+        path.rename(aside / path.name)
+    return aside
 
 
 # --- what is in it ----------------------------------------------------------------------------------------------
@@ -143,7 +187,8 @@ def read_json(path: Path) -> Any:
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     """An optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values)."""
     state = optimizer.state_dict()
-    tensors, plain = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {}
     for parameter, values in state["state"].items():
         for name, value in values.items():
             key = f"{parameter}.{name}"
@@ -156,15 +201,16 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what ``save_optimizer`` wrote, bit for bit."""
-    described = read_json(folder / "optimizer.json")
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in {**load_file(folder / "optimizer.safetensors"), **described["state"]}.items():
-        parameter, _, name = key.partition(".")
-        state.setdefault(int(parameter), {})[name] = value
-    current = optimizer.state_dict()["param_groups"]
-    groups = [{**now, **then} for now, then in zip(current, described["param_groups"], strict=True)]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    """Restore what ``save_optimizer`` wrote, bit for bit. Raises ``CheckpointError`` when it does not fit."""
+    with reading(folder):
+        described = read_json(folder / "optimizer.json")
+        state: dict[int, dict[str, Any]] = {}
+        for key, value in {**load_file(folder / "optimizer.safetensors"), **described["state"]}.items():
+            parameter, _, name = key.partition(".")
+            state.setdefault(int(parameter), {})[name] = value
+        current = optimizer.state_dict()["param_groups"]
+        groups = [{**now, **then} for now, then in zip(current, described["param_groups"], strict=True)]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def save_scheduler(folder: Path, scheduler: Any) -> None:
@@ -173,8 +219,9 @@ def save_scheduler(folder: Path, scheduler: Any) -> None:
 
 
 def load_scheduler(folder: Path, scheduler: Any) -> None:
-    """Restore what ``save_scheduler`` wrote."""
-    scheduler.load_state_dict({**scheduler.state_dict(), **read_json(folder / "scheduler.json")})
+    """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
+    with reading(folder):
+        scheduler.load_state_dict({**scheduler.state_dict(), **read_json(folder / "scheduler.json")})
 
 
 def save_rng(folder: Path) -> None:
@@ -191,121 +238,26 @@ def save_rng(folder: Path) -> None:
 
 
 def load_rng(folder: Path) -> None:
-    """Restore what ``save_rng`` wrote."""
-    tensors, described = load_file(folder / "rng.safetensors"), read_json(folder / "rng.json")
-    python, legacy = described["python"], described["numpy"]
-    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-    keys = tensors["numpy"].numpy().astype(np.uint32)
-    np.random.set_state((legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
-    torch.random.set_rng_state(tensors["torch"])
-    if torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([tensors[key] for key in sorted(tensors) if key.startswith("cuda.")])
+    """Restore what ``save_rng`` wrote. Raises ``CheckpointError`` when it cannot be."""
+    with reading(folder):
+        tensors, described = load_file(folder / "rng.safetensors"), read_json(folder / "rng.json")
+        python, legacy = described["python"], described["numpy"]
+        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+        keys = tensors["numpy"].numpy().astype(np.uint32)
+        np.random.set_state((legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
+        torch.random.set_rng_state(tensors["torch"])
+        states = [tensors[f"cuda.{i}"] for i in range(torch.cuda.device_count()) if f"cuda.{i}" in tensors]
+        if states:
+            torch.cuda.set_rng_state_all(states)
 
 
-def save_pipeline(folder: Path, state: PipelineState, version: int, configuration: Mapping[str, Any]) -> None:
-    """The pipeline: its counters and configuration, and the groups that are finished but not trained."""
-    write_json(
-        folder / "rl_state.json",
-        {
-            "schema": SCHEMA,
-            "policy_version": version,
-            "next_index": state.next_index,
-            "delivered": state.delivered,
-            "base": state.base,
-            "requeue": state.requeue,
-            "configuration": dict(configuration),
-        },
-    )
-    lines = b"".join(encode_row(_group_to_json(group)) + b"\n" for group in state.ready)
-    (folder / "pending.jsonl").write_bytes(lines)
-
-
-def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
-    """(pipeline, policy version, configuration) as ``save_pipeline`` wrote them."""
-    saved = read_json(folder / "rl_state.json")
-    lines = (folder / "pending.jsonl").read_text(encoding="ascii").split("\n")
-    state = PipelineState(
-        next_index=saved["next_index"],
-        delivered=saved["delivered"],
-        base=saved["base"],
-        ready=[_group_from_json(json.loads(line)) for line in lines if line],
-        requeue=saved["requeue"],
-    )
-    return state, saved["policy_version"], saved["configuration"]
-
-
-def _group_to_json(group: Group) -> dict[str, Any]:
-    return {
-        "index": group.index,
-        "example_id": group.example_id,
-        "records": [
-            {
-                "turns": [_turn_to_json(turn) for turn in record.turns],
-                "reward": _number(record.reward),
-                "metrics": {name: _number(value) for name, value in record.metrics.items()},
-                "error": record.error,
-                "stop": record.stop,
-                "is_truncated": record.is_truncated,
-                "text": record.text,
-            }
-            for record in group.records
-        ],
-    }
-
-
-def _turn_to_json(turn: Turn) -> dict[str, Any]:
-    fields = {name: getattr(turn, name).tolist() for name in ("prompt_ids", "completion_ids", "logprobs")}
-    version = turn.version if isinstance(turn.version, int) else np.asarray(turn.version).tolist()
-    return fields | {"version": version, "is_truncated": turn.is_truncated, "shared": turn.shared}
-
-
-def _group_from_json(saved: Mapping[str, Any]) -> Group:
-    records = tuple(
-        Record(
-            turns=tuple(_turn_from_json(turn) for turn in record["turns"]),
-            reward=_from_number(record["reward"]),
-            metrics={name: _from_number(value) for name, value in record["metrics"].items()},
-            error=record["error"],
-            stop=record["stop"],
-            is_truncated=record["is_truncated"],
-            text=record["text"],
-        )
-        for record in saved["records"]
-    )
-    return Group(saved["index"], saved["example_id"], records)
-
-
-def _turn_from_json(saved: Mapping[str, Any]) -> Turn:
-    version = saved["version"] if isinstance(saved["version"], int) else np.array(saved["version"], np.int32)
-    return Turn(
-        prompt_ids=np.array(saved["prompt_ids"], np.int32),
-        completion_ids=np.array(saved["completion_ids"], np.int32),
-        logprobs=np.array(saved["logprobs"], np.float32),
-        version=version,
-        is_truncated=saved["is_truncated"],
-        shared=saved["shared"],
-    )
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _from_number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-__all__ = [
-    "load_optimizer",
-    "load_pipeline",
-    "load_rng",
-    "load_scheduler",
-    "newest_valid",
-    "prune",
-    "save_optimizer",
-    "save_pipeline",
-    "save_rng",
-    "save_scheduler",
-    "verify",
-    "writing",
-]
+@contextmanager
+def untouched_rng() -> Iterator[None]:
+    """Afterwards the random generators of python, numpy and torch's CPU are as they were before."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.random.set_rng_state(cpu)

@@ -1,15 +1,19 @@
 """``RLConfig``: every setting of a training run, checked all at once before any work.
 
-Only fields that change what happens are here. A field says its unit and its range; ``resolve`` reports every violated
-rule in one ``ConfigError`` with the nearest valid values. Nothing is checked finally at construction, so a setting
-that is changed afterwards (``config.temperature = 0.7``) is honoured.
+Only fields that change what happens are here; of those inherited from transformers, the ones this trainer cannot
+honour are refused. ``resolve`` reports every violated rule in one ``ConfigError`` with the nearest valid values.
+Nothing is decided finally at construction, so a setting that is changed afterwards (``config.temperature = 0.7``) is
+honoured, and so is what follows from it. The rules are in ``rules``.
 
 This module imports transformers (for ``TrainingArguments``) but runs nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import logging
+import math
 import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,9 +24,12 @@ from transformers import TrainingArguments
 
 from verifiers.errors import ConfigError
 from verifiers.suggest import check_keywords
-from verifiers_trainer.advantages import ADVANTAGES
-from verifiers_trainer.aggregation import AGGREGATIONS
-from verifiers_trainer.losses import LOSSES
+from verifiers_trainer.rules import CHECKS
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
+"""Two names of one switch: transformers' older and newer one."""
 
 
 @dataclass
@@ -34,7 +41,9 @@ class _RLFields(TrainingArguments):
     """Default 1e-5 with LoRA, else 1e-6."""
     lr_scheduler_type: str = "constant"
     max_steps: int = 500
-    """Optimizer steps."""
+    """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the examples."""
+    bf16: bool | None = None
+    """Compute in bfloat16; None = where an accelerator can. Without one everything is float32."""
     max_grad_norm: float = 1.0
     logging_steps: float = 1
     save_strategy: str = "steps"
@@ -42,6 +51,7 @@ class _RLFields(TrainingArguments):
     eval_strategy: str = "no"
     eval_steps: float | None = 50
     report_to: Any = "none"
+    """Trackers that get every step's numbers: wandb, trackio, tensorboard, a list of them, or none."""
 
     # --- model --------------------------------------------------------------------------------------------------
     model_init_kwargs: dict[str, Any] | None = None
@@ -62,9 +72,10 @@ class _RLFields(TrainingArguments):
     batch_size: int = 512
     """Rollouts per optimizer step; a multiple of ``rollouts_per_example`` and of ``micro_batch_size``."""
     micro_batch_size: int = 8
-    """Rollouts of the longest length that one forward pass should hold; sets ``micro_batch_tokens``."""
+    """Rollouts of the longest length that one forward pass holds: with packing, the tokens of a row are bounded by
+    ``micro_batch_size`` x ``max_seq_len`` (and by 1024 where attention has no kernel for packed rows)."""
     micro_batch_tokens: int | None = None
-    """Tokens of one packed row; default max(longest sample, 1024)."""
+    """Tokens of one packed row, instead of what follows from ``micro_batch_size``; a longer sample stands alone."""
     packing: bool = True
     """Pack samples end to end into rows; False gives each sample a row of its own."""
     max_seq_len: int = 2048
@@ -140,6 +151,8 @@ class _RLFields(TrainingArguments):
     """-1 = all."""
     eval_rollouts_per_example: int = 1
     eval_sampling_args: dict[str, Any] = field(default_factory=dict)
+    eval_required: bool = False
+    """Whether an evaluation that fails ends the training; otherwise it is reported and training goes on."""
 
     # --- logging ------------------------------------------------------------------------------------------------
     run_name: str | None = None
@@ -149,13 +162,21 @@ class _RLFields(TrainingArguments):
     def __post_init__(self) -> None:
         if self.output_dir is None:
             self.output_dir = str(Path("outputs") / (self.run_name or time.strftime("train-%Y%m%d-%H%M%S")))
-        if self.report_to in (None, "none", "auto"):
-            self.report_to = []
+        self._set_precision()
+        if self.report_to is None:
+            self.report_to = "none"
         if self.learning_rate is None:
             self.learning_rate = 1e-5 if self.use_lora else 1e-6
-        if not (torch.cuda.is_available() or torch.backends.mps.is_available()):
-            self.use_cpu, self.bf16, self.fp16 = True, False, False
         super().__post_init__()
+
+    def _set_precision(self) -> None:
+        """Half precision where there is an accelerator for it, float32 elsewhere, with one warning if more was asked."""
+        if self.use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+            if self.bf16 or self.fp16:
+                log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
+            self.use_cpu, self.bf16, self.fp16 = True, False, False
+        elif self.bf16 is None:
+            self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
 class RLConfig(_RLFields):
@@ -167,7 +188,32 @@ class RLConfig(_RLFields):
     @functools.wraps(_RLFields.__init__)
     def __init__(self, **settings: Any):
         check_keywords(settings, field_names(), "RLConfig")
-        super().__init__(**settings)
+        given = set(settings)
+        old, new = CHECKPOINTING
+        if old in settings:
+            settings.setdefault(new, settings[old])
+        try:
+            super().__init__(**settings)
+        except ValueError as error:  # transformers' own checks
+            raise ConfigError(str(error)) from error
+        self._given = given
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in field_names() and "_given" in self.__dict__:
+            self._given.add(name)
+            if name in CHECKPOINTING:
+                self.__dict__.update(dict.fromkeys(CHECKPOINTING, value))
+
+    def private_copy(self) -> RLConfig:
+        """A copy that can be changed without changing this one."""
+        copied = copy.copy(self)
+        copied._given = set(self._given)
+        return copied
+
+    def is_given(self, name: str) -> bool:
+        """Whether the caller set this field, at construction or afterwards."""
+        return name in self._given
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of every training request."""
@@ -195,87 +241,36 @@ class RLConfig(_RLFields):
         }
 
     def resolve(self, world_size: int = 1) -> None:
-        """Check everything together. Raises ``ConfigError`` naming every violated rule and how to mend it."""
+        """Settle what follows from other settings, and check everything together.
+
+        Raises ``ConfigError`` naming every violated rule and how to mend it.
+        """
+        self._derive()
         problems = [problem for check in CHECKS for problem in check(self, world_size)]
         if problems:
             listed = "\n".join(f"  - {problem}" for problem in problems)
             raise ConfigError(f"{len(problems)} setting(s) of the training cannot be used:\n{listed}")
 
+    def _derive(self) -> None:
+        """Decide again what was not given, and may follow from what was changed since construction."""
+        derived: dict[str, Any] = {}
+        if not self.is_given("learning_rate"):
+            derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
+        if not self.is_given("output_dir") and self.run_name:
+            derived["output_dir"] = str(Path("outputs") / self.run_name)
+        self.__dict__.update(derived)
+        self._set_precision()
+        self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
+
+    def steps_for(self, num_examples: int) -> int:
+        """Optimizer steps of the run: ``max_steps``, unless passes over the examples were asked for."""
+        by_epochs = self.is_given("num_train_epochs") and not self.is_given("max_steps")
+        if self.max_steps > 0 and not by_epochs:
+            return self.max_steps
+        return max(1, math.ceil(self.num_train_epochs * num_examples * self.rollouts_per_example / self.batch_size))
+
 
 @functools.cache
-def field_names() -> tuple[str, ...]:
+def field_names() -> frozenset[str]:
     """Every name that ``RLConfig`` takes."""
-    return tuple(f.name for f in fields(_RLFields) if f.init)
-
-
-def _check_batch(config: RLConfig, world_size: int) -> list[str]:
-    found = []
-    group, batch, per_device = config.rollouts_per_example, config.batch_size, config.micro_batch_size
-    if group < 2 and config.advantage != "none":
-        found.append(f"rollouts_per_example is {group}: a group baseline needs at least 2 siblings")
-    for divisor, said in ((group, "rollouts_per_example"), (per_device * world_size, "micro_batch_size x processes")):
-        if divisor > 0 and batch % divisor:
-            below, above = batch // divisor * divisor, (batch // divisor + 1) * divisor
-            near = f"{below} or {above}" if below else f"{above}"
-            found.append(f"batch_size {batch} is not divisible by {said} = {divisor}; the nearest that are: {near}")
-    return found
-
-
-RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (1e-6, 2.0),
-    "top_p": (1e-9, 1.0),
-    "min_p": (0.0, 1.0),
-    "min_group_fraction": (1e-9, 1.0),
-    "max_error_fraction": (0.0, 1.0),
-    "oversample": (1.0, 1000.0),
-    "max_off_policy_steps": (0, 16),
-    "micro_batch_size": (1, 1e9),
-    "batch_size": (1, 1e9),
-    "max_seq_len": (2, 1e9),
-    "max_steps": (1, 1e12),
-    "max_concurrent": (1, 1e9),
-    "lora_rank": (1, 1e6),
-    "lora_dropout": (0.0, 0.999),
-    "generation_timeout": (1e-3, 1e9),
-}
-"""Field -> smallest and largest value allowed."""
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "aggregation": tuple(AGGREGATIONS),
-    "zero_variance": ("drop", "keep"),
-    "embedded_mode": ("auto", "padded", "continuous", "deterministic"),
-}
-
-
-def _check_ranges(config: RLConfig, world_size: int) -> list[str]:
-    found = []
-    for name, (low, high) in RANGES.items():
-        value = getattr(config, name)
-        if not isinstance(value, (int, float)) or not low <= value <= high:
-            found.append(f"{name} is {value!r}; it must lie in [{low:g}, {high:g}]")
-    for name, allowed in CHOICES.items():
-        if getattr(config, name) not in allowed:
-            found.append(f"{name} is {getattr(config, name)!r}; it must be one of {', '.join(allowed)}")
-    return found
-
-
-def _check_objective(config: RLConfig, world_size: int) -> list[str]:
-    found = []
-    for name, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
-        try:
-            registry.resolve(getattr(config, name))
-        except ConfigError as error:
-            found.append(str(error))
-    if not config.mask_ratio_low < 1 < config.mask_ratio_high:
-        found.append(
-            f"mask_ratio_low {config.mask_ratio_low} and mask_ratio_high {config.mask_ratio_high} must lie on both sides of 1"
-        )
-    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    if config.delta is not None and config.delta <= 1 + high:
-        found.append(f"delta is {config.delta}; it must be above 1 + epsilon_high = {1 + high:g}")
-    if config.deterministic and config.embedded_mode not in ("auto", "deterministic"):
-        found.append(f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}")
-    return found
-
-
-CHECKS = (_check_batch, _check_ranges, _check_objective)
+    return frozenset(f.name for f in fields(_RLFields) if f.init)

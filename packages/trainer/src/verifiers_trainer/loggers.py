@@ -1,7 +1,8 @@
 """Where a training run's numbers and texts go: ``metrics.jsonl`` and ``completions/step-<n>.jsonl``, always.
 
 A line of ``metrics.jsonl`` is one optimizer step (or one evaluation), flushed when written; NaN is null. Resuming a run
-from step n drops the lines after n, so the file reads as one run. The learning curve is drawn from this file.
+from step n drops the lines after n, so the file reads as one run. The learning curve is drawn from this file. Trackers
+such as wandb get the same numbers through ``sinks``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verifiers.durable import atomic_write
 from verifiers.encoding import encode_row
 from verifiers_trainer.batch import StepBatch
 
 METRICS = "metrics.jsonl"
+COMPLETIONS = "completions"
 
 
 class MetricsFile:
@@ -24,18 +27,33 @@ class MetricsFile:
 
     def __init__(self, folder: Path):
         self.path = folder / METRICS
+        self._before: list[str] = []
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether there are lines of optimizer steps."""
+        return self.path.is_file() and any(row["step"] > 0 for row in read_metrics(self.path))
 
     def resume(self, step: int) -> None:
         """Drop the lines of steps after ``step``; they will be trained again."""
         if self.path.is_file():
             kept = [row for row in read_metrics(self.path) if row["step"] <= step]
-            self.path.write_text("".join(_line(row) for row in kept), encoding="ascii")
+            atomic_write(self.path, "".join(_line(row) for row in kept).encode("ascii"))
+
+    def restart(self) -> None:
+        """Begin the file anew with what this object wrote before the first step (an earlier run's was moved away)."""
+        if self._before:
+            atomic_write(self.path, "".join(self._before).encode("ascii"))
+        self._before = []
 
     def write(self, step: int, version: int, values: Mapping[str, Any]) -> None:
         """Append one line."""
+        line = _line({"step": step, "policy_version": version, "time": time.time(), **values})
+        if step == 0:
+            self._before.append(line)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="ascii") as file:
-            file.write(_line({"step": step, "policy_version": version, "time": time.time(), **values}))
+            file.write(line)
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -44,9 +62,8 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -57,7 +74,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def write_completions(folder: Path, step: int, batch: StepBatch) -> None:
     """The rollouts a step trained on: texts, reward, per-function scores, advantage, tokens and policy version."""
-    path = folder / "completions" / f"step-{step}.jsonl"
+    path = folder / COMPLETIONS / f"step-{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):

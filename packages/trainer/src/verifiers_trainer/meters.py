@@ -1,58 +1,159 @@
-"""How far the trained policy is from the one that sampled: the numbers to watch in every step."""
+"""The numbers to watch in every step: how far the policy is from the one that sampled, and how many rollouts fail.
+
+Meters count; what a number means for the run is said in their own terms only (``TooManyFaults``, ``alarms``). They
+change neither loss nor batch.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from verifiers.errors import TooManyFaults
+from verifiers_trainer.batch import Group
+from verifiers_trainer.config import RLConfig
+
+log = logging.getLogger(__name__)
+
 
 class RatioMeter:
     """Sums over the trained tokens of a step, row by row; ``summary`` gives the means. d = log π - log μ.
 
-    ``sampler/*`` are over tokens sampled by the present policy version, where d should be zero: mean |d| and the
-    estimate e^d - d - 1 of KL(μ‖π) (J. Schulman, "Approximating KL divergence", 2020).
+    ``sampler/*`` are over tokens sampled by the present policy ``version``, where d should be zero: mean |d| and the
+    estimate e^d - d - 1 of KL(μ‖π) (J. Schulman, "Approximating KL divergence", 2020). ``ratio/kept`` is the share of
+    tokens inside the bounds ``kept``, ``ratio/capped`` the share above ``cap``. The sums stay on the device until
+    ``summary`` asks for them, so that counting a row waits for nothing.
     """
 
-    def __init__(self, version: int):
-        self.version = version
-        self.num_tokens, self.num_current = 0, 0
-        self.entropy_sum = self.ratio_sum = self.ratio_max = 0.0
-        self.abs_sum = self.kl_sum = self.max_abs = 0.0
+    NAMES = ("tokens", "entropy", "ratio", "inside", "capped", "current", "abs", "kl")
+
+    def __init__(self, version: int, kept: tuple[float, float] = (0.125, 8.0), cap: float = 5.0):
+        self.version, self.kept, self.cap = version, kept, cap
+        self._sums: list[Tensor] = []
+        self._maxima: list[Tensor] = []
+        self._read: tuple[dict[str, float], float, float] | None = None
 
     def add(self, log_pi: Tensor, log_mu: Tensor, entropy: Tensor | None, row: Mapping[str, Tensor]) -> None:
         """Count one row of T tokens."""
-        kept = row["loss_mask"] & (row["weight"] != 0)
-        if not kept.any():
-            return
-        d = (log_pi - log_mu)[kept].double().clamp(-20, 20)
+        counted = row["loss_mask"] & (row["weight"] != 0)
+        current = counted & (row["version"] == self.version)
+        d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)
         ratio = d.exp()
-        self.num_tokens += d.numel()
-        self.ratio_sum += float(ratio.sum())
-        self.ratio_max = max(self.ratio_max, float(ratio.max()))
-        if entropy is not None:
-            self.entropy_sum += float(entropy[kept].sum())
-        current = d[row["version"][kept] == self.version]
-        if current.numel():
-            self.num_current += current.numel()
-            self.abs_sum += float(current.abs().sum())
-            self.max_abs = max(self.max_abs, float(current.abs().max()))
-            self.kl_sum += float(torch.special.expm1(current).sub(current).sum())
+        inside = (ratio >= self.kept[0]) & (ratio <= self.kept[1])
+        zero = d.new_zeros(())
+        sums = [
+            counted.sum(),
+            torch.where(counted, entropy, 0.0).sum() if entropy is not None else zero,
+            torch.where(counted, ratio, 0.0).sum(),
+            (inside & counted).sum(),
+            ((ratio > self.cap) & counted).sum(),
+            current.sum(),
+            torch.where(current, d.abs(), 0.0).sum(),
+            torch.where(current, torch.special.expm1(d) - d, 0.0).sum(),
+        ]
+        self._sums.append(torch.stack([value.double() for value in sums]))
+        maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
+        self._maxima.append(torch.stack(maxima))
+        self._read = None
+
+    def _totals(self) -> tuple[dict[str, float], float, float]:
+        """(sums by name, largest ratio, largest |d| of the present version)."""
+        if self._read is None:
+            values = torch.stack(self._sums).sum(0).tolist() if self._sums else [0.0] * len(self.NAMES)
+            largest = torch.stack(self._maxima).amax(0).tolist() if self._maxima else [0.0, 0.0]
+            self._read = dict(zip(self.NAMES, values, strict=True)), largest[0], largest[1]
+        return self._read
+
+    @property
+    def num_current(self) -> int:
+        """Tokens of the present version."""
+        return int(self._totals()[0]["current"])
 
     @property
     def mean_abs(self) -> float:
         """Mean |d| over tokens of the present version, in nats; NaN without any."""
-        return self.abs_sum / self.num_current if self.num_current else float("nan")
+        sums = self._totals()[0]
+        return sums["abs"] / sums["current"] if sums["current"] else math.nan
+
+    @property
+    def max_abs(self) -> float:
+        """Largest |d| over tokens of the present version, in nats; 0 without any."""
+        return self._totals()[2]
 
     def summary(self) -> dict[str, Any]:
         """The step's numbers."""
-        n = max(1, self.num_tokens)
+        sums, ratio_max, _ = self._totals()
+        n = max(1.0, sums["tokens"])
         return {
-            "ratio/mean": self.ratio_sum / n,
-            "ratio/max": self.ratio_max,
-            "entropy": self.entropy_sum / n,
+            "ratio/mean": sums["ratio"] / n,
+            "ratio/max": ratio_max,
+            "ratio/kept": sums["inside"] / n,
+            "ratio/capped": sums["capped"] / n,
+            "entropy": sums["entropy"] / n,
             "sampler/log_ratio_abs": self.mean_abs,
-            "sampler/mismatch_kl": self.kl_sum / self.num_current if self.num_current else float("nan"),
+            "sampler/mismatch_kl": sums["kl"] / sums["current"] if sums["current"] else math.nan,
         }
+
+
+class FaultMeter:
+    """Counts failed rollouts over the last four batches. A failed rollout has an error and an unknown reward."""
+
+    def __init__(self, config: RLConfig):
+        self.at_least, self.allowed = config.batch_size, config.max_error_fraction
+        self._recent: deque[bool] = deque(maxlen=4 * config.batch_size)
+        self._kinds: set[str] = set()
+
+    def add(self, group: Group) -> None:
+        """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above the bound."""
+        errors = [record.error for record in group.records if record.error is not None and math.isnan(record.reward)]
+        for error in errors:
+            kind = error.partition(":")[0]
+            if kind not in self._kinds:
+                self._kinds.add(kind)
+                log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
+        self._recent.extend([True] * len(errors) + [False] * (len(group.records) - len(errors)))
+        failed, seen = sum(self._recent), len(self._recent)
+        if errors and seen >= self.at_least and failed > self.allowed * seen:
+            raise TooManyFaults(
+                f"{failed} of the last {seen} rollouts failed, the last with {errors[-1]}; training stops "
+                f"(max_error_fraction={self.allowed:g})",
+                cause=errors[-1],
+                count=failed,
+            )
+
+
+def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """What is out of order in a step's numbers: alarm name -> one sentence."""
+    total = numbers.get("rollouts/generated", 0) or math.nan
+    groups = (numbers.get("groups/live", 0) + numbers.get("groups/dead", 0)) or math.nan
+    rules = {
+        "mismatch": (
+            numbers.get("sampler/mismatch_kl", math.nan) > 0.05,
+            "sampler and trainer disagree about tokens of the same weights (sampler/mismatch_kl above 0.05)",
+        ),
+        "ratio": (
+            numbers.get("ratio/kept", math.nan) < 0.5,
+            "more than half of the tokens are too far from the policy that sampled them (ratio/kept below 0.5): lower "
+            "the learning rate or max_off_policy_steps",
+        ),
+        "dead_groups": (
+            numbers.get("groups/dead", 0) / groups > 0.8,
+            "more than 80 % of the groups have equal rewards: the task is too easy or too hard for this model",
+        ),
+        "errors": (numbers.get("rollouts/errors", 0) / total > 0.1, "more than 10 % of the rollouts failed"),
+        "fill": (
+            numbers.get("packing/rows", 0) > 1 and numbers.get("packing/fill", math.nan) < 0.7,
+            "rows are less than 70 % full (packing/fill): raise micro_batch_tokens",
+        ),
+        "waiting": (
+            numbers.get("time/wait_generation", 0) > 0.8 * numbers.get("time/step", math.inf),
+            "more than 80 % of the step was spent waiting for rollouts",
+        ),
+    }
+    return {name: sentence for name, (holds, sentence) in rules.items() if holds}

@@ -25,7 +25,7 @@ import math
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -34,10 +34,11 @@ from typing import Any
 import numpy as np
 
 from verifiers.environments.base import Environment
-from verifiers.errors import ConfigError, DatasetError, GenerationStalled, NoLearningSignal, RunError, TooManyFaults
+from verifiers.errors import ConfigError, DatasetError, GenerationStalled, NoLearningSignal, RunError
 from verifiers.runner import Job, Progress, RunContext, play_group
-from verifiers_trainer.batch import Group, Record, StepBatch, build
+from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_histogram
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.meters import FaultMeter
 from verifiers_trainer.schedule import PipelineState, Schedule
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,7 @@ class Orchestrator:
         """Groups dropped for their age since the last batch."""
         self.running: dict[int, Flight] = {}
         """By group index."""
-        self._faults: deque[bool] = deque(maxlen=4 * config.batch_size)
-        self._fault_kinds: set[str] = set()
+        self._faults = FaultMeter(config)
         self._batches_without_signal = 0
         self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -283,26 +283,9 @@ class Orchestrator:
                 "the inference server does not say which policy version sampled its tokens (weight_versions), so their "
                 "age is unknown; use the embedded engine or a server that reports it"
             )
-        self._count_faults(group)
+        self._faults.add(group)
         drop = self.config.zero_variance == "drop" and group.is_dead(self.config)
         (self.state.discarded if drop else self.state.ready).append(group)
-
-    def _count_faults(self, group: Group) -> None:
-        errors = [record.error for record in group.records if record.error is not None and math.isnan(record.reward)]
-        for error in errors:
-            kind = error.partition(":")[0]
-            if kind not in self._fault_kinds:
-                self._fault_kinds.add(kind)
-                log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
-        self._faults.extend([True] * len(errors) + [False] * (len(group.records) - len(errors)))
-        failed, seen = sum(self._faults), len(self._faults)
-        if errors and seen >= self.config.batch_size and failed > self.config.max_error_fraction * seen:
-            raise TooManyFaults(
-                f"{failed} of the last {seen} rollouts failed, the last with {errors[-1]}; training stops "
-                f"(max_error_fraction={self.config.max_error_fraction:g})",
-                cause=errors[-1],
-                count=failed,
-            )
 
     async def _next_batch(self) -> StepBatch:
         while True:
@@ -310,7 +293,9 @@ class Orchestrator:
             groups = self._take()
             counted = [group for group in self.state.discarded if group.index < self.state.base]
             self.state.discarded = [group for group in self.state.discarded if group.index >= self.state.base]
+            started = time.monotonic()
             batch = build(groups, counted, self.config, self.world)
+            batch.stats["time/pack"] = time.monotonic() - started
             if batch.num_tokens:
                 self._batches_without_signal = 0
                 self.state.delivered += 1
@@ -383,9 +368,7 @@ class Orchestrator:
                 "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
                 "function"
             )
-        rewards = np.concatenate([group.rewards for group in groups])
-        values, counts = np.unique(np.round(rewards, 3), return_counts=True)
-        histogram = {float(value): int(count) for value, count in zip(values, counts, strict=True)}
+        histogram = reward_histogram(groups)
         shown = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
         limit = self.config.no_signal_steps
         log.warning("a batch teaches nothing: %s (rewards: %s)", found, shown)

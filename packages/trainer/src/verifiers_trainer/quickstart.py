@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -43,7 +42,7 @@ ENVIRONMENT_ARGS: dict[str, Any] = {
     "num_train_examples": 2000,
     "num_eval_examples": 200,
 }
-WARM_UP_TARGET = 0.70
+WARM_UP_TARGET = 0.65
 """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
 EVAL_ROLLOUTS = 4
 NUM_TRANSCRIPTS = 3
@@ -65,9 +64,9 @@ def run(
     console = console or Console()
     started = time.perf_counter()
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     logging.getLogger("verifiers").setLevel(logging.WARNING)
     set_seed(seed)
-    torch.set_num_threads(torch.get_num_threads())
     output = _fresh(Path(output_dir))
     env = vf.load_environment(ENVIRONMENT, seed=seed, **ENVIRONMENT_ARGS)
     model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": seed})
@@ -118,6 +117,9 @@ def _config(output: Path, seed: int, steps: int, loss: str) -> RLConfig:
         max_seq_len=48,
         max_tokens=16,
         learning_rate=3e-4,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=10,
+        advantage="mean_std",
         use_lora=False,
         save_steps=max(1, steps),
         save_total_limit=1,
@@ -141,14 +143,14 @@ def _fresh(output: Path) -> Path:
 
 
 def _warm_up(trainer: RLTrainer, console: Console) -> int:
-    console.print("1/4 warm-up: supervised steps on right answers, until the form is known and the task is not")
+    console.print("1/4 warm-up: supervised steps on right answers, until the form is known")
 
     def reward() -> float:
         rows = [example.row for example in trainer.env.train_table[:64]]
         return play(trainer, inputs=rows).metadata["avg_reward"]
 
     def show(step: int, loss: float, reached: float | None) -> None:
-        if reached is not None:
+        if reached is not None and (step % 20 == 0 or reached >= WARM_UP_TARGET):
             console.print(f"    step {step:3d}  loss {loss:.3f}  sampled reward {reached:.3f}")
 
     steps = warm_up(
@@ -158,6 +160,7 @@ def _warm_up(trainer: RLTrainer, console: Console) -> int:
         reward=reward,
         target=WARM_UP_TARGET,
         max_steps=160,
+        probe_every=5,
         seed=trainer.args.seed,
         on_step=show,
     )

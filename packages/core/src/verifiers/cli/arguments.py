@@ -114,9 +114,7 @@ def _option(setting: dataclasses.Field[Any]) -> click.Option:
         return click.Option(declared, is_flag=True, default=None, help=meaning)
     if setting.name == "resume":
         return click.Option(declared, is_flag=False, flag_value="", default=None, metavar=kind.metavar, help=meaning)
-    return click.Option(
-        declared, type=str, multiple=kind.repeats, default=None, metavar=kind.metavar, help=meaning
-    )
+    return click.Option(declared, type=str, multiple=kind.repeats, default=None, metavar=kind.metavar, help=meaning)
 
 
 def _version_option() -> click.Option:

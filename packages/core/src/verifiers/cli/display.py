@@ -196,7 +196,7 @@ class JsonDisplay(Display):
             error = output["error"]
             self._event(
                 "rollout",
-                key=output.get("rollout_key", output["example_id"]),
+                key=output.get("rollout_key"),
                 example_id=output["example_id"],
                 reward=output["reward"],
                 error=error and error["error"],
@@ -222,10 +222,12 @@ class JsonDisplay(Display):
 
 
 def make_display(kind: str, quiet: bool) -> Display:
-    """The display of ``--progress``; ``auto`` is the bar on a terminal, else plain lines. ``quiet`` shows none."""
+    """The display of ``--progress``; ``auto`` is the bar, or nothing when ``quiet``. A pipe gets lines for a bar."""
     stream = sys.stderr
     if kind == "auto":
-        kind = "none" if quiet else "bar" if stream.isatty() else "plain"
+        kind = "none" if quiet else "bar"
+    if kind == "bar" and not stream.isatty():
+        kind = "plain"
     display = {"bar": BarDisplay, "plain": PlainDisplay, "json": JsonDisplay, "none": Display}[kind]
     return display(stream, quiet)
 
@@ -246,7 +248,9 @@ async def ticking(display: Display) -> AsyncIterator[None]:
             yield
         finally:
             ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
+            (ended,) = await asyncio.gather(ticker, return_exceptions=True)
+            if isinstance(ended, Exception):
+                display.warn(f"the progress display stopped with {type(ended).__name__}: {ended}")
 
 
 class LogHandler(logging.Handler):

@@ -8,28 +8,28 @@ to stderr. The heavy parts are imported after the command line has been read, so
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from verifiers.cli.arguments import CommandLine, parse
-from verifiers.cli.options import EvalSettings, contradictions, layered
-from verifiers.cli.toml_args import Entry, dump, environment_defaults, read_files
-from verifiers.errors import ConfigError, RunError, UsageError, VerifiersError
+from verifiers.cli.entries import raise_together, resolve
+from verifiers.cli.options import EvalSettings
+from verifiers.cli.streams import UNEXPECTED, fail, logging_to, results_stream
+from verifiers.cli.toml_args import dump
+from verifiers.errors import RunError, UsageError, VerifiersError
 
 if TYPE_CHECKING:
     from verifiers.cli.display import Display
     from verifiers.cli.planning import Prepared
     from verifiers.cli.summary import Report
+    from verifiers.runner import Progress
 
-UNEXPECTED = 3
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -46,18 +46,18 @@ def run_command(argv: Sequence[str]) -> int:
         line = parse(argv)
     except click.exceptions.Exit as done:
         return done.exit_code
-    with _results_stream(line.command.json) as out:
+    with results_stream(line.command.json) as out:
         from verifiers.cli.summary import Report
 
         report = Report()
         try:
             _Command(line, list(argv), report, out).run()
         except KeyboardInterrupt:
-            report.exit_code = 130
+            report.exit_code = INTERRUPTED
         except BrokenPipeError:  # the reader of our stdout left; there is nobody to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
-            _fail(report, error, line.command.verbose)
+            fail(report, error, line.command.verbose)
         if line.command.json:
             print(report.to_json(), file=out)
     return report.exit_code
@@ -83,7 +83,7 @@ class _Command:
         from verifiers.dual import run_in_private_loop
 
         display = make_display(self.command.progress, self.command.quiet)
-        with _logging_to(display, self.command.verbose, self.command.quiet):
+        with logging_to(display, self.command.verbose, self.command.quiet):
             prepared = _prepare_all(entries)
             for note in dict.fromkeys(p.choice.note for p in prepared if p.choice.note):
                 display.note(note)
@@ -111,45 +111,26 @@ class _Command:
                 self._say_how_to_resume("interrupted")
 
     async def _evaluate_all(self, display: Display) -> None:
-        clients = {id(p.choice.client): p.choice.client for p in self.remaining}
+        everything = tuple(self.remaining)
         try:
             await _connect_all(self.remaining, display)
             while self.remaining:
                 await self._evaluate(self.remaining[0], display)
                 self.remaining = self.remaining[1:]
         finally:
-            for client in clients.values():
-                if hasattr(client, "aclose"):
-                    await client.aclose()
+            await _close_all(everything, display)
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
         """One run; a ``RunError`` is reported and the next run goes on."""
-        from verifiers.run_directory import is_complete
         from verifiers.runner import Progress
 
-        prepared.locate()  # again: an earlier entry may have taken the place
         progress = Progress()
-        if prepared.path is not None and prepared.path.exists():
-            state = "complete already" if is_complete(prepared.path) else "unfinished; it goes on"
-            display.note(f"{prepared.env_id}: the run in {prepared.path} is {state}")
-        path = None if prepared.path is None else str(prepared.path)
-        display.begin(prepared.label, progress, {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path})
         try:
-            results = await prepared.env.a_evaluate(
-                client=prepared.choice.client,
-                model=prepared.choice.model,
-                sampling_args=prepared.settings.sampling(),
-                num_examples=prepared.settings.num_examples,
-                rollouts_per_example=prepared.settings.rollouts_per_example,
-                results_path=prepared.path,
-                preflight=not prepared.checked,
-                progress=progress,
-                on_progress=lambda outputs, _: display.rows(outputs),
-                **prepared.options(),
-            )
+            prepared.locate()  # again: an earlier entry may have taken the place
+            results = await self._run(prepared, display, progress)
         except (RunError, UsageError) as error:
             display.finish(error.exit_code)
-            _fail(self.report, error, self.command.verbose)
+            fail(self.report, error, self.command.verbose)
             if isinstance(error, RunError) and progress.done:
                 self._say_how_to_resume("stopped")
             return
@@ -157,7 +138,29 @@ class _Command:
         display.finish(UNEXPECTED if verdict else 0)
         self._show(prepared, results)
         if verdict:
-            _fail(self.report, RunError(f"{prepared.env_id}: {verdict}"), self.command.verbose)
+            fail(self.report, RunError(f"{prepared.env_id}: {verdict}"), self.command.verbose)
+
+    async def _run(self, prepared: Prepared, display: Display, progress: Progress) -> Any:
+        from verifiers.run_directory import is_complete
+
+        if prepared.path is not None and prepared.path.exists():
+            state = "complete already" if is_complete(prepared.path) else "unfinished; it goes on"
+            display.note(f"{prepared.env_id}: the run in {prepared.path} is {state}")
+        path = None if prepared.path is None else str(prepared.path)
+        facts = {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
+        display.begin(prepared.label, progress, facts)
+        return await prepared.env.a_evaluate(
+            client=prepared.choice.client,
+            model=prepared.choice.model,
+            sampling_args=prepared.settings.sampling(),
+            num_examples=prepared.settings.num_examples,
+            rollouts_per_example=prepared.settings.rollouts_per_example,
+            results_path=prepared.path,
+            preflight=not prepared.checked,
+            progress=progress,
+            on_progress=lambda outputs, _: display.rows(outputs),
+            **prepared.options(),
+        )
 
     def _show(self, prepared: Prepared, results: Any) -> None:
         from verifiers.cli.summary import print_summary, run_facts
@@ -179,68 +182,14 @@ class _Command:
         words = [word for word in self.argv if word != "--fresh"]
         left = [prepared.env_id for prepared in self.remaining]
         if self.line.targets and len(left) < len(self.line.targets):
-            words = [",".join(left) if word.split(",")[: len(self.line.targets)] == self.line.targets else word for word in words]
+            words = [",".join(left) if word.split(",") == self.line.targets else word for word in words]
         if current.settings.fresh and len(left) == 1:
             words += ["--resume", str(current.path)]
         command = shlex.join(["vf-eval", *words])
         print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto go on: {command}", file=sys.stderr)
 
 
-# --- before the run -------------------------------------------------------------------------------------------------
-
-
-def resolve(line: CommandLine) -> list[tuple[str, EvalSettings]]:
-    """The evaluations a command line asks for, each with all its settings.
-
-    Precedence, high to low: flags, dotted keys, ``[[eval]]``, the file's top level, the environment's own defaults.
-    Raises: ``ConfigError`` that names everything wrong, or the one error there is.
-    """
-    from verifiers.cli.planning import check_loader, from_run, offer_folder
-
-    file = read_files(line.files)
-    problems: list[str | VerifiersError] = [*line.problems, *file.problems]
-    if file.entries and line.targets:
-        problems.append(f"{line.targets[0]!r} and the [[eval]] of a file both say what to evaluate; give one of them")
-    entries = file.entries or [Entry(env_id) for env_id in line.targets]
-    if not entries and not problems:
-        problems.append(_nothing_to_evaluate(line))
-    resolved: list[tuple[str, EvalSettings]] = []
-    for entry in entries:
-        given = layered(layered(layered(file.common, entry.given), line.dotted), line.given)
-        try:
-            offer_folder(entry.env_id, given.get("env_dir_path", EvalSettings().env_dir_path))
-            broken: list[str] = []
-            given = layered(environment_defaults(entry.env_id, broken), given)
-            problems += broken
-            check_loader(entry.env_id, given.get("env_args", {}))
-            settings = from_run(EvalSettings(**given), given)
-        except UsageError as error:
-            problems.append(error)
-            settings = EvalSettings(**given)
-        problems += contradictions(settings)
-        resolved.append((entry.env_id, settings))
-    _raise_together(problems)
-    return resolved
-
-
-def _raise_together(problems: Sequence[str | VerifiersError]) -> None:
-    """One error as it is; several as one ``ConfigError`` with a line for each."""
-    texts = list(dict.fromkeys(map(str, problems)))
-    if len(texts) == 1 and isinstance(problems[0], VerifiersError):
-        raise problems[0]
-    if texts:
-        lines = texts[0] if len(texts) == 1 else "".join(f"\n  {text}" for text in texts)
-        raise ConfigError(lines if len(texts) == 1 else f"{len(texts)} things to correct:{lines}", names=texts)
-
-
-def _nothing_to_evaluate(line: CommandLine) -> str:
-    from verifiers.registry import list_environments
-
-    if line.files:
-        return f"{', '.join(line.files)} has no [[eval]]: add one with an env_id, or name an environment"
-    installed = ", ".join(info.id for info in list_environments()) or "none; vf-install installs one"
-    hint = f" (--resume took {line.given['resume']!r} for its folder)" if line.given.get("resume") else ""
-    return f"name an environment: vf-eval ENV_ID{hint}; installed: {installed}"
+# --- before the run ----------------------------------------------------------------------------------------------
 
 
 def _prepare_all(entries: Sequence[tuple[str, EvalSettings]]) -> list[Prepared]:
@@ -261,7 +210,7 @@ def _prepare_all(entries: Sequence[tuple[str, EvalSettings]]) -> list[Prepared]:
             prepared.append(prepare(env_id, env, settings, choices[who]))
         except UsageError as error:
             problems.append(error)
-    _raise_together(problems)
+    raise_together(problems)
     return prepared
 
 
@@ -289,6 +238,17 @@ async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
             display.warn(warning)
 
 
+async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
+    """Run the environments' teardown handlers and close every client's connections."""
+    for run in prepared:
+        try:
+            await run.env.aclose()
+        except Exception as error:  # noqa: BLE001 - author code at the very end; results are saved and shown already
+            display.warn(f"the teardown of {run.env_id} raised {type(error).__name__}: {error}")
+    for client in {id(run.choice.client): run.choice.client for run in prepared}.values():
+        await client.aclose()
+
+
 # --- after the run --------------------------------------------------------------------------------------------------
 
 
@@ -313,68 +273,9 @@ def _notes(prepared: Prepared) -> list[str]:
         return []
     facts = local.describe()
     return [
-        f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its scores are "
-        "no statement about the environment"
+        f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its scores "
+        "are no statement about the environment"
     ]
-
-
-def _fail(report: Report, error: BaseException, verbose: bool) -> None:
-    """Say an error in one paragraph, and keep the worst exit code and the first error."""
-    from verifiers.cli.summary import error_facts
-    from verifiers.messages import escape_control
-    from verifiers.redaction import redacted_text
-
-    known = isinstance(error, VerifiersError)
-    said = str(error) if known else f"unexpected {type(error).__name__}: {error} (-v shows where)"
-    message = escape_control(redacted_text(said))
-    if verbose:
-        print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)
-    print(f"vf-eval: {message}", file=sys.stderr)
-    report.exit_code = max(report.exit_code, error.exit_code if known else UNEXPECTED)
-    report.error = report.error or error_facts(error, message)
-
-
-@contextlib.contextmanager
-def _results_stream(json_only: bool) -> Iterator[TextIO]:
-    """Where results go. With ``json_only`` whatever else is printed to stdout, by anybody, goes to stderr."""
-    if not json_only:
-        yield sys.stdout
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    with os.fdopen(os.dup(kept), "w", encoding="utf-8") as out:
-        try:
-            with contextlib.redirect_stdout(sys.stderr):
-                yield out
-        finally:
-            out.flush()
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
-@contextlib.contextmanager
-def _logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
-    """Show the messages of the ``verifiers`` logger from the level that was asked for. Raises: ``ConfigError``."""
-    import logging
-
-    from verifiers.cli.display import LogHandler
-
-    named = os.environ.get("VF_LOG_LEVEL", "").upper()
-    if named and named not in LOG_LEVELS:
-        raise ConfigError(f"VF_LOG_LEVEL is {named!r}; it must be one of {', '.join(LOG_LEVELS)}")
-    logger, handler = logging.getLogger("verifiers"), LogHandler(display)
-    level = "DEBUG" if verbose else "ERROR" if quiet else named or "WARNING"
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
 
 
 if __name__ == "__main__":

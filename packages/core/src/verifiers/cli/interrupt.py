@@ -82,14 +82,15 @@ def watched() -> Iterator[Callable[[], None]]:
     The watchdog runs outside the interpreter, so it speaks even when C code holds it; it ends nothing.
     """
 
-    def alive() -> None:
-        faulthandler.dump_traceback_later(HELD_S, repeat=True, file=sys.__stderr__)
-
     try:
-        sys.__stderr__.fileno()
+        stderr = sys.__stderr__.fileno()  # type: ignore[union-attr]  # None in a program without a console
     except (AttributeError, OSError, ValueError):  # no real stderr to print on
         yield lambda: None
         return
+
+    def alive() -> None:
+        faulthandler.dump_traceback_later(HELD_S, repeat=True, file=stderr)
+
     alive()
     try:
         yield alive

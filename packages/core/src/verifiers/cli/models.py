@@ -71,7 +71,9 @@ def choose(settings: EvalSettings) -> Choice:
         return Choice(_client(settings), None)
     variable = settings.api_key_var or DEFAULT_KEY
     if os.environ.get(variable):
-        return Choice(_client(settings), DEFAULT_OPENAI_MODEL, f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set")
+        return Choice(
+            _client(settings), DEFAULT_OPENAI_MODEL, f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set"
+        )
     if settings.api_key_var:
         raise ConfigError(f"-k names the variable {variable}, which is not set: export {variable}=…")
     if is_installed():
@@ -133,8 +135,9 @@ def _registry(settings: EvalSettings) -> Mapping[str, EndpointGroup]:
 
 
 def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None:
-    match = close_match(model, registry)
-    return f"{model!r} is no alias of the registry (did you mean {match!r}?); it is used as a model's name" if match else None
+    if match := close_match(model, registry):
+        return f"{model!r} is no alias of the registry (did you mean {match!r}?); it is used as a model's name"
+    return None
 
 
 def named(settings: EvalSettings) -> EvalSettings:

@@ -11,7 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.cli.kinds import ANYTHING, FLAG, HEADERS, NAMES, RUN, SECONDS, TABLE, TEXT, VARIABLE, Kind, choice, integer, number
+from verifiers.cli.kinds import (
+    ANYTHING,
+    FLAG,
+    HEADERS,
+    NAMES,
+    RUN,
+    SECONDS,
+    TABLE,
+    TEXT,
+    VARIABLE,
+    Kind,
+    choice,
+    integer,
+    number,
+)
 
 CLIENT_TYPES = ("openai_chat_completions", "openai_completions")  # as in clients.base, which is slow to import
 DEFAULT_ENV_DIR = "./environments"
@@ -30,9 +44,13 @@ class EvalSettings:
 
     model: str | None = _setting("-m --model", TEXT, None, "Model name or endpoint alias; 'local': the built-in one.")
     api_base_url: str | None = _setting("-b --api-base-url", TEXT, None, "Endpoint, e.g. http://127.0.0.1:8000/v1.")
-    api_key_var: str | None = _setting("-k --api-key-var", VARIABLE, None, "Variable that holds the key, never the key.")
+    api_key_var: str | None = _setting(
+        "-k --api-key-var", VARIABLE, None, "Variable that holds the key, never the key."
+    )
     endpoints_path: str | None = _setting("-e --endpoints-path", TEXT, None, "Registry of endpoint aliases.")
-    api_client_type: str | None = _setting("--api-client-type", choice(*CLIENT_TYPES), None, "How to call the endpoint.")
+    api_client_type: str | None = _setting(
+        "--api-client-type", choice(*CLIENT_TYPES), None, "How to call the endpoint."
+    )
     header: Mapping[str, str] = _setting("--header", HEADERS, {}, "Extra request header; may be repeated.")
     env_args: Mapping[str, Any] = _setting("-a --env-args", TABLE, {}, "Arguments of the environment's loader.")
     extra_env_kwargs: Mapping[str, Any] = _setting("-x --extra-env-kwargs", TABLE, {}, "Settings for env.set_kwargs.")
@@ -52,22 +70,30 @@ class EvalSettings:
     max_concurrent_generation: int | None = _setting(
         "--max-concurrent-generation", integer(1), None, "Model calls in flight."
     )
-    max_concurrent_scoring: int | None = _setting("--max-concurrent-scoring", integer(1), None, "Reward calls in flight.")
+    max_concurrent_scoring: int | None = _setting(
+        "--max-concurrent-scoring", integer(1), None, "Reward calls in flight."
+    )
     independent_scoring: bool = _setting(
         "-i --independent-scoring/--no-independent-scoring", FLAG, False, "Score each rollout alone."
     )
     max_retries: int = _setting("--max-retries", integer(0), 0, "Times a rollout is run again after a passing fault.")
     timeout: float | None = _setting("--timeout", SECONDS, 3600.0, "Bound on each rollout; none = unbounded.")
     abort_after: int = _setting("--abort-after", integer(0), 32, "Equal failures in a row that end the run; 0 = never.")
-    max_error_rate: float = _setting("--max-error-rate", number(0.0, 1.0), 1.0, "Share of errors above which exit is 3.")
+    max_error_rate: float = _setting(
+        "--max-error-rate", number(0.0, 1.0), 1.0, "Share of errors above which exit is 3."
+    )
     output_dir: str | None = _setting("-o --output-dir", TEXT, None, "Folder of the runs; default ./outputs.")
-    save_results: bool = _setting("-s --save-results/--no-save --save-dataset", FLAG, True, "Runs are saved unless --no-save.")
-    save_every: Any = _setting("-f --save-every", ANYTHING, None, "Accepted; every rollout is saved at once.")
+    save_results: bool = _setting(
+        "-s --save-results/--no-save --save-dataset", FLAG, True, "Runs are saved unless --no-save."
+    )
+    save_every: str | None = _setting("-f --save-every", ANYTHING, None, "Accepted; every rollout is saved at once.")
     resume: str | None = _setting("-R --resume", RUN, None, "Run directory to go on with; default: found by itself.")
     fresh: bool = _setting("--fresh/--no-fresh", FLAG, False, "Start a new run; never go on with an old one.")
     retry_errors: bool = _setting("--retry-errors/--no-retry-errors", FLAG, False, "Run rollouts with errors again.")
     state_columns: tuple[str, ...] = _setting("-C --state-columns", NAMES, (), "Further keys of the state to save.")
-    save_to_hf_hub: bool = _setting("-H --save-to-hf-hub/--no-save-to-hf-hub", FLAG, False, "Publish the rows afterwards.")
+    save_to_hf_hub: bool = _setting(
+        "-H --save-to-hf-hub/--no-save-to-hf-hub", FLAG, False, "Publish the rows afterwards."
+    )
     hf_hub_dataset_name: str | None = _setting("-D --hf-hub-dataset-name", TEXT, None, "Name to publish them under.")
 
     def sampling(self) -> dict[str, Any]:
@@ -92,7 +118,9 @@ class CommandSettings:
 
 
 SETTINGS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(EvalSettings)}
-COMMAND_SETTINGS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(CommandSettings)}
+COMMAND_SETTINGS: dict[str, dataclasses.Field[Any]] = {
+    field.name: field for field in dataclasses.fields(CommandSettings)
+}
 
 MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header"))
 """Tables that a layer of higher precedence adds to, key by key, instead of replacing them."""

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from verifiers import registry
 from verifiers.cli.models import Choice
 from verifiers.cli.options import EvalSettings
+from verifiers.cli.toml_args import environment_defaults
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.generate import Plan, check_before_run
@@ -122,17 +123,24 @@ class Prepared:
         plan = _plan(self.env, self.settings)
         options, _ = parse(self.env, self.options())
         sampling = self.settings.sampling()
-        about = RunDescription(self.env, plan, self.choice.client, self.choice.model or "", sampling, options, time.time())
+        about = RunDescription(
+            self.env, plan, self.choice.client, self.choice.model or "", sampling, options, time.time()
+        )
         return about.config()
 
 
-def check_loader(env_id: str, env_args: Mapping[str, Any]) -> None:
-    """Whether the environment exists and its loader takes these arguments; imports it and builds nothing.
+def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
+    """(what the environment sets for its own evaluations, a check of loader arguments).
 
-    Raises: as ``load_environment`` does for an unknown id, a broken package and arguments that do not fit.
+    The check imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
+    and for arguments that do not fit. Raises: ``UnknownEnvironment``.
     """
     found = registry._find(registry.parse_env_id(env_id))
-    registry._check_arguments(env_id, registry._import_loader(env_id, found), env_args)
+
+    def check(env_args: Mapping[str, Any]) -> None:
+        registry._check_arguments(env_id, registry._import_loader(env_id, found), env_args)
+
+    return environment_defaults(found.module, found.distribution, problems), check
 
 
 def load(env_id: str, settings: EvalSettings) -> Environment:

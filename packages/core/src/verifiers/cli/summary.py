@@ -35,7 +35,7 @@ class Report:
 
     def to_json(self) -> str:
         """The object of ``--json``, on one line."""
-        content = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
+        content: dict[str, Any] = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
         content |= {"runs": self.runs, "error": self.error}
         return json.dumps(content, allow_nan=False)
 
@@ -58,11 +58,12 @@ def print_summary(results: Any, *, samples: bool, notes: Iterable[str], stream: 
     from rich.text import Text
 
     facts = results.summary()
-    width = None if stream.isatty() else 100
-    console = Console(file=stream, highlight=False, markup=False, soft_wrap=True, width=width)
+    console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
     console.print(Text(f"{facts['env_id']} · {facts['model']}", style="bold"))
-    for name, value in _lines(facts, notes):
-        console.print(Text(f"  {name:<12}", style="cyan").append(str(value), style="not bold default"))
+    lines = list(_lines(facts, notes))
+    width = max(len(name) for name, _ in lines) + 2
+    for name, value in lines:
+        console.print(Text(f"  {name:<{width}}", style="cyan").append(str(value), style="not bold default"))
     if samples:
         for title, output in _samples(results.outputs):
             console.print()
@@ -154,7 +155,7 @@ def _title(which: str, output: Mapping[str, Any]) -> str:
 
 def transcript(output: Mapping[str, Any]) -> str:
     """Prompt, completion, expected answer and error of a rollout, each text cut to ``MAX_MESSAGE_CHARS``."""
-    from verifiers.messages import escape_control, render_text
+    from verifiers.messages import escape_control
 
     parts = [_conversation(output["prompt"], "prompt"), _conversation(output["completion"], "completion")]
     paragraphs = [paragraph for part in parts for paragraph in part]

@@ -113,7 +113,7 @@ class _Reader:
             wrong = "has no env_id" if not named else f"has {' and '.join(named)}; give one of them"
             self.problem(next(iter(named), "eval"), f"{section} {wrong}")
             return []
-        (key, value), = named.items()
+        ((key, value),) = named.items()
         ids = value if key == "env_ids" else [value]
         if not isinstance(ids, list) or not ids or not all(isinstance(env_id, str) and env_id for env_id in ids):
             expected = "a list of ids" if key == "env_ids" else "an id"
@@ -137,13 +137,12 @@ def _line_of(path: Path, key: str) -> str:
 # --- what an environment says about itself ------------------------------------------------------------------------
 
 
-def environment_defaults(env_id: str, problems: list[str]) -> dict[str, Any]:
+def environment_defaults(module: str, distribution: str | None, problems: list[str]) -> dict[str, Any]:
     """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none. Imports nothing.
 
     Looked for in the source tree of an editable install, then among the distribution's files, then beside the module.
-    Raises: ``UnknownEnvironment``.
     """
-    for path in _projects_of(env_id):
+    for path in _projects_of(module, distribution):
         if not path.is_file():
             continue
         document = _document(path, problems) or {}
@@ -153,23 +152,20 @@ def environment_defaults(env_id: str, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _projects_of(env_id: str) -> Iterator[Path]:
+def _projects_of(module: str, distribution: str | None) -> Iterator[Path]:
     import importlib.util
 
     import importlib_metadata
 
-    from verifiers import registry
-
-    found = registry._find(registry.parse_env_id(env_id))
-    if found.distribution is not None:
-        distribution = importlib_metadata.distribution(found.distribution)
-        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if distribution is not None:
+        installed = importlib_metadata.distribution(distribution)
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):
             yield _path_of(origin["url"]) / "pyproject.toml"
-        for file in distribution.files or ():
-            if file.name == "pyproject.toml":
+        for file in installed.files or ():
+            if str(file).endswith("pyproject.toml"):
                 yield Path(str(file.locate()))
-    spec = importlib.util.find_spec(found.module.partition(".")[0])
+    spec = importlib.util.find_spec(module.partition(".")[0])
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent
         yield from (folder / "pyproject.toml", folder.parent / "pyproject.toml")
@@ -187,7 +183,7 @@ def _path_of(file_url: str) -> Path:
 
 
 def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
-    """Entries as an eval file that gives the same runs. Headers that hold secrets are left out, and a comment says so."""
+    """Entries as an eval file that gives the same runs. Of headers that hold secrets only the names are printed."""
     return "\n".join(line for env_id, settings in entries for line in _entry_lines(env_id, settings)) + "\n"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -225,6 +224,20 @@ class Environment(Runs):
         """Whether the rubric computes advantages itself."""
         return self.rubric.has_advantages
 
+    # --- what an author writes ----------------------------------------------------------------------------------
+
+    def setup_state(self, state: State, **_: Any) -> Any:
+        """Prepare ``state`` before the first turn; a returned mapping becomes the state. Sync or async."""
+        return None
+
+    def get_prompt_messages(self, state: State) -> Any:
+        """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``. Sync or async."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_prompt_messages(self, state)")
+
+    def render_completion(self, state: State) -> Any:
+        """Set ``state["completion"]`` when the rollout is over. Sync or async."""
+        return None
+
     # --- one model call -----------------------------------------------------------------------------------------
 
     async def init_state(
@@ -249,7 +262,9 @@ class Environment(Runs):
         Raises ``ModelError`` when the endpoint gives none, ``OverlongPromptError`` when the prompt does not fit.
         """
         run = state.run
-        answering = as_client(client or state["client"])
+        answering = (
+            run.client if run is not None and run.serves(client, state) else as_client(client or state["client"])
+        )
         tools = tool_defs if tool_defs is not None else state["tool_defs"]
         request = ModelRequest(
             prompt=self.as_prompt(prompt),
@@ -325,7 +340,7 @@ class Environment(Runs):
         if self._torn_down:
             return
         self._torn_down = True
-        _STARTED.discard(self)
+        _STARTED.pop(id(self), None)
         failures = []
         for name, handler, _ in decorated(self, "teardown"):
             try:
@@ -339,8 +354,10 @@ class Environment(Runs):
 
     def close_at_exit(self) -> None:
         """See to it that the handlers run when the interpreter ends; asked for by an environment's first rollout."""
-        if self not in _STARTED and not self._torn_down:
-            _STARTED.add(self)
+        if not self._torn_down and id(self) not in _STARTED and decorated(self, "teardown"):
+            if not _STARTED:
+                atexit.register(_close_started)
+            _STARTED[id(self)] = self
 
     def __enter__(self) -> Environment:
         return self
@@ -355,13 +372,12 @@ class Environment(Runs):
         await self.aclose()
 
 
-_STARTED: weakref.WeakSet[Environment] = weakref.WeakSet()
-"""Environments that have started a rollout and were not closed."""
+_STARTED: dict[int, Environment] = {}
+"""Environments with ``@teardown`` handlers that have started a rollout and were not closed, by ``id``."""
 
 
-@atexit.register
 def _close_started() -> None:
-    for env in list(_STARTED):
+    for env in list(_STARTED.values()):
         try:
             env.close()
         except Exception as error:  # noqa: BLE001 - nobody is left to catch it; it is logged

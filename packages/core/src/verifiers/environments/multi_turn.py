@@ -2,19 +2,27 @@
 
 Subclasses write ``env_response`` and, where they want, ``setup_state`` and methods marked ``@vf.stop``,
 ``@vf.setup``, ``@vf.cleanup``. The loop that calls them is ``verifiers.rollout.play``; this module says only when it
-stops and what the next prompt is.
+stops, what the next prompt is, and what the completion was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from verifiers.decorators import stop
 from verifiers.dual import maybe_await
+from verifiers.environments import stopping
 from verifiers.environments.base import Environment
+from verifiers.hooks import Hook
 from verifiers.messages import normalize_messages
-from verifiers.state import State
+from verifiers.state import State, TrajectoryStepTokens
 from verifiers.types import Messages
+
+
+def num_turns(state: State) -> float:
+    """Model calls of the rollout."""
+    return float(len(state["trajectory"]))
 
 
 class MultiTurnEnv(Environment):
@@ -34,12 +42,9 @@ class MultiTurnEnv(Environment):
         self.max_turns = max_turns
         super().__init__(timeout_seconds=timeout_seconds, **parameters)
         self.max_total_completion_tokens = max_total_completion_tokens
+        self.monitor_rubric.add_metric(num_turns)
 
     # --- what an author writes ----------------------------------------------------------------------------------
-
-    def setup_state(self, state: State, **_: Any) -> Any:
-        """Prepare ``state`` before the first turn; a returned mapping becomes the state. Sync or async."""
-        return None
 
     def env_response(self, messages: Messages, state: State, **_: Any) -> Any:
         """The environment's answer to the conversation so far: messages, one message, text, or nothing."""
@@ -58,19 +63,19 @@ class MultiTurnEnv(Environment):
     async def get_prompt_messages(self, state: State) -> Messages:
         """The next prompt: the input prompt, later the conversation so far and the environment's response."""
         if not state["trajectory"]:
-            return state["prompt"]
+            return state["prompt"][:]
         conversation = state["trajectory"][-1].conversation()
-        shown = list(conversation) if isinstance(conversation, list) else conversation
-        response = await maybe_await(self.env_response(shown, state))
-        if isinstance(response, tuple):  # (messages, state), the oldest spelling
-            response, replaced = response
-            if replaced is not state:
-                state.update(replaced)
-        if response is None or state["final_env_response"] is not None:
-            return conversation
-        return conversation + normalize_messages(response, self.message_type)
+        with Hook(state, "env_response", timing=None):
+            response = await maybe_await(self.env_response(conversation[:], state))
+            if isinstance(response, tuple):
+                response = _without_state(response, state)
+            if response is None or state["final_env_response"] is not None:
+                return conversation
+            return conversation + normalize_messages(response, self.message_type)
 
-    # --- when it stops ------------------------------------------------------------------------------------------
+    # --- when it stops ----------------------------------------------------------------------------------------------
+
+    is_completed = stopping.is_completed
 
     @stop(priority=100)
     def has_error(self, state: State) -> bool:
@@ -82,7 +87,7 @@ class MultiTurnEnv(Environment):
 
     @stop
     def max_seq_len_reached(self, state: State) -> bool:
-        if self.max_seq_len is None or not state["trajectory"]:
+        if self.max_seq_len is None or not state["trajectory"] or state["prompt_too_long"]:
             return False
         return _num_tokens(state) >= self.max_seq_len
 
@@ -100,15 +105,19 @@ class MultiTurnEnv(Environment):
         return state["final_env_response"] is not None
 
 
-TRUNCATING = frozenset(
-    ("prompt_too_long", "max_seq_len_reached", "max_total_completion_tokens_reached", "timeout_reached")
-)
-"""Stop conditions that cut a rollout short: they set ``is_truncated``."""
+def _without_state(response: tuple[Any, ...], state: State) -> Any:
+    """The messages of ``(messages, state)``, the oldest form of an answer; another tuple is a list of messages."""
+    last = response[-1] if len(response) == 2 else None
+    if not isinstance(last, Mapping) or (not isinstance(last, State) and "role" in last):
+        return list(response)
+    if last is not state:
+        state.update(last)
+    return response[0]
 
 
 def _num_tokens(state: State) -> int:
     tokens = state["trajectory"][-1]["tokens"]
-    if tokens is not None:
-        return len(tokens["prompt_ids"]) + len(tokens["completion_ids"])
+    if isinstance(tokens, TrajectoryStepTokens):
+        return tokens.num_tokens
     usage = state["usage"]
     return usage.get("final_input_tokens", 0) + usage.get("final_output_tokens", 0)

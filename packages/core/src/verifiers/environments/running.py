@@ -49,7 +49,8 @@ class Runs:
         """``evaluate`` as a coroutine."""
         from verifiers.generate import evaluate
 
-        return await evaluate(self, client, model, sampling_args, num_examples, rollouts_per_example, options)
+        env: Any = self
+        return await evaluate(env, client, model, sampling_args, num_examples, rollouts_per_example, options)
 
     def generate(
         self,
@@ -82,7 +83,8 @@ class Runs:
         """``generate`` as a coroutine."""
         from verifiers.generate import generate
 
-        return await generate(self, inputs, client, model, sampling_args, n_samples, options)
+        env: Any = self
+        return await generate(env, inputs, client, model, sampling_args, n_samples, options)
 
     def rollout(self, *args: Any, **keywords: Any) -> Any:
         """One rollout, not scored; blocks, or returns an awaitable inside a running loop.
@@ -106,7 +108,8 @@ class Runs:
         """One rollout, scored; never raises for its own failure. Keywords of either age (``single.run_rollout``)."""
         from verifiers.single import run_rollout
 
-        return await run_rollout(self, input, client, model, *args, **keywords)
+        env: Any = self
+        return await run_rollout(env, input, client, model, *args, **keywords)
 
     async def run_group(
         self, group_inputs: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any
@@ -114,7 +117,8 @@ class Runs:
         """Siblings of one example, scored, with advantages; never raises for a rollout's own failure."""
         from verifiers.single import run_group
 
-        return await run_group(self, group_inputs, client, model, *args, **keywords)
+        env: Any = self
+        return await run_group(env, group_inputs, client, model, *args, **keywords)
 
     def make_dataset(self, results: Any, *args: Any, **options: Any) -> Any:
         """``results`` as a ``datasets.Dataset``; see ``verifiers.make_dataset``."""

@@ -61,7 +61,7 @@ async def _first(env: Any, state: State, conditions: list[Condition]) -> str | N
 
 
 @functools.lru_cache(maxsize=1024)
-def stop_conditions(cls: type) -> list[Condition]:
+def stop_conditions(cls: Any) -> list[Condition]:
     """(name, function, names of further parameters) of the ``@stop`` methods, and of an overridden ``is_completed``."""
     found = [
         (options.priority, name, function, extra_parameters(function))

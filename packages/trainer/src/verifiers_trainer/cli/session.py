@@ -219,7 +219,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def model_rows(trainer: RLTrainer) -> list[tuple[str, str]]:
     """What loading the model and the environment showed."""
-    parameters = list(trainer.model.parameters())
+    model: Any = trainer.model
+    parameters = list(model.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))
     train, held_out = trainer.env.train_table, trainer.env.eval_table

@@ -21,8 +21,9 @@ from verifiers_trainer.cli.value_types import describe, fits
 from verifiers_trainer.config import RLConfig, field_names
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-HOSTED = {(name,): ("trainer", "args", name) for name in ("max_steps", "batch_size", "rollouts_per_example")} | {
-    ("sampling", name): ("trainer", "args", name) for name in SAMPLING
+HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
+    **{(name,): ("trainer", "args", name) for name in ("max_steps", "batch_size", "rollouts_per_example")},
+    **{("sampling", name): ("trainer", "args", name) for name in SAMPLING},
 }
 """Keys of the hosted format -> ours. ``[wandb]`` has no other name here."""
 PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
@@ -135,7 +136,7 @@ class _Reader:
                 self._store(self.env_args, given, 2)
             case ("env", "weight"):
                 self.ignored[given.key] = "there is one environment"
-            case ("env",) if isinstance(given.value, list):
+            case ("env",) if isinstance(given.value, list) and len(given.value) > 1:
                 self._problem(given, f"{len(given.value)} [[env]] tables, and training on several is not supported yet")
             case ("env",) | ("env", "args"):
                 self._problem(given, f"{given.key} must be a table, not {given.value!r}")
@@ -226,7 +227,11 @@ class _Reader:
                 self._problem(given, f"{name} is {value!r}; it must be {describe(hint)}")
                 return
             given = dataclasses.replace(given, value=given.text)  # a text that happens to read as a number
+        elif len(given.path) > depth + 1 and not fits({}, hint):
+            self._problem(given, f"{name} has no parts; it must be {describe(hint)}")
+            return
         self._store(self.config, given, depth)
+        self.places[name] = given.place
 
     def _store(self, table: dict[str, Any], given: Assignment, depth: int) -> None:
         *above, last = given.path[depth:]
@@ -236,7 +241,6 @@ class _Reader:
             table[key] = inner
             table = inner
         table[last] = given.value
-        self.places[given.path[depth]] = given.place
 
     def _complete(self, hosted: bool) -> None:
         for key, how in (("model", "model = …"), ("env.id", "[env] id = …")):
@@ -248,8 +252,8 @@ class _Reader:
         if self.evaluates and "eval_strategy" not in self.config:
             self.config["eval_strategy"] = "steps"
             self.chosen["eval.strategy"] = "there is an [eval] section"
-        batch = self.config.get("batch_size")
-        if hosted and "micro_batch_size" not in self.config and fits(batch, int) and batch > 0:
+        batch: Any = self.config.get("batch_size", 0)
+        if hosted and "micro_batch_size" not in self.config and batch > 0:
             self.config["micro_batch_size"] = max(n for n in range(1, 9) if batch % n == 0)
             self.chosen["trainer.args.micro_batch_size"] = "the largest divisor of batch_size up to 8"
 

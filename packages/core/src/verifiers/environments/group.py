@@ -1,0 +1,222 @@
+"""``EnvGroup``: several environments as one, each row played and scored by the environment it came from.
+
+Promise: a member keeps everything that is its own (system prompt, parser, rubric, tools, limits, hooks); the group
+only concatenates the data and finds, for a row, who plays it. A row says so itself, in ``info["env_id"]`` and
+``task``, so rows that went through a trainer or a file still find their way. Metrics that a member does not have are
+absent from its rows, not 0.
+
+The runner asks ``for_row`` and then works with the member; this module plays and scores nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from verifiers.dataset import Table, copy_row
+from verifiers.environments.base import Environment
+from verifiers.environments.group_rubric import EnvGroupRubric
+from verifiers.errors import ConfigError, EnvironmentFault
+from verifiers.rubrics import Rubric
+from verifiers.state import State
+from verifiers.suggest import closest
+
+OF_THE_MEMBERS = (
+    "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "
+    "timeout_seconds"
+).split()
+
+
+class EnvGroup(Environment):
+    """Environments side by side, as one dataset and one environment.
+
+    Example::
+
+        group = EnvGroup([math, games], env_names=["math", "games"])
+        group.get_dataset()["task"]  # ["math", …, "games", …]
+
+    ``env_names`` default to ``env_0``, ``env_1``, …; ``example_id`` is numbered anew and the old one kept in
+    ``src_id``. ``map_kwargs`` is accepted for older callers. Groups may hold groups: their rows carry the names along
+    the way, outermost first. Further parameters are ``Environment``'s, without those that belong to the members.
+
+    *Raises* ConfigError for an empty list, names that do not fit or repeat, and members of different message types.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[Environment],
+        env_names: Sequence[str] | None = None,
+        map_kwargs: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ):
+        members = list(envs)
+        for member in members:
+            if not isinstance(member, Environment):
+                raise ConfigError(f"EnvGroup takes environments, not {type(member).__name__}")
+        if not members:
+            raise ConfigError("EnvGroup needs at least one environment")
+        if own := [name for name in OF_THE_MEMBERS if parameters.get(name) is not None]:
+            raise ConfigError(
+                f"EnvGroup takes no {own[0]}: every member keeps its own; give it to the members", key=own[0]
+            )
+        types = {member.message_type for member in members}
+        if len(types) > 1:
+            raise ConfigError(f"EnvGroup needs members of one message_type, not {' and '.join(sorted(types))}")
+        self.envs = members
+        self.env_names = _checked_names(env_names, len(members))
+        self.env_map = dict(zip(self.env_names, members, strict=True))
+        self.columns: dict[str, set[str]] = {}
+        """Columns of the rows of each member, by its name; known once they were read."""
+        has_train = any(member.train_table is not None for member in members)
+        super().__init__(
+            dataset=(lambda: list(self._rows([member.train_table for member in members]))) if has_train else None,
+            eval_dataset=lambda: list(self._rows([member.eval_table for member in members])),
+            rubric=EnvGroupRubric(self),
+            message_type=types.pop(),
+            map_kwargs=map_kwargs,
+            **parameters,
+        )
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, tables: Sequence[Table | None]) -> Iterator[dict[str, Any]]:
+        for name, member, table in zip(self.env_names, self.envs, tables, strict=True):
+            for example in table if table is not None else ():
+                self.columns.setdefault(name, set()).update(example.row)
+                yield _addressed(copy_row(example.row), name, isinstance(member, EnvGroup))
+
+    def for_row(self, row: Mapping[str, Any]) -> Environment:
+        """The member (of an inner group: its member) that plays a row or a state; the group itself when none does."""
+        return self.at_path(route_of(row)) or self
+
+    def at_path(self, path: Sequence[str]) -> Environment | None:
+        """The environment under the names ``path``, outermost first; None when they do not lead to one."""
+        member = self.env_map.get(path[0]) if path else None
+        return member.at_path(path[1:]) if isinstance(member, EnvGroup) else member
+
+    def get_env_for_task(self, task: str) -> Environment:
+        """The member of that name. *Raises* EnvironmentFault when there is none."""
+        if task not in self.env_map:
+            raise self._no_route(task)
+        return self.env_map[task]
+
+    def get_env_for_name(self, name: str) -> Environment:
+        """The member of that name. *Raises* ConfigError when there is none."""
+        if name not in self.env_map:
+            raise ConfigError(f"the group has no environment {name!r}" + (closest(name, self.env_names) or self._has()))
+        return self.env_map[name]
+
+    # --- a rollout ----------------------------------------------------------------------------------------------
+
+    async def init_state(
+        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+    ) -> State:
+        """A fresh state of the member that plays the row."""
+        member = self.for_row(input)
+        if member is self:
+            return await super().init_state(input, client, model, sampling_args)
+        return await member.init_state(input, client, model, sampling_args)
+
+    def setup_state(self, state: State) -> None:
+        """Reached only by rows that belong to no member. *Raises* EnvironmentFault."""
+        raise self._no_route(" / ".join(route_of(state)) or "no name at all")
+
+    def render_completion(self, state: State) -> None:
+        """Nothing was played."""
+
+    def _no_route(self, name: str) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"the row belongs to {name!r}, which the group does not have{self._has()}; routing reads info['env_id'], "
+            "then task",
+            hook="for_row",
+        )
+
+    def _has(self) -> str:
+        return f" (it has: {', '.join(self.env_names)})"
+
+    # --- settings: the members' too -----------------------------------------------------------------------------
+
+    def set_kwargs(self, **settings: Any) -> None:
+        """Change settings of the group and of every member; see ``Environment.set_kwargs``."""
+        super().set_kwargs(**settings)
+        for name in settings:
+            if not hasattr(self, f"set_{name}"):  # a setter has told the members already
+                self._each("set_kwargs", **{name: settings[name]})
+
+    def set_max_seq_len(self, max_seq_len: int | None) -> None:
+        super().set_max_seq_len(max_seq_len)
+        self._each("set_max_seq_len", max_seq_len)
+
+    def set_interleaved_rollouts(self, interleaved: bool) -> None:
+        super().set_interleaved_rollouts(interleaved)
+        self._each("set_interleaved_rollouts", interleaved)
+
+    def set_score_rollouts(self, score: bool) -> None:
+        super().set_score_rollouts(score)
+        self._each("set_score_rollouts", score)
+
+    def set_concurrency(self, max_concurrent: int) -> None:
+        super().set_concurrency(max_concurrent)
+        self._each("set_concurrency", max_concurrent)
+
+    def set_max_total_completion_tokens(self, max_tokens: int) -> None:
+        super().set_max_total_completion_tokens(max_tokens)
+        self._each("set_max_total_completion_tokens", max_tokens)
+
+    def add_rubric(self, rubric: Rubric) -> None:
+        """Score every member's rollouts with ``rubric`` as well."""
+        self._each("add_rubric", rubric)
+
+    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
+        for member in self.envs:
+            getattr(member, method)(*args, **kwargs)
+
+    async def aclose(self) -> None:
+        """Close the group and every member. *Raises* the first failure, after all have been closed."""
+        failures = []
+        for close in [super().aclose, *(member.aclose for member in self.envs)]:
+            try:
+                await close()
+            except Exception as error:  # noqa: BLE001  the others are closed first; then it is raised
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def route_of(row: Mapping[str, Any]) -> list[str]:
+    """The names that lead to who plays a row: ``info["env_id"]``, a name or a list of them, else ``task``."""
+    info = row.get("info")
+    if isinstance(info, str):
+        info = json.loads(info)
+    given = info.get("env_id") if isinstance(info, Mapping) else None
+    if given is None:
+        given = row.get("task")
+    names = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _addressed(row: dict[str, Any], name: str, is_of_group: bool) -> dict[str, Any]:
+    """A member's row as the group's: it names the member, and keeps what that name replaces."""
+    info, task = row["info"], row["task"]
+    if is_of_group:
+        info["env_id"] = [name, *route_of(row)]
+    else:
+        info["env_id"] = name
+        if task != name:
+            info["src_task"] = task
+    row["task"] = name
+    row.setdefault("src_id", row.pop("example_id"))
+    return row
+
+
+def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:
+    given = [f"env_{index}" for index in range(count)] if names is None else list(names)
+    if len(given) != count:
+        raise ConfigError(f"{count} environments and {len(given)} env_names; give one name per environment")
+    for name in given:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"env_names takes text, not {name!r}")
+    if repeated := [name for name in given if given.count(name) > 1]:
+        raise ConfigError(f"two environments are called {repeated[0]!r}; names must differ")
+    return given

@@ -1,0 +1,70 @@
+"""``StatefulToolEnv``: tools with parameters that the model does not see and the environment fills in.
+
+Promise: a hidden parameter is in no schema, a model that names it is told that there is no such parameter, and a tool
+is never called without one it needs. Everything else is ``environments.tool``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from verifiers.dual import maybe_await
+from verifiers.environments.tool import ToolEnv
+from verifiers.errors import EnvironmentFault
+from verifiers.hooks import fault, passes
+from verifiers.state import State
+from verifiers.tools import ToolFunction
+from verifiers.types import Messages, ToolCall
+
+
+class StatefulToolEnv(ToolEnv):
+    """A ``ToolEnv`` whose tools work on the rollout's state.
+
+    Example::
+
+        class Shop(StatefulToolEnv):
+            def __init__(self, **parameters):
+                super().__init__(**parameters)
+                self.add_tool(buy, args_to_skip=["basket"])  # def buy(item: str, basket: list) -> str
+
+            def setup_state(self, state):
+                state["basket"] = []
+
+            def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+                return tool_args | {"basket": state["basket"]}
+    """
+
+    def add_tool(self, tool: Callable[..., Any] | ToolFunction, args_to_skip: Sequence[str] = ()) -> None:
+        """Offer a callable to the model without the parameters ``args_to_skip``, which ``update_tool_args`` fills in.
+
+        *Raises* ConfigError as ``ToolEnv.add_tool``, and for a parameter that does not exist.
+        """
+        self._add(tool if isinstance(tool, ToolFunction) else ToolFunction.of(tool, args_to_skip))
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
+    ) -> Any:
+        """The arguments a tool is called with, from those the model gave; may change ``state``. Sync or async."""
+        return tool_args
+
+    async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
+        """Checked first, so that ``update_tool_args`` sees no argument that the tool did not declare."""
+        name = call["name"]
+        arguments = await super().prepare_arguments(call, messages, state)
+        try:
+            updated = await maybe_await(self.update_tool_args(name, arguments, messages, state))
+        except BaseException as error:
+            if passes(error):
+                raise
+            raise fault("update_tool_args", error) from error
+        if not isinstance(updated, Mapping):
+            kind = type(updated).__name__
+            raise EnvironmentFault(f"update_tool_args returned {kind}; return a dict", hook="update_tool_args")
+        described = self._functions.get(name)
+        if described is not None and (missing := sorted(described.hidden_required - updated.keys())):
+            raise EnvironmentFault(
+                f"update_tool_args did not fill in {missing[0]!r} of the tool {name!r}, which args_to_skip hides",
+                hook="update_tool_args",
+            )
+        return dict(updated)

@@ -1,0 +1,64 @@
+"""What a tool returned, as the message that answers its call, no longer than allowed.
+
+Pure: calls nothing and knows no environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verifiers.types import Message, ToolMessage
+
+PARTS = ("text", "image_url", "input_audio")
+
+
+def as_answer(result: Any, tool_call_id: str) -> Message:
+    """A ``Message`` as it is, a list of content parts as content, everything else as ``str(result)``.
+
+    >>> as_answer(4, "call_1")
+    {'role': 'tool', 'content': '4', 'tool_call_id': 'call_1'}
+    """
+    if isinstance(result, Message):
+        unaddressed = result.get("role") == "tool" and not result.get("tool_call_id")
+        return ToolMessage(result.get("content", ""), tool_call_id) if unaddressed else result
+    return ToolMessage(list(result) if _are_parts(result) else str(result), tool_call_id)
+
+
+def bounded(message: Message, max_chars: int) -> Message:
+    """The message with at most ``max_chars`` characters of text, and a note of what was cut; images stay whole."""
+    content = message.get("content")
+    if isinstance(content, str) and len(content) > max_chars:
+        return Message({**message, "content": cut(content, max_chars)})
+    if not isinstance(content, list) or sum(map(_text_length, content)) <= max_chars:
+        return message
+    parts, left = [], max_chars
+    for part in content:
+        length = _text_length(part)
+        parts.append({**part, "text": cut(part["text"], left)} if length > left else part)
+        left = max(0, left - length)
+    return Message({**message, "content": parts})
+
+
+def cut(text: str, max_chars: int) -> str:
+    """The beginning and the end of a text, ``max_chars`` together, around a note of how much is missing.
+
+    >>> cut("0123456789", 4)
+    '01\\n[... cut: 6 of 10 characters left out ...]\\n89'
+    """
+    missing, end = len(text) - max_chars, max_chars // 2
+    note = f"\n[... cut: {missing} of {len(text)} characters left out ...]\n"
+    return text[: max_chars - end] + note + (text[-end:] if end else "")
+
+
+def _are_parts(result: Any) -> bool:
+    return isinstance(result, list) and bool(result) and all(map(_is_part, result))
+
+
+def _is_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in PARTS and part["type"] in part
+
+
+def _text_length(part: Any) -> int:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return len(text) if isinstance(text, str) else 0

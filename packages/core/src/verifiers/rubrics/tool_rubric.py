@@ -1,0 +1,55 @@
+"""``ToolRubric``: how often a completion calls tools, as metrics without weight.
+
+Environments with tools count their calls themselves (``Environment.monitor_rubric``); this rubric is for completions
+from elsewhere, and for packages that name it. It scores nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from verifiers.messages import field
+from verifiers.rubrics.rubric import Rubric
+from verifiers.tools import tool_name
+
+
+class ToolRubric(Rubric):
+    """Metrics ``total_tool_calls`` and, for each of ``tools``, ``<tool>_calls``; further parameters are ``Rubric``'s.
+
+    >>> def search(query: str) -> str: ...
+    >>> ToolRubric([search]).get_reward_func_names()
+    ['total_tool_calls', 'search_calls']
+    """
+
+    def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **parameters: Any):
+        super().__init__(**parameters)
+        self.tools = list(tools or ())
+        for name in (None, *map(tool_name, self.tools)):
+            self.add_metric(_of_completion(name))
+
+
+def called_names(messages: Any) -> Iterator[str]:
+    """The function name of every tool call of the assistant messages, in order; text has none."""
+    for message in () if isinstance(messages, str) else messages or ():
+        if field(message, "role") == "assistant":
+            for call in field(message, "tool_calls") or ():
+                yield field(field(call, "function") or call, "name") or ""
+
+
+def count_calls(messages: Iterable[Any], tool: str | None = None) -> float:
+    """How many tool calls the messages make: all, or those of ``tool``."""
+    return float(sum(tool is None or name == tool for name in called_names(messages)))
+
+
+def metric_name(tool: str | None) -> str:
+    """``<tool>_calls``, and ``total_tool_calls`` for all of them."""
+    return "total_tool_calls" if tool is None else f"{tool}_calls"
+
+
+def _of_completion(tool: str | None) -> Callable[..., float]:
+    def count(completion: Any) -> float:
+        return count_calls(completion, tool)
+
+    count.__name__ = metric_name(tool)
+    return count

@@ -1,0 +1,134 @@
+"""What a trainer writes into a checkpoint, and when a checkpoint may be continued.
+
+Files and folders are ``checkpoint``'s, the pipeline's part is ``pending``'s; this module knows what of a trainer goes
+into them, and compares the configuration a checkpoint was made under with the present one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiers.errors import CheckpointError, RunMismatch
+from verifiers_trainer import checkpoint
+from verifiers_trainer.loggers import COMPLETIONS, METRICS
+from verifiers_trainer.pending import load_pipeline, save_pipeline
+from verifiers_trainer.schedule import PipelineState, digest
+
+if TYPE_CHECKING:
+    from verifiers_trainer.trainer import RLTrainer
+
+log = logging.getLogger(__name__)
+
+DECISIVE = """advantage aggregation batch_size delta deterministic dual_clip epsilon epsilon_high learning_rate loss
+loss_kwargs lora_alpha lora_rank lr_scheduler_type mask_env_responses mask_ratio_high mask_ratio_low
+mask_truncated_completions max_grad_norm max_off_policy_steps max_seq_len max_tokens min_group_fraction min_p oversample
+ratio_cap ratio_floor repetition_penalty rollouts_per_example sampling_args seed shuffle_dataset temperature top_k top_p
+use_lora weight_decay zero_variance""".split()
+"""Fields that must be equal for a checkpoint to be continued: they decide what is sampled and what is minimised."""
+WEIGHTS_ONLY = "weights_only"
+
+
+def configuration(trainer: RLTrainer) -> dict[str, Any]:
+    """What must be equal for a checkpoint to be continued, in values that JSON keeps."""
+    env, table = trainer.env, trainer.examples
+    return {
+        "env_id": env.env_id,
+        "env_args": {key: str(value) for key, value in env.env_args.items()},
+        "num_examples": len(table),
+        "examples": digest(table),
+        "chat_template": str(getattr(trainer.processing_class, "chat_template", None)),
+        "vocabulary": len(trainer.processing_class),
+        **{name: _plain(getattr(trainer.args, name)) for name in DECISIVE},
+    }
+
+
+def save(trainer: RLTrainer) -> Path:
+    """Write the checkpoint of the present step, then remove those that ``save_total_limit`` no longer covers."""
+    assert trainer.orchestrator is not None
+    args, state, output = trainer.args, trainer.state, Path(trainer.args.output_dir)
+    folder = output / f"{checkpoint.PREFIX}{state.global_step}"
+    best = output / f"{checkpoint.PREFIX}{state.best_global_step}" if state.best_global_step else None
+    if best is not None and args.load_best_model_at_end and (best == folder or best.is_dir()):
+        state.best_model_checkpoint = str(best)
+    pipeline = trainer.orchestrator.snapshot()
+    settings = configuration(trainer) | ({WEIGHTS_ONLY: True} if args.save_only_model else {})
+    with checkpoint.writing(folder) as temporary:
+        trainer.save_model(str(temporary), _internal_call=True)
+        if not args.save_only_model:
+            checkpoint.save_optimizer(temporary, trainer.optimizer)
+            checkpoint.save_scheduler(temporary, trainer.lr_scheduler)
+            checkpoint.save_rng(temporary)
+        save_pipeline(temporary, pipeline, trainer.policy_version, settings)
+        state.save_to_json(str(temporary / "trainer_state.json"))
+    checkpoint.prune(folder, args.save_total_limit, protected=best)
+    return folder
+
+
+def resolve(trainer: RLTrainer, wanted: str | bool | None) -> Path | None:
+    """The checkpoint to continue: a path, or the newest valid one for True; None to start afresh.
+
+    Raises ``CheckpointError`` when it is damaged or there is none.
+    """
+    if wanted is None:
+        wanted = trainer.args.resume_from_checkpoint
+    if not wanted:
+        return None
+    output = Path(trainer.args.output_dir)
+    folder = checkpoint.newest_valid(output) if wanted is True else Path(wanted)
+    if folder is None:
+        raise CheckpointError(f"{output} holds no valid checkpoint to resume from", path=str(output))
+    checkpoint.verify(folder)
+    return folder
+
+
+def load(trainer: RLTrainer, folder: Path) -> tuple[PipelineState, int]:
+    """(pipeline, step) of a checkpoint of this run's configuration.
+
+    Raises ``RunMismatch`` listing every difference, ``CheckpointError`` for one that holds only weights.
+    """
+    pipeline, version, saved = load_pipeline(folder)
+    if saved.pop(WEIGHTS_ONLY, False):
+        raise CheckpointError(
+            f"{folder} holds weights only (save_only_model=True), so training cannot be resumed from it; give the "
+            "folder as the model to start afresh with these weights",
+            path=str(folder),
+        )
+    _require_same(saved, configuration(trainer), folder)
+    return pipeline, version
+
+
+def start_afresh(trainer: RLTrainer) -> None:
+    """Move what an earlier run left in the output folder aside: two runs are never mixed, and nothing is lost."""
+    output = Path(trainer.args.output_dir)
+    if checkpoint.steps_in(output) or trainer.metrics_file.holds_steps:
+        aside = checkpoint.set_aside(output, (METRICS, COMPLETIONS))
+        log.warning(
+            "%s holds an earlier run, now in %s; train(resume_from_checkpoint=True) would have continued it",
+            output,
+            aside,
+        )
+        trainer.metrics_file.restart()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return str(value)
+    return value if isinstance(value, (int, float, str, type(None))) else getattr(value, "__name__", str(value))
+
+
+def _require_same(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
+    differences = {k: (saved.get(k), current.get(k)) for k in {*saved, *current} if saved.get(k) != current.get(k)}
+    if differences:
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(differences.items()))
+        raise RunMismatch(
+            f"{folder} belongs to another configuration: {listed}. Use those values, or start afresh in another folder",
+            differences=differences,
+            path=str(folder),
+        )

@@ -1,0 +1,206 @@
+"""The rules that the settings of a training run must keep, each one a sentence that says how to mend it.
+
+A check takes a configuration and the number of processes and returns its problems; ``RLConfig.resolve`` and the
+commands collect them all. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from verifiers.errors import ConfigError
+from verifiers.suggest import closest
+from verifiers_trainer.advantages import ADVANTAGES
+from verifiers_trainer.aggregation import AGGREGATIONS
+from verifiers_trainer.losses import LOSSES, loss_parameters
+
+Check = Callable[[Any, int], list[str]]
+
+RANGES: dict[str, tuple[float, float]] = {
+    "adam_beta1": (0.0, 1.0),
+    "batch_size": (1, 10**9),
+    "epsilon": (1e-9, 1e9),
+    "eval_num_examples": (-1, 10**9),
+    "eval_rollouts_per_example": (1, 10**6),
+    "generation_timeout": (1e-3, 1e9),
+    "learning_rate": (0.0, 1e3),
+    "lora_alpha": (1, 10**6),
+    "lora_dropout": (0.0, 0.999),
+    "lora_rank": (1, 10**6),
+    "mask_ratio_high": (0.0, math.inf),
+    "mask_ratio_low": (0.0, math.inf),
+    "max_concurrent": (1, 10**9),
+    "max_error_fraction": (0.0, 1.0),
+    "max_grad_norm": (0.0, 1e9),
+    "max_off_policy_steps": (0, 16),
+    "max_seq_len": (2, 10**9),
+    "max_steps": (-1, 10**12),
+    "micro_batch_size": (1, 10**9),
+    "min_group_fraction": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "no_signal_steps": (0, 10**9),
+    "oversample": (1.0, 1000.0),
+    "ratio_cap": (0.0, math.inf),
+    "ratio_floor": (0.0, math.inf),
+    "repetition_penalty": (1e-6, 1e6),
+    "rollouts_per_example": (1, 10**6),
+    "temperature": (1e-6, 2.0),
+    "top_p": (1e-9, 1.0),
+}
+"""Field -> smallest and largest value allowed; whole numbers only where the bounds are."""
+
+OPTIONAL_RANGES: dict[str, tuple[float, float]] = {
+    "delta": (0.0, math.inf),
+    "dual_clip": (1.0 + 1e-9, 1e9),
+    "embedded_threads": (1, 10**4),
+    "epsilon_high": (1e-9, 1e9),
+    "max_tokens": (1, 10**9),
+    "micro_batch_tokens": (2, 10**9),
+    "rollout_timeout": (1e-3, 1e9),
+    "save_total_limit": (1, 10**9),
+    "top_k": (-1, 10**9),
+}
+"""As ``RANGES``, of fields that may be None."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "aggregation": tuple(AGGREGATIONS),
+    "embedded_mode": ("auto", "padded", "continuous", "deterministic"),
+    "eval_strategy": tuple(strategy.value for strategy in IntervalStrategy),
+    "save_strategy": tuple(strategy.value for strategy in SaveStrategy),
+    "zero_variance": ("drop", "keep"),
+}
+
+TRACKERS = ("wandb", "trackio", "tensorboard")
+
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "auto_find_batch_size": ((False,), "lower micro_batch_tokens instead"),
+    "fp16": ((False, None), "use bf16"),
+    "gradient_accumulation_steps": ((1,), "batch_size counts all rollouts of a step; micro_batch_size splits them"),
+    "include_num_input_tokens_seen": ((False, "no"), "metrics.jsonl counts tokens"),
+    "label_smoothing_factor": ((0.0,), "there are no labels to smooth"),
+    "neftune_noise_alpha": ((None,), "noise makes sampler and trainer disagree"),
+    "per_device_train_batch_size": ((8,), "batch_size counts the rollouts of a step; micro_batch_size splits them"),
+    "torch_compile": ((False,), "rows differ in length, so every step would compile anew"),
+    "torch_empty_cache_steps": ((None,), "lower micro_batch_tokens instead"),
+    "train_sampling_strategy": (("random",), "shuffle_dataset decides the order of the examples"),
+    "use_liger_kernel": ((False,), "get_model(use_liger=True) uses its layers, never its fused loss"),
+}
+"""Fields of transformers that this trainer cannot honour: values that ask for nothing, and what to do instead."""
+
+
+def check_batch(config: Any, world_size: int) -> list[str]:
+    """Divisibility and group size."""
+    found = []
+    group, batch, per_device = config.rollouts_per_example, config.batch_size, config.micro_batch_size
+    if not all(isinstance(number, int) for number in (group, batch, per_device)):
+        return []  # reported by check_ranges
+    if group < 2 and config.advantage != "none":
+        found.append(f"rollouts_per_example is {group}: a group baseline needs at least 2 siblings")
+    divisors = {"rollouts_per_example": group, "micro_batch_size x processes": per_device * world_size}
+    broken = [f"{name} = {d}" for name, d in divisors.items() if d > 0 and batch > 0 and batch % d]
+    if broken:
+        step = math.lcm(*(d for d in divisors.values() if d > 0))
+        below, above = batch // step * step, (batch // step + 1) * step
+        near = f"{below} or {above}" if below else f"{above}"
+        found.append(f"batch_size {batch} is not divisible by {' and '.join(broken)}; the nearest that are: {near}")
+    if isinstance(config.max_concurrent, int) and 0 < config.max_concurrent < group:
+        found.append(
+            f"max_concurrent {config.max_concurrent} is below rollouts_per_example = {group}, but the siblings of an "
+            f"example are begun together; use at least {group}"
+        )
+    return found
+
+
+def check_ranges(config: Any, world_size: int) -> list[str]:
+    """Types, ranges and choices."""
+    bounds = list(RANGES.items())
+    bounds += [(name, bound) for name, bound in OPTIONAL_RANGES.items() if getattr(config, name) is not None]
+    found = []
+    for name, (low, high) in bounds:
+        value = getattr(config, name)
+        whole = isinstance(low, int)
+        numeric = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not numeric or not low <= value <= high:
+            kind = "a whole number" if whole else "a number"
+            found.append(f"{name} is {value!r}; it must be {kind} in [{low:g}, {high:g}]")
+    for name in ("max_steps", "eval_num_examples"):
+        if getattr(config, name) == 0:
+            found.append(f"{name} is 0; it must be -1 or at least 1")
+    for name, allowed in CHOICES.items():
+        value = getattr(config, name)
+        if (said := getattr(value, "value", value)) not in allowed:
+            found.append(f"{name} is {said!r}{closest(str(said), allowed)}; it must be one of {', '.join(allowed)}")
+    return found
+
+
+def check_objective(config: Any, world_size: int) -> list[str]:
+    """The loss with its parameters, the advantage, and bounds that must lie on the right sides of each other."""
+    found = []
+    for name, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
+        try:
+            registry.resolve(getattr(config, name))
+        except ConfigError as error:
+            found.append(f"{name} cannot be used: {error}")
+    if not any(problem.startswith("loss ") for problem in found):
+        taken = loss_parameters(config.loss)
+        for name in [name for name in config.loss_kwargs if taken is not None and name not in taken]:
+            found.append(
+                f"loss_kwargs has {name!r}, which the loss {config.loss} does not take{closest(name, taken or ())}; it "
+                f"takes {', '.join(sorted(taken or ())) or 'none'}"
+            )
+    if config.advantage == "gdpo":
+        found.append("advantage 'gdpo' needs a reward for each function, and only their sum is passed on: use mean_std")
+    return found + _check_bounds(config)
+
+
+def _check_bounds(config: Any) -> list[str]:
+    named = ("mask_ratio_low", "mask_ratio_high", "ratio_cap", "ratio_floor", "epsilon")
+    values = [getattr(config, name) for name in named]
+    values += [value for value in (config.epsilon_high, config.delta) if value is not None]
+    if not all(isinstance(value, (int, float)) for value in values):
+        return []  # reported by check_ranges
+    found = []
+    if not config.mask_ratio_low < 1 < config.mask_ratio_high:
+        found.append(
+            f"mask_ratio_low {config.mask_ratio_low} and mask_ratio_high {config.mask_ratio_high} must lie on both "
+            "sides of 1"
+        )
+    if config.ratio_cap < max(1, config.ratio_floor):
+        found.append(f"ratio_cap is {config.ratio_cap}; it must be at least 1 and not below ratio_floor")
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    if config.delta is not None and config.delta <= 1 + high:
+        found.append(f"delta is {config.delta}; it must be above 1 + epsilon_high = {1 + high:g}")
+    return found
+
+
+def check_combinations(config: Any, world_size: int) -> list[str]:
+    """Settings that exclude each other, and inherited ones that cannot be honoured."""
+    found = []
+    if config.deterministic and config.embedded_mode not in ("auto", "deterministic"):
+        found.append(f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}")
+    length, tokens = config.max_seq_len, config.max_tokens
+    if isinstance(tokens, int) and isinstance(length, int) and tokens >= length:
+        found.append(
+            f"max_tokens {tokens} leaves no room for a prompt in max_seq_len {length}: lower one or raise the other"
+        )
+    for tracker in trackers(config.report_to):
+        if tracker not in TRACKERS:
+            known = (*TRACKERS, "none")
+            found.append(f"report_to has {tracker!r}{closest(tracker, known)}; it may have {', '.join(known)}")
+    for name, (neutral, instead) in REFUSED.items():
+        if (value := getattr(config, name)) not in neutral:
+            found.append(f"{name} is {value!r}, which this trainer cannot honour: {instead}")
+    return found
+
+
+def trackers(report_to: Any) -> list[str]:
+    """The names in ``report_to``."""
+    named = [report_to] if isinstance(report_to, str) else list(report_to or ())
+    return [name for name in named if name != "none"]
+
+
+CHECKS: tuple[Check, ...] = (check_batch, check_ranges, check_objective, check_combinations)

@@ -1,0 +1,3 @@
+"""Fixtures of the tests of commands."""
+
+from support.eval_command import eval_folder, vf_eval  # noqa: F401 - fixtures are found by name

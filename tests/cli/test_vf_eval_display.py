@@ -1,0 +1,140 @@
+"""What ``vf-eval`` shows while it runs, and what it does when one of several environments fails."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support.eval_command import TOY, last_word
+from verifiers.cli.display import PlainDisplay, status_line, waiting_line
+from verifiers.cli.summary import transcript
+from verifiers.rows import ErrorInfo, RolloutOutput
+from verifiers.runner import Progress
+from verifiers.state import State
+from verifiers.testing import FakeServer
+
+
+@pytest.fixture
+def progress():
+    """Ten of forty rollouts done in twenty seconds, four of them before this start."""
+    progress = Progress(total=40, done=10, resumed=4, reward_sum=4.5, rewards=9, output_tokens=2000)
+    progress.started = progress.last_done = 100.0
+    progress.errors["ModelUnavailable"] += 1
+    waiting = State(prompt=[], example_id=7)
+    waiting.waiting_for = "the model"
+    progress.running = {3: (95.0, waiting), 4: (110.0, None)}
+    return progress
+
+
+def test_the_status_line_counts_what_is_durable_and_guesses_the_rest_from_this_start(progress):
+    assert status_line(progress, 120.0) == (
+        "10/40 done · 2 running · reward 0.500 · 1 error (1 × ModelUnavailable) · 100 tokens/s · 1 min 40 s left"
+    )
+
+
+def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):
+    assert waiting_line(progress, 129.0) is None
+    assert waiting_line(progress, 131.0) == (
+        "nothing finished for 31 s; the oldest rollout of example 7 in turn 1 has run for 36 s and waits for the model"
+    )
+    progress.running.clear()
+    assert waiting_line(progress, 200.0) is None
+
+
+def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(progress, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    display = PlainDisplay(stream)
+    display.begin("toy · m", progress, {})
+    for second in range(100, 141):
+        now = float(second)
+        display.tick()
+    lines = stream.getvalue().splitlines()
+    assert sum(" done · " in line for line in lines) == 4
+    assert sum("nothing finished" in line for line in lines) == 2
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_on_a_real_terminal_the_progress_is_on_stderr_and_the_results_alone_on_stdout(eval_folder):
+    with FakeServer(last_word, models=["m"], delay_s=0.1) as server:
+        parent, child_end = pty.openpty()
+        ran = subprocess.Popen(
+            [sys.executable, "-m", "verifiers.cli.eval", "toy", "-b", server.url, "-n", "4", "-r", "2", "-c", "2"],
+            stdout=subprocess.PIPE,
+            stderr=child_end,
+            env={**os.environ, "PYTHONPATH": str(eval_folder), "TERM": "xterm"},
+        )
+        os.close(child_end)
+        seen = bytearray()
+        while True:
+            try:
+                chunk = os.read(parent, 65536)
+            except OSError:  # the other end is closed: the child is done
+                break
+            if not chunk:
+                break
+            seen += chunk
+        out, _ = ran.communicate(timeout=20)
+        os.close(parent)
+    shown = seen.decode()
+    assert ran.returncode == 0
+    assert "8 running" not in shown
+    assert "2 running" in shown
+    assert "reward 1.000" in shown
+    assert out.decode().startswith("toy · m\n")
+    assert b"\x1b" not in out
+
+
+def test_long_and_hostile_texts_are_cut_and_spelled_out_in_a_transcript():
+    output = RolloutOutput(
+        prompt=[{"role": "user", "content": "x" * 5000}],
+        completion=[{"role": "assistant", "content": "\x1b]0;owned\x07 \u202e"} for _ in range(40)],
+        answer={"a": 1},
+        error=ErrorInfo(error="EnvironmentFault", message="it\x1b broke"),
+    )
+    text = transcript(output)
+    assert len(text) < 6000
+    assert "characters left out" in text
+    assert "messages left out" in text
+    assert 'expected: {"a": 1}' in text
+    assert not any(character in text for character in "\x1b\x07\u202e")
+
+
+# --- several environments -----------------------------------------------------------------------------------------
+
+
+def test_a_failing_environment_does_not_keep_the_next_from_running_and_the_worst_code_wins(vf_eval, eval_folder):
+    for name in ("alpha", "beta"):
+        (eval_folder / f"{name}.py").write_text(TOY)
+    (eval_folder / "two.toml").write_text(
+        'num_examples = 2\nrollouts_per_example = 1\n[[eval]]\nid = "alpha"\nargs = { broken_rewards = true }\n'
+        '[[eval]]\nid = "beta"\n'
+    )
+    with FakeServer(last_word, models=["m"]) as server:
+        ran = vf_eval("two.toml", "-b", server.url, "--json")
+    assert [run["avg_reward"] for run in ran.json["runs"]] == [None, 1.0]
+    assert ran.code == ran.json["exit_code"] == 3
+    assert "alpha: not one of 2 rollouts could be scored" in ran.paragraph
+
+
+def test_teardown_handlers_run_and_a_failing_one_is_only_said(vf_eval, eval_folder):
+    (eval_folder / "toy.py").write_text(
+        "import verifiers as vf\n"
+        "class Env(vf.SingleTurnEnv):\n"
+        "    @vf.teardown\n"
+        "    def leave(self):\n"
+        "        raise OSError('no such container')\n"
+        "def load_environment():\n"
+        "    return Env(eval_dataset=[{'question': 'say 1', 'answer': '1'}])\n"
+    )
+    with FakeServer(last_word, models=["m"]) as server:
+        ran = vf_eval("toy", "-b", server.url, "-A")
+    assert ran.code == 0
+    assert "the teardown of toy raised OSError: no such container" in ran.err
