@@ -269,7 +269,7 @@ def test_a_run_trains_goes_on_and_begins_again(run):
     fresh = run("@", "run.toml", "--fresh", "--trainer.args.max_steps", "1")
     assert fresh.exit_code == 0, fresh.output
     assert [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))] == [1]
-    assert len(list(Path("outputs").glob("test-until-*/checkpoint-3"))) == 1
+    assert Path("outputs/test/earlier-1/checkpoint-3").is_dir()
 
 
 def test_ctrl_c_ends_after_the_step_saves_and_the_same_command_goes_on(run):

@@ -115,9 +115,10 @@ def test_the_documented_hosted_file_parses_as_it_is_and_means_the_same(read):
         "rollouts_per_example": 8,
         "max_tokens": 512,
         "run_name": "qwen3-30b-i-alphabet-sort",
+        "project": "alphabet-sort",
+        "report_to": "wandb",
         "micro_batch_size": 8,
     }
-    assert [key for key, _ in settings.ignored] == ["wandb.project", "wandb.name"]
     assert "trainer.args.micro_batch_size" in dict(settings.chosen)
 
 
@@ -312,6 +313,15 @@ def test_top_level_hosted_keys_work_as_overrides_of_any_file(read):
     settings, problems = read(VF_RL, "--max_steps", "3", "--sampling.temperature", "0.5")
     assert problems == []
     assert (settings.config["max_steps"], settings.config["temperature"]) == (3, 0.5)
+
+
+def test_wandb_is_switched_on_and_off(read):
+    settings, problems = read(VF_RL, "--wandb.project", "p", "--wandb.name", "n")
+    assert problems == []
+    assert (settings.config["report_to"], settings.config["project"]) == ("wandb", "p")
+    assert settings.config["run_name"] == "wiki-search"
+    assert read(HOSTED, "--no-wandb")[0].config["report_to"] == "none"
+    assert "must be a table" in read("wandb = 3")[1][0]
 
 
 def test_words_that_are_no_options_are_refused():

@@ -18,8 +18,8 @@ __version__ = "0.2.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _MODULES: dict[str, str] = {
-    "environments": "Environment SingleTurnEnv MultiTurnEnv",
-    "rubrics": "Rubric RubricGroup",
+    "environments": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv EnvGroup",
+    "rubrics": "Rubric RubricGroup ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
     "decorators": "stop setup cleanup teardown reward metric advantage",
     "types": (
@@ -32,7 +32,8 @@ _MODULES: dict[str, str] = {
     "rows": "RolloutInput RolloutOutput ErrorInfo",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (
-        "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs"
+        "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "
+        "export_trajectories"
     ),
     "clients": (
         "Client ClientConfig EndpointConfig OpenAIChatCompletionsClient OpenAICompletionsClient as_client use_client "

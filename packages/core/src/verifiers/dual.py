@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
 CLEANUP_S = 10.0
+LOOK_EVERY_S = 0.05
 
 
 def dual(work: Work[T]) -> T | Awaitable[T]:
@@ -34,7 +35,11 @@ def blocking(work: Work[T]) -> T:
 
 
 class _InThread:
-    """One piece of work in a thread with a private loop, in the context of the calling thread."""
+    """One piece of work in a thread with a private loop, in the context of the calling thread.
+
+    The calling loop stands still meanwhile, so a cancellation of the calling task (``asyncio.run`` makes one of Ctrl-C)
+    is looked for from time to time and handed on.
+    """
 
     def __init__(self, work: Work[Any]):
         self._work = work
@@ -44,20 +49,29 @@ class _InThread:
         self._thread = threading.Thread(target=lambda: context.run(self._run), name="verifiers-blocking-call")
 
     def result(self) -> Any:
-        """Block until it is done. An interrupt cancels the work first."""
+        """Block until it is done. An interrupt, or a cancellation of the calling task, cancels the work first."""
+        caller = asyncio.current_task()
+        requests = caller.cancelling() if caller is not None else 0
         self._thread.start()
         try:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(LOOK_EVERY_S)
+                if caller is not None and caller.cancelling() > requests:
+                    requests = caller.cancelling()
+                    self._cancel()
         except BaseException:
-            for loop, task in self._running:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: the work ended meanwhile
-                    loop.call_soon_threadsafe(task.cancel)
+            self._cancel()
             self._thread.join(CLEANUP_S)
             raise
         succeeded, value = self._outcome[0]
         if not succeeded:
             raise value
         return value
+
+    def _cancel(self) -> None:
+        for loop, task in self._running:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the work ended meanwhile
+                loop.call_soon_threadsafe(task.cancel)
 
     def _run(self) -> None:
         try:

@@ -161,6 +161,7 @@ async def _play(
         max_retries=options.max_retries,
         generation_slot=_slots(options.max_concurrent_generation),
         scoring_slot=_slots(options.max_concurrent_scoring),
+        tool_slot=_slots(options.max_concurrent_tools),
         given_client=given_client,
     )
     limit = DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent

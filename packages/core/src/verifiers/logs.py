@@ -5,21 +5,32 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+from verifiers.errors import ConfigError
 
 LOGGER = "verifiers"
+HANDLER = "verifiers-stderr"
+"""Name of the one handler that is made here; handlers of others are left alone."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def setup_logging(level: str | None = None, log_format: str | None = None, date_format: str | None = None) -> None:
-    """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``, then INFO."""
+    """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``, then INFO.
+
+    Raises ``ConfigError`` for a level that does not exist.
+    """
+    wanted = (level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper()
+    if wanted not in logging.getLevelNamesMapping():
+        raise ConfigError(f"{wanted!r} is no log level; use DEBUG, INFO, WARNING or ERROR (VF_LOG_LEVEL)", key="level")
     logger = logging.getLogger(LOGGER)
     handler = logging.StreamHandler()
+    handler.name = HANDLER
     handler.setFormatter(logging.Formatter(log_format or FORMAT, date_format or "%H:%M:%S"))
-    for old in [h for h in logger.handlers if isinstance(h, logging.StreamHandler)]:
+    for old in [h for h in logger.handlers if h.name == HANDLER]:
         logger.removeHandler(old)
     logger.addHandler(handler)
-    logger.setLevel((level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper())
+    logger.setLevel(wanted)
     logger.propagate = False
 
 
@@ -35,6 +46,6 @@ def log_level(level: str | int) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def quiet_verifiers():
+def quiet_verifiers() -> AbstractContextManager[None]:
     """Only warnings and worse, for the duration of a ``with`` block."""
     return log_level("WARNING")

@@ -41,6 +41,8 @@ class RunOptions:
     """Model calls in flight; None = bounded by ``max_concurrent`` alone."""
     max_concurrent_scoring: int | None = None
     """Rollouts being scored; None = bounded by ``max_concurrent`` alone."""
+    max_concurrent_tools: int | None = None
+    """Tool calls in flight; None = bounded by ``max_concurrent`` alone."""
     independent_scoring: bool = False
     """Score each rollout alone: no group functions, no advantages."""
     score_rollouts: bool | None = None
@@ -116,7 +118,9 @@ def count(given: Mapping[str, Any], name: str, value: int | None) -> int | None:
     return asked
 
 
-_AT_LEAST = {"max_retries": 0, "abort_after": 0, "max_concurrent_generation": 1, "max_concurrent_scoring": 1}
+_AT_LEAST = {"max_retries": 0, "abort_after": 0} | dict.fromkeys(
+    ("max_concurrent_generation", "max_concurrent_scoring", "max_concurrent_tools"), 1
+)
 
 
 def _check(options: RunOptions) -> None:

@@ -37,7 +37,7 @@ current_run: ContextVar[tuple[Any, str] | None] = ContextVar("verifiers_run", de
 
 async def play(env: Environment, state: State, timeout_s: float | None = None) -> State:
     """Play the rollout of ``state`` to its end; ``timeout_s`` is the run's guard, recorded as ``RolloutTimeout``."""
-    started = time.perf_counter()
+    env, started = env.for_row(state), time.perf_counter()
     state["timing"]["start_time"] = time.time()
     try:
         async with _Limits(env, state, timeout_s) as limits:

@@ -82,6 +82,7 @@ class RunContext:
     progress: Progress | None = None
     generation_slot: Slot = field(default_factory=nullcontext)
     scoring_slot: Slot = field(default_factory=nullcontext)
+    tool_slot: Slot = field(default_factory=nullcontext)
     given_client: Any = None
     """The client as the caller gave it, for ``state["client"]``; None = ``client``."""
     is_over: bool = False
@@ -154,9 +155,10 @@ async def _play(env: Environment, job: Job, context: RunContext) -> State:
     state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
     if context.progress is not None:
         context.progress.running[job.position] = (time.monotonic(), state)
-    if type(env).rollout is Runs.rollout:
-        return await play(env, state, context.rollout_timeout_s)
-    return await _play_own_loop(env, row, state, context)
+    player = env.for_row(row)
+    if type(player).rollout is Runs.rollout:
+        return await play(player, state, context.rollout_timeout_s)
+    return await _play_own_loop(player, row, state, context)
 
 
 async def _play_own_loop(env: Environment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
@@ -198,7 +200,7 @@ async def score(env: Environment, state: State, context: RunContext) -> None:
         state.waiting_for = None
     else:
         leave_unscored([state])
-    await _monitor(env, state)
+    await _monitor(env.for_row(state), state)
     timing = state["timing"]
     timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
     timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]

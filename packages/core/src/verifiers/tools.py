@@ -254,7 +254,8 @@ def _schema(
 
     fields: dict[str, Any] = {}
     for index, parameter in enumerate(visible.values()):
-        hint, options = hints[parameter.name], {"alias": parameter.name}
+        hint = hints[parameter.name]
+        options: dict[str, Any] = {"alias": parameter.name}
         if description := described.get(parameter.name):
             options["description"] = description
         if parameter.default is not parameter.empty:

@@ -132,7 +132,9 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], config: RLConfig,
     samples = [sample for rollout in made for sample in rollout.samples]
     weights = step_weights(samples, config.aggregation, max_len=config.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
-    max_tokens = max(longest, config.micro_batch_tokens or min(ROW_TOKENS, config.micro_batch_size * config.max_seq_len))
+    max_tokens = max(
+        longest, config.micro_batch_tokens or min(ROW_TOKENS, config.micro_batch_size * config.max_seq_len)
+    )
     rows_R = pack(samples, weights.weights, max_tokens=max_tokens, world=world, packing=config.packing)
     stats = rollout_stats([*groups, *discarded]) | _sample_stats(made) | group_stats(groups, discarded, config)
     stats |= {

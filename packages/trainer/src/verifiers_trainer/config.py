@@ -170,7 +170,7 @@ class _RLFields(TrainingArguments):
         super().__post_init__()
 
     def _set_precision(self) -> None:
-        """Half precision where there is an accelerator for it, float32 elsewhere, with one warning if more was asked."""
+        """Half precision where an accelerator has it, float32 elsewhere, with a warning if more was asked for."""
         if self.use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()):
             if self.bf16 or self.fp16:
                 log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")

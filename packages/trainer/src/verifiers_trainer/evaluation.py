@@ -27,36 +27,37 @@ def play(
         "max_concurrent": settings.max_concurrent,
         "seed": settings.seed,
         "keep_states": False,
+        "results_path": None if folder is None else str(_fresh(folder)),
     }
     if inputs is not None:
         return trainer.env.generate_sync(inputs, **options)
     return trainer.eval_env.evaluate_sync(
-        num_examples=num_examples,
-        rollouts_per_example=settings.eval_rollouts_per_example,
-        results_path=None if folder is None else str(_fresh(folder)),
-        **options,
+        num_examples=num_examples, rollouts_per_example=settings.eval_rollouts_per_example, **options
     )
 
 
-def evaluate(trainer: Any, num_examples: int) -> dict[str, float]:
-    """The statistics of ``num_examples`` of the evaluation set, under the names that training logs.
+def evaluate(
+    trainer: Any, num_examples: int, *, rows: Sequence[Any] | None = None, prefix: str = "eval"
+) -> dict[str, float]:
+    """The statistics of ``num_examples`` of the evaluation set (or of ``rows``), under the names that training logs.
 
-    Results are saved under ``<output_dir>/eval/step-<n>``. Unknown rewards are counted and in no mean.
+    Results are saved under ``<output_dir>/<prefix>/step-<n>``. Unknown rewards are counted and in no mean.
     """
     started = time.perf_counter()
-    folder = Path(trainer.args.output_dir) / "eval" / f"step-{trainer.state.global_step}"
-    results = play(trainer, num_examples=num_examples, folder=folder)
+    folder = Path(trainer.args.output_dir) / prefix / f"step-{trainer.state.global_step}"
+    results = play(trainer, num_examples=num_examples, inputs=rows, folder=folder)
     metadata = results.metadata
     metrics = {
-        "eval_reward": metadata["avg_reward"],
-        "eval_reward_stderr": metadata["reward_stderr"],
-        "eval_num_unscored": metadata["num_unscored"],
-        "eval_num_errors": metadata["num_errors"],
-        "eval_truncated": sum(results["is_truncated"]) / max(1, len(results)),
-        "eval_runtime": time.perf_counter() - started,
+        "reward": metadata["avg_reward"],
+        "reward_stderr": metadata["reward_stderr"],
+        "num_unscored": metadata["num_unscored"],
+        "num_errors": metadata["num_errors"],
+        "truncated": sum(results["is_truncated"]) / max(1, len(results)),
+        "runtime": time.perf_counter() - started,
+        **metadata["avg_metrics"],
+        **{f"pass_at_{k}": value for k, value in (metadata["pass_at_k"] or {}).items()},
     }
-    metrics |= {f"eval_{name}": value for name, value in metadata["avg_metrics"].items()}
-    return metrics | {f"eval_pass_at_{k}": value for k, value in (metadata["pass_at_k"] or {}).items()}
+    return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
 
 def _fresh(folder: Path) -> Path:

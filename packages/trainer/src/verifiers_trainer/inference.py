@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.environments.base import Environment
 from verifiers_trainer.config import RLConfig
@@ -22,6 +24,7 @@ def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) 
         max_seq_len=config.max_seq_len,
         concurrency=min(config.max_concurrent, 4 * config.batch_size),
         threads=config.embedded_threads,
+        autocast_dtype=torch.bfloat16 if config.bf16 and mode != "continuous" else None,
     )
 
 

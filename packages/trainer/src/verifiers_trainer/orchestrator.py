@@ -33,8 +33,9 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.dataset import Example
 from verifiers.environments.base import Environment
-from verifiers.errors import ConfigError, DatasetError, GenerationStalled, NoLearningSignal, RunError
+from verifiers.errors import ConfigError, GenerationStalled, NoLearningSignal, RunError
 from verifiers.runner import Job, Progress, RunContext, play_group
 from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_histogram
 from verifiers_trainer.config import RLConfig
@@ -65,11 +66,8 @@ class Flight:
 class Orchestrator:
     """The pipeline of one training run; ``start`` before ``next_batch``, ``close`` at the end."""
 
-    def __init__(self, env: Environment, context: RunContext, config: RLConfig, world: int = 1):
-        self.env, self.context, self.config, self.world = env, context, config, world
-        examples = list(env.train_table if env.train_table is not None else env.eval_table)
-        if not examples:
-            raise DatasetError(f"the dataset of {env.env_id or type(env).__name__} is empty: nothing to train on")
+    def __init__(self, env: Environment, examples: Sequence[Example], context: RunContext, config: RLConfig):
+        self.env, self.context, self.config = env, context, config
         self.schedule = Schedule(examples, config.seed, config.shuffle_dataset)
         self.version = 0
         self.state = PipelineState()
@@ -263,7 +261,9 @@ class Orchestrator:
         except asyncio.CancelledError as error:
             if self._draining:
                 raise
-            self._fail(RunError(f"the rollouts of example {example.example_id} were cancelled by their own code"), error)
+            self._fail(
+                RunError(f"the rollouts of example {example.example_id} were cancelled by their own code"), error
+            )
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread by next_batch
             self._fail(error)
         finally:
@@ -294,7 +294,7 @@ class Orchestrator:
             counted = [group for group in self.state.discarded if group.index < self.state.base]
             self.state.discarded = [group for group in self.state.discarded if group.index >= self.state.base]
             started = time.monotonic()
-            batch = build(groups, counted, self.config, self.world)
+            batch = build(groups, counted, self.config)
             batch.stats["time/pack"] = time.monotonic() - started
             if batch.num_tokens:
                 self._batches_without_signal = 0

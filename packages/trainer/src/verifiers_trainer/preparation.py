@@ -15,6 +15,7 @@ from torch import nn
 
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, ConfigError
+from verifiers_trainer.checkpoint import reading
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.policy import get_model, get_tokenizer
 
@@ -35,19 +36,31 @@ def require_chat_template(tokenizer: Any, env: Environment) -> None:
     """Raise ``ConfigError`` when the environment speaks in messages and the tokenizer cannot render them."""
     if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
-            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template, and the environment speaks in "
-            "messages: set tokenizer.chat_template, use an instruct model, or message_type='completion'"
+            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template, and the environment speaks "
+            "in messages: set tokenizer.chat_template, use an instruct model, or message_type='completion'"
         )
 
 
 def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
-    """The model to train: wrapped in an adapter when asked for, without dropout, trainable weights in fp32."""
+    """The model to train: wrapped in an adapter when asked for, without dropout, trainable weights in fp32.
+
+    The adapter's first weights depend on ``config.seed`` alone. Raises ``ConfigError`` for two adapters.
+    """
     is_peft = hasattr(model, "peft_config")
+    if is_peft and peft_config is not None:
+        raise ConfigError("the model has an adapter already: give it without peft_config, or give the plain model")
     if (peft_config is not None or config.use_lora) and not is_peft:
         from peft import get_peft_model
 
+        torch.manual_seed(config.seed)
         model = get_peft_model(model, peft_config or lora_config(config))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("no parameter of the model requires a gradient: load the adapter with is_trainable=True")
     if config.disable_dropout:
+        if config.use_lora and config.lora_dropout:
+            log.warning(
+                "lora_dropout is switched off: it makes sampler and trainer disagree; disable_dropout=False keeps it"
+            )
         _disable_dropout(model)
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
@@ -55,6 +68,11 @@ def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
     if config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()
     return model
+
+
+def has_packed_kernel(model: Any) -> bool:
+    """Whether attention over packed samples costs what the samples cost alone, and not the square of the row."""
+    return "flash" in (getattr(model.config, "_attn_implementation", None) or "")
 
 
 def lora_config(config: RLConfig) -> Any:
@@ -73,8 +91,6 @@ def lora_config(config: RLConfig) -> Any:
 def _disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            if module.p and "lora" in type(module).__name__.lower():
-                log.warning("lora_dropout is switched off: sampler and trainer would disagree (disable_dropout=False keeps it)")
             module.p = 0.0
     config: Any = getattr(model, "config", None)
     for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
@@ -83,21 +99,35 @@ def _disable_dropout(model: nn.Module) -> None:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Load a checkpoint's weights, or its adapter, into ``model`` in place: who shares the parameters sees them."""
-    if hasattr(model, "peft_config"):
-        from peft import set_peft_model_state_dict
+    """Load a checkpoint's weights, or its adapter, into ``model`` in place: who shares the parameters sees them.
 
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
-        return
+    Raises ``CheckpointError`` when they do not fit; nothing but safetensors files is read.
+    """
+    with reading(folder):
+        missing, unexpected = (
+            _load_adapter(model, folder) if hasattr(model, "peft_config") else _load_all(model, folder)
+        )
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the weights in {folder} do not fit this model: missing {missing[:3]}, unexpected {unexpected[:3]}",
+            path=str(folder),
+        )
+
+
+def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    tensors = load_file(folder / "adapter_model.safetensors")
+    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    missing = sorted(expected.keys() - tensors.keys())
+    return missing, list(set_peft_model_state_dict(model, tensors).unexpected_keys)
+
+
+def _load_all(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
-        raise CheckpointError(f"{folder} holds no model weights (model*.safetensors)", path=str(folder))
+        raise FileNotFoundError("it holds no model weights (model*.safetensors)")
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    if unexpected or [name for name in missing if name not in tied]:
-        raise CheckpointError(
-            f"the weights in {folder} do not fit this model: missing {sorted(set(missing) - tied)[:3]}, "
-            f"unexpected {list(unexpected)[:3]}",
-            path=str(folder),
-        )
+    return sorted(set(missing) - tied), list(unexpected)

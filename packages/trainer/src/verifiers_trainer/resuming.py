@@ -6,6 +6,7 @@ into them, and compares the configuration a checkpoint was made under with the p
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ def configuration(trainer: RLTrainer) -> dict[str, Any]:
         "env_args": {key: str(value) for key, value in env.env_args.items()},
         "num_examples": len(table),
         "examples": digest(table),
-        "chat_template": str(getattr(trainer.processing_class, "chat_template", None)),
+        "chat_template": hashlib.sha256(str(trainer.processing_class.chat_template).encode()).hexdigest()[:16],
         "vocabulary": len(trainer.processing_class),
         **{name: _plain(getattr(trainer.args, name)) for name in DECISIVE},
     }

@@ -100,7 +100,9 @@ class _Worker:
 def _make(name: str) -> TrainerCallback:
     if name in FACTORIES:
         return FACTORIES[name]()
-    if name == "wandb" and not ({"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys() or (Path.home() / ".netrc").exists()):
+    if name == "wandb" and not (
+        {"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys() or (Path.home() / ".netrc").exists()
+    ):
         log.warning("wandb has no API key, so its run is kept offline (wandb sync uploads it)")
         os.environ["WANDB_MODE"] = "offline"
     return get_reporting_integration_callbacks([name])[0]()

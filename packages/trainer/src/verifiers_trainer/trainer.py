@@ -14,40 +14,44 @@ joins them. Constructing a trainer starts nothing: the engine starts with ``trai
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers.trainer_utils import TrainOutput
 
+from verifiers.dataset import Example
 from verifiers.environments.base import Environment
-from verifiers.errors import CheckpointError, ConfigError, NonFiniteLoss, RunMismatch
+from verifiers.errors import ConfigError, DatasetError, NonFiniteLoss
 from verifiers.registry import load_environment
 from verifiers.runner import RunContext
-from verifiers_trainer import checkpoint, preparation
+from verifiers_trainer import checkpoint, guards, preparation, resuming
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.evaluation import evaluate
 from verifiers_trainer.inference import open_engine, policy_client
 from verifiers_trainer.loggers import MetricsFile, write_completions
 from verifiers_trainer.logprobs import check_head, check_packing, find_causal_lm, install_logprob_forward, uninstall
+from verifiers_trainer.loop import FORCED, Loop, LoopTrainer
 from verifiers_trainer.losses import LossInput, anchor_unsampled, loss_parameters, resolve_loss
-from verifiers_trainer.meters import RatioMeter
-from verifiers_trainer.orchestrator import Orchestrator, PipelineState
+from verifiers_trainer.meters import RatioMeter, alarms
+from verifiers_trainer.orchestrator import Orchestrator
 from verifiers_trainer.packing import Row
+from verifiers_trainer.rules import trackers
 from verifiers_trainer.samples import NOT_SAMPLED
+from verifiers_trainer.schedule import PipelineState
+from verifiers_trainer.sinks import Sinks
 
 log = logging.getLogger(__name__)
 
 
-class RLTrainer(Trainer):
+class RLTrainer(LoopTrainer):
     """Trains ``model`` in ``env``.
 
     ``model`` is a causal language model, a PEFT model, or a name (hub id, folder, ``builtin:tiny``); ``env`` an
@@ -59,6 +63,8 @@ class RLTrainer(Trainer):
         trainer = vf.RLTrainer("builtin:tiny", "reverse-text", vf.RLConfig(batch_size=64, rollouts_per_example=8))
         trainer.train()
     """
+
+    args: RLConfig
 
     def __init__(
         self,
@@ -74,34 +80,43 @@ class RLTrainer(Trainer):
         config: RLConfig | None = None,
         eval_env: Environment | str | None = None,
     ):
-        settings = _private(_one_of("args", args, "config", config) or RLConfig())
-        settings.resolve(settings.world_size)
+        settings = _private(_one_of("args", args, "config", config))
         self.env = load_environment(env) if isinstance(env, str) else env
         self.eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or self.env)
         _check_environment(self.env)
         given = _one_of("processing_class", processing_class, "tokenizer", tokenizer)
-        model, tokenizer = preparation.load(model, given, settings.model_init_kwargs)
-        preparation.require_chat_template(tokenizer, self.env)
-        model = preparation.prepare(model, settings, peft_config)
-        self.loss = resolve_loss(settings.loss, **_parameters(settings))
+        self._examples: Sequence[Example] | None = None
         self.metrics_file = MetricsFile(Path(settings.output_dir))
         self.engine: Any = None
         self.orchestrator: Orchestrator | None = None
+        self.sinks = Sinks(trackers(settings.report_to))
         self._pipeline = PipelineState()
-        self._saved_configuration: dict[str, Any] | None = None
         self._pause: Any = None
+        self._paused_at = self._step_began = 0.0
         self._step: dict[str, Any] = {}
+        self._between: dict[str, float] = {}
         self._batch: StepBatch | None = None
         self._self_tested = False
-        super().__init__(
-            model=model,
-            args=settings,
-            processing_class=tokenizer,
-            train_dataset=None,
-            eval_dataset=[] if settings.eval_strategy != "no" else None,
-            callbacks=[*(callbacks or []), _Loop(self)],
-            optimizers=optimizers,
-        )
+        self._alarmed: set[str] = set()
+        if settings.max_steps < 0 or settings.is_given("num_train_epochs"):
+            settings.max_steps = settings.steps_for(len(self.examples))
+        settings.__dict__.update(FORCED)
+        with checkpoint.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
+            model, tokenizer = preparation.load(model, given, settings.model_init_kwargs)
+            preparation.require_chat_template(tokenizer, self.env)
+            model = preparation.prepare(model, settings, peft_config)
+            if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
+                settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
+            self.loss = resolve_loss(settings.loss, **_parameters(settings))
+            super().__init__(
+                model=model,
+                args=settings,
+                processing_class=tokenizer,
+                train_dataset=None,
+                eval_dataset=[] if settings.eval_strategy != "no" else None,
+                callbacks=[Loop(self), self.sinks, *(callbacks or [])],
+                optimizers=optimizers,
+            )
         self.remove_callback(PrinterCallback)
 
     # --- what users call ----------------------------------------------------------------------------------------
@@ -121,26 +136,58 @@ class RLTrainer(Trainer):
         """How many optimizer steps the served weights have had."""
         return self.state.global_step
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **keywords: Any) -> Any:
+    @property
+    def examples(self) -> Sequence[Example]:
+        """The examples that are trained on; read on first use. Raises ``DatasetError`` when there are none."""
+        if self._examples is None:
+            table = self.env.train_table if self.env.train_table is not None else self.env.eval_table
+            if not len(table):
+                raise DatasetError(f"the dataset of {_name(self.env)} is empty: nothing to train on")
+            self._examples = list(table)
+        return self._examples
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **keywords: Any) -> TrainOutput:
         """Train for ``max_steps`` optimizer steps; ``True`` resumes from the newest valid checkpoint, a path from it.
 
-        Raises ``RunError`` and its kinds when training cannot go on, ``RunMismatch`` when the checkpoint belongs to
-        another configuration.
+        Starting afresh in a folder that holds an earlier run moves that run aside. Raises ``RunError`` and its kinds
+        when training cannot go on, ``RunMismatch`` when the checkpoint belongs to another configuration.
         """
-        folder = self._resolve_checkpoint(resume_from_checkpoint)
+        folder = resuming.resolve(self, resume_from_checkpoint)
+        self._pipeline, self._self_tested = PipelineState(), False
+        if folder is None:
+            resuming.start_afresh(self)
+        else:
+            self._pipeline, step = resuming.load(self, folder)
+            if step >= self.args.max_steps:
+                log.warning(
+                    "%s is of step %d, and max_steps is %d: nothing to train", folder, step, self.args.max_steps
+                )
+                preparation.load_weights(self.model, folder)
+                self.state.global_step = step
+                return TrainOutput(step, math.nan, {})
+        set_seed(self.args.seed)
         install_logprob_forward(self.model)
         try:
-            if folder is not None:
-                self._pipeline, _, saved = checkpoint.load_pipeline(folder)
-                _require_same(saved, self._configuration(), folder)
             return super().train(resume_from_checkpoint=str(folder) if folder else None, **keywords)
         finally:
             uninstall(self.model)
             self.close()
 
-    def evaluate(self, eval_dataset: Any = None, num_examples: int | None = None, **_: Any) -> dict[str, float]:
-        """Play the evaluation set with the present weights; returns ``eval_reward`` and its like, and logs them."""
-        metrics = evaluate(self, num_examples if num_examples is not None else self.args.eval_num_examples)
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        *,
+        num_examples: int | None = None,
+    ) -> dict[str, float]:
+        """Play the evaluation set with the present weights; returns ``eval_reward`` and its like, and logs them.
+
+        ``eval_dataset`` may be rows to play instead, once each. ``ignore_keys`` is transformers' and has no meaning.
+        """
+        count = num_examples if num_examples is not None else self.args.eval_num_examples
+        metrics = evaluate(self, count, rows=eval_dataset, prefix=metric_key_prefix)
+        self._between["time/eval"] = metrics[f"{metric_key_prefix}_runtime"]
         self.metrics_file.write(self.state.global_step, self.policy_version, metrics)
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -148,15 +195,18 @@ class RLTrainer(Trainer):
 
     def close(self) -> None:
         """Stop generating and the engine; calling it again does nothing."""
-        if self._pause is not None:
-            self._pause.__exit__(None, None, None)
-            self._pause = None
-        if self.orchestrator is not None:
-            self.orchestrator.close()
-            self.orchestrator = None
-        if self.engine is not None:
-            self.engine.stop()
-            self.engine = None
+        pause, self._pause = self._pause, None
+        orchestrator, self.orchestrator = self.orchestrator, None
+        engine, self.engine = self.engine, None
+        try:
+            if pause is not None:
+                pause.__exit__(None, None, None)
+            if orchestrator is not None:
+                orchestrator.close()
+        finally:
+            if engine is not None:
+                engine.stop()
+            self.sinks.close()
 
     def __enter__(self) -> RLTrainer:
         return self
@@ -186,11 +236,14 @@ class RLTrainer(Trainer):
 
     def begin(self) -> None:
         """Start the engine and the pipeline with the weights as they are now."""
+        self.state.compute_steps(self.args, self.state.max_steps)  # a resumed state has the intervals of its time
         self._check_forward()
         self.start_engine()
+        self.engine.check_shared()
         self.engine.set_version(self.policy_version)
-        self.orchestrator = Orchestrator(self.env, self.run_context(), self.args, self.args.world_size)
+        self.orchestrator = Orchestrator(self.env, self.examples, self.run_context(), self.args)
         self.orchestrator.start(self.policy_version, self._pipeline)
+        self._step_began = time.perf_counter()
 
     def _check_forward(self) -> None:
         """Compare our forward with the stock one; fall back, with a warning, where an architecture does not fit."""
@@ -204,28 +257,34 @@ class RLTrainer(Trainer):
 
     # --- one optimizer step -------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> Any:
-        """Blocks for the next batch of the pipeline, for ever."""
-        return _Batches(self)
-
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
-        return [next(epoch_iterator)], None
-
     def training_step(self, model: Any, inputs: StepBatch, num_items_in_batch: Any = None) -> Tensor:
         """Forward and backward of every row; the weights of the tokens already make it one mean over the step."""
         started = time.perf_counter()
         model.train()
-        self._batch, meter = inputs, RatioMeter(self.policy_version)
+        self._batch = inputs
+        rows = inputs.rows_R[self.accelerator.process_index]
+        if (found := guards.not_a_number(inputs, rows)) is not None:
+            raise self._non_finite(*found)
+        meter = RatioMeter(
+            self.policy_version, (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
+        )
         total = torch.zeros((), device=self.args.device)
-        for row in inputs.rows_R[self.accelerator.process_index]:
-            loss = self.compute_loss(model, row, meter=meter)
-            if not torch.isfinite(loss):
-                raise self._non_finite("loss", row)
+        for row in rows:
+            loss, out = self.compute_loss(model, row, return_outputs=True, meter=meter)
+            if not (torch.isfinite(loss) & torch.isfinite(out.logprobs).all()):
+                raise self._non_finite("log-probability of the policy" if torch.isfinite(loss) else "loss", [row])
             self.accelerator.backward(loss)
             total += loss.detach()
-        if not self._self_tested:
-            self._test_ratio(meter)
-        self._step = {"loss": float(total), **meter.summary(), "time/train": time.perf_counter() - started}
+        if not self._self_tested and meter.num_current:
+            guards.test_ratio(meter, self.args, find_causal_lm(self.model).get_output_embeddings().weight.dtype)
+            self._self_tested = True
+        spent = time.perf_counter() - started
+        self._step = {
+            "loss": float(total),
+            **meter.summary(),
+            "time/train": spent,
+            "throughput/train_tokens_per_s": sum(row.num_tokens for row in rows) / spent,
+        }
         return total
 
     def compute_loss(  # type: ignore[override]
@@ -255,44 +314,20 @@ class RLTrainer(Trainer):
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         value = float(norm) if norm is not None else math.nan
         if not math.isfinite(value):
-            raise self._non_finite("gradient norm", None)
+            assert self._batch is not None
+            raise self._non_finite("gradient norm", self._batch.rows_R[self.accelerator.process_index])
         self._step["grad_norm"] = value
         return norm
 
-    def _test_ratio(self, meter: RatioMeter) -> None:
-        """Before the first step the weights are those that sampled: log-probs must agree, or training is wrong."""
-        self._self_tested = True
-        settings = self.args.sampling().keys() & {"top_p", "top_k", "min_p", "repetition_penalty"}
-        if settings or meter.num_current == 0:
-            return
-        dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
-        allowed = 1e-4 if dtype == torch.float32 else 2e-2
-        if meter.mean_abs > allowed:
-            raise ConfigError(
-                f"with identical weights, sampler and trainer disagree by {meter.mean_abs:.2g} nats per token "
-                f"({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same tokenizer, chat "
-                f"template, dtype ({dtype}) and temperature ({self.args.temperature:g}), and that the "
-                "server returns processed log-probabilities"
-            )
-
-    def _non_finite(self, key: str, row: Row | None) -> NonFiniteLoss:
-        dump = Path(self.args.output_dir) / f"non-finite-step-{self.state.global_step}.json"
-        rows = [row] if row is not None else (self._batch.rows_R[self.accelerator.process_index] if self._batch else [])
-        dump.parent.mkdir(parents=True, exist_ok=True)
-        fields = ("token_ids", "mu", "advantage", "weight", "version")
-        checkpoint.write_json(dump, [{n: [repr(v) for v in getattr(r, n).tolist()] for n in fields} for r in rows])
-        return NonFiniteLoss(
-            f"the {key} of step {self.state.global_step + 1} is not finite; no step was taken, and the tokens are in "
-            f"{dump}. Lower the learning rate, or look for rewards and log-probs that are not numbers",
-            key=key,
-            dump=str(dump),
-        )
+    def _non_finite(self, key: str, rows: Sequence[Row]) -> NonFiniteLoss:
+        return guards.non_finite(key, rows, self.state.global_step + 1, Path(self.args.output_dir))
 
     def before_step(self) -> None:
         """The optimizer is about to change the weights: nobody may be computing with them."""
         assert self.orchestrator is not None
         if self.args.deterministic:
             self.orchestrator.settle()
+        self._step["learning_rate"] = self._get_learning_rate()
         self._paused_at = time.perf_counter()
         self._pause = self.engine.pause()
         self._pause.__enter__()
@@ -300,137 +335,52 @@ class RLTrainer(Trainer):
     def after_step(self) -> None:
         """The weights are those of the next policy version."""
         self.engine.set_version(self.policy_version + 1)
-        self._pause.__exit__(None, None, None)
-        self._pause = None
+        pause, self._pause = self._pause, None
+        pause.__exit__(None, None, None)
         self._step["time/pause"] = time.perf_counter() - self._paused_at
 
     def finish_step(self) -> None:
         """Tell the pipeline, and write the step's numbers."""
-        assert self.orchestrator is not None and self._batch is not None
+        assert self.orchestrator is not None
+        assert self._batch is not None
         self.orchestrator.set_version(self.policy_version)
-        self.state.epoch = self._batch.groups[-1].index / len(self.orchestrator.schedule.examples)
-        values = {**self._batch.stats, **self._step, "learning_rate": self._get_learning_rate()}
-        self.metrics_file.write(self.state.global_step, self.policy_version, values)
+        self.state.epoch = (max(group.index for group in self._batch.groups) + 1) / len(self.examples)
+        now = time.perf_counter()
+        self._step |= {"time/step": now - self._step_began, **self._between}
+        self._step["throughput/generated_tokens_per_s"] = (
+            self._batch.stats["tokens/completion"] / self._step["time/step"]
+        )
+        if torch.cuda.is_available():
+            self._step["memory/peak"] = torch.cuda.max_memory_allocated()
+        self._step_began, self._between = now, {}
+        self._raise_alarms()
+        self.metrics_file.write(self.state.global_step, self.policy_version, self.last_step)
         if self.args.log_completions:
             write_completions(Path(self.args.output_dir), self.state.global_step, self._batch)
+
+    def _raise_alarms(self) -> None:
+        """Say what is out of order, once for as long as it is."""
+        found = alarms(self.last_step)
+        for name in found.keys() - self._alarmed:
+            log.warning("step %d: %s", self.state.global_step, found[name])
+        self._alarmed = set(found)
+        self._step |= {f"alarm/{name}": 1 for name in found}
 
     @property
     def last_step(self) -> dict[str, Any]:
         """The numbers of the newest step, as in ``metrics.jsonl``."""
         return {**(self._batch.stats if self._batch else {}), **self._step}
 
-    def floating_point_ops(self, inputs: Any) -> int:
-        return 0
 
-    # --- checkpoints --------------------------------------------------------------------------------------------
-
-    def _configuration(self) -> dict[str, Any]:
-        """What must be equal for a checkpoint to be continued."""
-        names = (
-            "rollouts_per_example batch_size max_seq_len temperature top_p top_k min_p repetition_penalty max_tokens loss "
-            "advantage aggregation max_off_policy_steps seed shuffle_dataset use_lora lora_rank learning_rate"
-        ).split()
-        return {
-            "env_id": self.env.env_id,
-            "env_args": {key: str(value) for key, value in self.env.env_args.items()},
-            **{name: _describe(getattr(self.args, name)) for name in names},
-        }
-
-    def _resolve_checkpoint(self, wanted: str | bool | None) -> Path | None:
-        if not wanted:
-            return None
-        if wanted is True:
-            newest = checkpoint.newest_valid(Path(self.args.output_dir))
-            if newest is None:
-                raise CheckpointError(f"{self.args.output_dir} holds no valid checkpoint to resume from")
-            return newest
-        folder = Path(wanted)
-        checkpoint.verify(folder)
-        return folder
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        assert self.orchestrator is not None
-        output = Path(self.args.output_dir)
-        with checkpoint.writing(output / f"{checkpoint.PREFIX}{self.state.global_step}") as folder:
-            self.save_model(str(folder), _internal_call=True)
-            if not self.args.save_only_model:
-                checkpoint.save_optimizer(folder, self.optimizer)
-                checkpoint.save_scheduler(folder, self.lr_scheduler)
-                checkpoint.save_rng(folder)
-            state = self.orchestrator.snapshot()
-            checkpoint.save_pipeline(folder, state, self.policy_version, self._configuration())
-            self.state.save_to_json(os.path.join(folder, "trainer_state.json"))
-        checkpoint.prune(output, self.args.save_total_limit)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Weights and tokenizer; the pickled arguments that transformers would add are left out."""
-        folder = output_dir or self.args.output_dir
-        os.makedirs(folder, exist_ok=True)
-        self.model.save_pretrained(folder, state_dict=state_dict)
-        self.processing_class.save_pretrained(folder)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        preparation.load_weights(self.model, Path(resume_from_checkpoint))
-
-    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
-        if checkpoint_folder is not None:
-            checkpoint.load_optimizer(Path(checkpoint_folder), self.optimizer)
-            checkpoint.load_scheduler(Path(checkpoint_folder), self.lr_scheduler)
-            self.metrics_file.resume(self.state.global_step)
-
-    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
-        if checkpoint_folder is not None:
-            checkpoint.load_rng(Path(checkpoint_folder))
-
-
-class _Batches:
-    """The pipeline as a loader without length."""
-
-    def __init__(self, trainer: RLTrainer):
-        self.trainer = trainer
-
-    def __iter__(self) -> Iterator[StepBatch]:
-        while True:
-            assert self.trainer.orchestrator is not None
-            yield self.trainer.orchestrator.next_batch()
-
-
-class _Loop(TrainerCallback):
-    """Where the loop of transformers calls ours."""
-
-    def __init__(self, trainer: RLTrainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.begin()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.before_step()
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.after_step()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.finish_step()
-
-
-FORCED = {
-    "gradient_accumulation_steps": 1,
-    "ignore_data_skip": True,
-    "remove_unused_columns": False,
-    "logging_nan_inf_filter": False,
-    "ddp_find_unused_parameters": False,
-    "disable_tqdm": True,
-    "label_names": [],
-    "report_to": [],
-}
-"""What the loop needs of transformers' own settings, set on the private copy."""
-
-
-def _private(given: RLConfig) -> RLConfig:
-    settings = copy.copy(given)
-    for name, value in FORCED.items():
-        setattr(settings, name, value)
+def _private(given: RLConfig | None) -> RLConfig:
+    settings = given if given is not None else RLConfig()
+    if not isinstance(settings, RLConfig):
+        raise ConfigError(f"args must be an RLConfig, not {type(settings).__name__}")
+    settings = settings.private_copy()
+    settings.resolve(settings.world_size)
+    if settings.world_size > 1:
+        raise ConfigError(f"training runs in one process for now, and this is one of {settings.world_size}")
+    settings._n_gpu = min(settings.n_gpu, 1)  # of several devices the first: the model is never replicated
     return settings
 
 
@@ -440,9 +390,15 @@ def _one_of(first: str, a: Any, second: str, b: Any) -> Any:
     return a if a is not None else b
 
 
+def _name(env: Environment) -> str:
+    return env.env_id or type(env).__name__
+
+
 def _check_environment(env: Environment) -> None:
+    if not isinstance(env, Environment):
+        raise ConfigError(f"env must be an environment or the id of one, not {type(env).__name__}")
     if not env.get_reward_funcs():
-        raise ConfigError(f"the environment {env.env_id or type(env).__name__} has no reward function: nothing to train on")
+        raise ConfigError(f"the environment {_name(env)} has no reward function: nothing to train on")
 
 
 def _parameters(settings: RLConfig) -> dict[str, Any]:
@@ -450,17 +406,3 @@ def _parameters(settings: RLConfig) -> dict[str, Any]:
     taken = loss_parameters(settings.loss)
     named = settings.loss_parameters()
     return {name: value for name, value in named.items() if taken is not None and name in taken} | settings.loss_kwargs
-
-
-def _describe(value: Any) -> Any:
-    return value if isinstance(value, (int, float, str, type(None))) else getattr(value, "__name__", str(value))
-
-
-def _require_same(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
-    differences = {k: (saved.get(k), current.get(k)) for k in {*saved, *current} if saved.get(k) != current.get(k)}
-    if differences:
-        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(differences.items()))
-        raise RunMismatch(
-            f"{folder} belongs to another configuration: {listed}. Use those values, or start afresh in another folder",
-            differences=differences,
-        )

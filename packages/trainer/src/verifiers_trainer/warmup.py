@@ -38,8 +38,12 @@ def warm_up(
     """Train ``model`` on right answers until ``reward()`` reaches ``target``; returns the steps it took.
 
     ``reward`` measures the present model, every ``probe_every`` steps. ``on_step(step, loss, reward or None)`` reports.
+    Gradients are cleared at the end. Raises ``ConfigError`` without training rows or an ``XMLParser``.
     """
-    encoded = [_encode(tokenizer, example.row["prompt"], _answer(env, example.row)) for example in env.train_table or ()]
+    rows = [example.row for example in env.train_table or ()]
+    if not rows:
+        raise ConfigError("a warm-up learns from training rows, and the environment has none: give it dataset=…")
+    encoded = [_encode(tokenizer, row["prompt"], _answer(env, row)) for row in rows]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     order = random.Random(seed)
     for step in range(1, max_steps + 1):

@@ -1,7 +1,25 @@
-"""The environments an author builds on."""
+"""The environments an author builds on. Those that need more than a conversation are imported on first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from verifiers.environments.base import Environment
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.environments.single_turn import SingleTurnEnv
 
-__all__ = ["Environment", "MultiTurnEnv", "SingleTurnEnv"]
+if TYPE_CHECKING:
+    from verifiers.environments.group import EnvGroup
+    from verifiers.environments.stateful_tool import StatefulToolEnv
+    from verifiers.environments.tool import ToolEnv
+
+__all__ = ["EnvGroup", "Environment", "MultiTurnEnv", "SingleTurnEnv", "StatefulToolEnv", "ToolEnv"]
+
+_LAZY = {"EnvGroup": "group", "StatefulToolEnv": "stateful_tool", "ToolEnv": "tool"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'verifiers.environments' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"verifiers.environments.{_LAZY[name]}"), name)

@@ -172,7 +172,8 @@ class Environment(Runs):
                 setter(value)
                 continue
             if name not in self.__dict__ and name not in OPTIONAL_ATTRIBUTES:
-                if match := close_match(name, compat.parameters_of(type(self))):
+                cls: Any = type(self)
+                if match := close_match(name, compat.parameters_of(cls)):
                     raise ConfigError(
                         f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?", key=name
                     )
@@ -226,7 +227,7 @@ class Environment(Runs):
 
     # --- what an author writes ----------------------------------------------------------------------------------
 
-    def setup_state(self, state: State, **_: Any) -> Any:
+    def setup_state(self, state: State) -> Any:
         """Prepare ``state`` before the first turn; a returned mapping becomes the state. Sync or async."""
         return None
 
@@ -237,6 +238,10 @@ class Environment(Runs):
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]`` when the rollout is over. Sync or async."""
         return None
+
+    def for_row(self, row: Mapping[str, Any]) -> Environment:
+        """The environment that plays a row (or a state); another one than this only in a group of environments."""
+        return self
 
     # --- one model call -----------------------------------------------------------------------------------------
 

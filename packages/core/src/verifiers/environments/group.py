@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verifiers.dataset import Table, copy_row
+from verifiers.dataset import Table, copy_row, format_row
 from verifiers.environments.base import Environment
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault
@@ -112,18 +112,15 @@ class EnvGroup(Environment):
     async def init_state(
         self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
     ) -> State:
-        """A fresh state of the member that plays the row."""
+        """A fresh state of the member that plays the row, which may be one that no table has formatted."""
         member = self.for_row(input)
         if member is self:
             return await super().init_state(input, client, model, sampling_args)
-        return await member.init_state(input, client, model, sampling_args)
+        return await member.init_state(format_row(input, member.row_format), client, model, sampling_args)
 
     def setup_state(self, state: State) -> None:
         """Reached only by rows that belong to no member. *Raises* EnvironmentFault."""
         raise self._no_route(" / ".join(route_of(state)) or "no name at all")
-
-    def render_completion(self, state: State) -> None:
-        """Nothing was played."""
 
     def _no_route(self, name: str) -> EnvironmentFault:
         return EnvironmentFault(

@@ -64,8 +64,9 @@ class EnvGroupRubric(Rubric):
 
         *Raises* ConfigError as ``Rubric.check_arguments``.
         """
+        of_others = set().union(*self.group.columns.values())
         for name, own in self.group.columns.items():
-            self.group.env_map[name].rubric.check_arguments(columns | own)
+            self.group.env_map[name].rubric.check_arguments(own | (columns - of_others))
 
     def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Added to every member's rubric."""

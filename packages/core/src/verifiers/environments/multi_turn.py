@@ -46,7 +46,7 @@ class MultiTurnEnv(Environment):
 
     # --- what an author writes ----------------------------------------------------------------------------------
 
-    def env_response(self, messages: Messages, state: State, **_: Any) -> Any:
+    def env_response(self, messages: Messages, state: State) -> Any:
         """The environment's answer to the conversation so far: messages, one message, text, or nothing."""
         raise NotImplementedError(f"{type(self).__name__} must define env_response(self, messages, state)")
 

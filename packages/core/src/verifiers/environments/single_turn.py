@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.errors import ConfigError
 from verifiers.state import State
 from verifiers.types import Messages
 
@@ -19,9 +20,12 @@ class SingleTurnEnv(MultiTurnEnv):
     """
 
     def __init__(self, **parameters: Any):
-        parameters.pop("max_turns", None)
+        if (given := parameters.pop("max_turns", 1)) != 1:
+            raise ConfigError(
+                f"max_turns is {given!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv"
+            )
         super().__init__(max_turns=1, **parameters)
 
-    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+    def env_response(self, messages: Messages, state: State) -> Messages:
         """Nothing: there is no second turn."""
         return []

@@ -29,7 +29,8 @@ Condition = tuple[str, Callable[..., Any], tuple[str, ...]]
 
 async def first_stop(env: Any, state: State) -> str | None:
     """The name of the first stop condition that holds; None to go on."""
-    return await _first(env, state, stop_conditions(type(env)))
+    cls: Any = type(env)
+    return await _first(env, state, stop_conditions(cls))
 
 
 async def is_completed(env: Any, *args: Any, **named_arguments: Any) -> bool:
@@ -38,7 +39,8 @@ async def is_completed(env: Any, *args: Any, **named_arguments: Any) -> bool:
     An override of this method is a condition itself; ``await super().is_completed(…)`` asks all the others.
     """
     state = named_arguments["state"] if "state" in named_arguments else args[-1]
-    others = [condition for condition in stop_conditions(type(env)) if condition[0] != "is_completed"]
+    cls: Any = type(env)
+    others = [condition for condition in stop_conditions(cls) if condition[0] != "is_completed"]
     return await _first(env, state, others) is not None
 
 

@@ -155,7 +155,7 @@ class ToolEnv(MultiTurnEnv):
         extras = {"state": state} if _takes_state(getattr(self.call_tool, "__func__", self.call_tool)) else {}
         try:
             arguments = await self.prepare_arguments(call, messages, state)
-            async with getattr(state.run, "tool_slot", None) or nullcontext():
+            async with nullcontext() if state.run is None else state.run.tool_slot:
                 answer = await maybe_await(self.call_tool(name, arguments, call_id, **extras))
             if isinstance(answer, Mapping) and "role" in answer:
                 answer = normalize_message(answer) if not isinstance(answer, Message) else answer
@@ -187,7 +187,7 @@ class ToolEnv(MultiTurnEnv):
 
         A thread cannot be killed: when the rollout's time is over, one that has not come back is written off.
         """
-        run_limit_s = getattr(state.run, "rollout_timeout_s", None) if state is not None else None
+        run_limit_s = None if state is None or state.run is None else state.run.rollout_timeout_s
         limits_s = [limit for limit in (run_limit_s, self.timeout_seconds) if limit is not None]
 
         def named() -> Any:

@@ -1,7 +1,23 @@
-"""What a rollout is worth: ``Rubric``, ``RubricGroup`` and the scores they give."""
+"""What a rollout is worth: ``Rubric``, its kinds, and the scores they give."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from verifiers.rubrics.rubric import Rubric
 from verifiers.rubrics.rubric_group import RubricGroup
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 
-__all__ = ["RolloutScore", "RolloutScores", "Rubric", "RubricGroup"]
+if TYPE_CHECKING:
+    from verifiers.rubrics.tool_rubric import ToolRubric
+
+__all__ = ["RolloutScore", "RolloutScores", "Rubric", "RubricGroup", "ToolRubric"]
+
+_LAZY = {"ToolRubric": "tool_rubric"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'verifiers.rubrics' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"verifiers.rubrics.{_LAZY[name]}"), name)

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from verifiers.environments.base import Environment
-from verifiers.errors import CheckpointError, ConfigError, UsageError
+from verifiers.errors import ConfigError, UsageError
 from verifiers.registry import load_environment
 from verifiers_trainer import checkpoint
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import Assignment, read_arguments, read_toml
-from verifiers_trainer.config import CHECKS, RLConfig
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.rules import CHECKS
 
 NOTHING_GIVEN = (
     "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
@@ -43,6 +44,12 @@ class Plan:
     @property
     def folder(self) -> Path:
         return Path(self.config.output_dir or "outputs")
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        table = self.env.train_table if self.env.train_table is not None else self.env.eval_table
+        return self.config.steps_for(len(table))
 
     @property
     def first_step(self) -> int:
@@ -158,8 +165,7 @@ def _starting_point(folder: Path, resume: str | None) -> Path | None:
     if newest is None and resume is not None:
         raise ConfigError(f"{resume or folder} holds no valid checkpoint to resume from")
     if newest is None and (damaged := checkpoint.steps_in(folder)):
-        raise CheckpointError(
-            f"none of the {len(damaged)} checkpoint(s) in {folder} is whole; --fresh starts anew and keeps them aside",
-            path=str(folder),
+        raise ConfigError(
+            f"none of the {len(damaged)} checkpoint(s) in {folder} is whole; --fresh starts anew and keeps them aside"
         )
     return newest

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import shlex
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +15,13 @@ from typing import Any
 from rich.console import Console
 
 from verifiers.durable import LOCK_NAME, HeldFile
-from verifiers.errors import ConfigError, RunMismatch
+from verifiers.errors import ConfigError, RunError, RunMismatch
 from verifiers_trainer import checkpoint
 from verifiers_trainer.cli.canonical import to_toml
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.interrupt import Interruption
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
-from verifiers_trainer.loggers import METRICS, MetricsFile, read_metrics
+from verifiers_trainer.loggers import METRICS, read_metrics
 from verifiers_trainer.trainer import RLTrainer
 
 CURVE = "learning_curve.png"
@@ -58,7 +56,7 @@ class Session:
         self._notices(plan)
         if self.dry_run:
             return self._dry_run(plan, result)
-        if plan.checkpoint is not None and plan.first_step >= plan.config.max_steps:
+        if plan.checkpoint is not None and plan.first_step >= plan.num_steps:
             self._say(f"{plan.folder} is trained already: its newest checkpoint is at step {plan.first_step}")
             self._describe(plan, result)
             self._close(plan, None)
@@ -68,7 +66,7 @@ class Session:
     # --- the three things it can do -----------------------------------------------------------------------------
 
     def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
-        config = copy.copy(plan.config)
+        config = plan.config.private_copy()
         with tempfile.TemporaryDirectory() as config.output_dir:  # transformers makes the folder it is given
             with RLTrainer(plan.settings.model, plan.env, config) as trainer:
                 rows = [*plan_rows(plan), *model_rows(trainer)]
@@ -81,6 +79,8 @@ class Session:
     def _train(self, plan: Plan, result: dict[str, Any]) -> int:
         with self._folder(plan):
             self._say(two_columns(plan_rows(plan)))
+            if project := plan.settings.config.get("project"):
+                os.environ.setdefault("WANDB_PROJECT", project)  # where transformers' reporter looks for it
             self._say(f"loading {plan.settings.model}")
             with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
                 progress = ProgressLine(trainer, self.console, self.quiet)
@@ -95,6 +95,10 @@ class Session:
                         trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
                 except RunMismatch as error:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
+                except RunError:
+                    if newest := checkpoint.newest_valid(plan.folder):
+                        self._say(f"{newest} is whole: {self._again(plan)} goes on from there")
+                    raise
                 finally:
                     progress.stop()
                     self._describe(plan, result)
@@ -106,26 +110,14 @@ class Session:
         """The run's folder, for this process alone. Raises ``RunBusy``, ``ConfigError`` when it cannot be written."""
         folder = plan.folder
         try:
-            if self.fresh and folder.is_dir() and any(folder.iterdir()):
-                self._move_aside(folder)
             folder.mkdir(parents=True, exist_ok=True)
             held = _hold(folder)
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --output-dir") from error
         try:
-            if plan.checkpoint is None and (folder / METRICS).is_file():
-                self._say(f"{folder} holds a run that was stopped before its first checkpoint: it begins again")
-                MetricsFile(folder).resume(-1)
             yield
         finally:
             held.release()
-
-    def _move_aside(self, folder: Path) -> None:
-        aside = folder.with_name(f"{folder.name}-until-{time.strftime('%Y%m%d-%H%M%S')}")
-        held = _hold(folder)
-        os.rename(folder, aside)
-        held.release()
-        self._say(f"what was in {folder} is now in {aside}")
 
     # --- what it says -------------------------------------------------------------------------------------------
 
@@ -156,7 +148,7 @@ class Session:
         newest = checkpoint.newest_valid(plan.folder)
         if interruption is None:
             self._say("")
-            commands = [f"{self._again(plan, 2 * plan.config.max_steps)}    # trains on"]
+            commands = [f"{self._again(plan, 2 * plan.num_steps)}    # trains on"]
         elif newest is not None:
             self._say(f"\ninterrupted; step {step_of(newest)} is saved, and the command below goes on from there")
             commands = [self._again(plan)]
@@ -210,7 +202,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("sampling", f"{sampling}, conversations of at most {config.max_seq_len} tokens"),
         ("objective", f"{config.loss}, advantage {config.advantage}, learning rate {config.learning_rate:g}"),
         ("weights", f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}" if config.use_lora else "all"),
-        ("steps", f"{plan.first_step} -> {config.max_steps}, a checkpoint every {config.save_steps:g}"),
+        ("steps", f"{plan.first_step} -> {plan.num_steps}, a checkpoint every {config.save_steps:g}"),
         ("folder", str(plan.folder)),
         ("starts from", str(plan.checkpoint or "the beginning")),
     ]

@@ -25,7 +25,7 @@ HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
     **{(name,): ("trainer", "args", name) for name in ("max_steps", "batch_size", "rollouts_per_example")},
     **{("sampling", name): ("trainer", "args", name) for name in SAMPLING},
 }
-"""Keys of the hosted format -> ours. ``[wandb]`` has no other name here."""
+"""Keys of the hosted format -> ours. Its ``[wandb]`` is understood in every file."""
 PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
 EVAL = "eval_"
 SERVER_FLAGS = frozenset(
@@ -102,15 +102,14 @@ class _Reader:
             "inference": self._inference,
             "trainer": self._trainer,
             "eval": self._eval,
+            "wandb": self._wandb,
         }
 
     def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
         hosted = is_hosted(assignments)
         for given in assignments:
             given = _from_hosted(given) if hosted or given.is_flag else given
-            if given.path[0] == "wandb" and len(given.path) == 2:
-                self._wandb(given)
-            elif given.path[0] in self.top:
+            if given.path[0] in self.top:
                 self.top[given.path[0]](given)
             else:
                 self._unknown_at_top(given, hosted)
@@ -182,14 +181,17 @@ class _Reader:
                 self._unknown(given, _eval_keys(), 1)
 
     def _wandb(self, given: Assignment) -> None:
-        if given.path[1] not in ("project", "name"):
+        """``[wandb]`` switches the tracker on; ``--no-wandb`` switches it off."""
+        if given.path == ("wandb",) and given.value in (True, False):
+            self.config["report_to"] = "wandb" if given.value else "none"
+        elif len(given.path) != 2:
+            self._problem(given, f"wandb must be a table, not {given.value!r}")
+        elif given.path[1] not in ("project", "name"):
             self._unknown(given, ("project", "name"), 1)
         elif not isinstance(given.value, str):
             self._problem(given, f"{given.key} is {given.value!r}; it must be a text")
         else:
-            if given.path[1] == "name":
-                self.names["wandb.name"] = given.value
-            self.ignored[given.key] = "nothing is sent to wandb; every number is in metrics.jsonl"
+            self.names[given.key] = given.value
 
     # --- values -------------------------------------------------------------------------------------------------
 
@@ -246,9 +248,10 @@ class _Reader:
         for key, how in (("model", "model = …"), ("env.id", "[env] id = …")):
             if key not in self.places:
                 self.problems.append(f"{key} is missing: write {how} in the file, or give --{key}")
-        if "wandb.name" in self.names and "run_name" not in self.config:
-            self.config["run_name"] = self.names["wandb.name"]
-            self.chosen["run_name"] = "from wandb.name"
+        for key, name in (("wandb.project", "project"), ("wandb.name", "run_name")):
+            if key in self.names:
+                self.config.setdefault(name, self.names[key])
+                self.config.setdefault("report_to", "wandb")
         if self.evaluates and "eval_strategy" not in self.config:
             self.config["eval_strategy"] = "steps"
             self.chosen["eval.strategy"] = "there is an [eval] section"
@@ -276,7 +279,7 @@ class _Reader:
 
     def _unknown_at_top(self, given: Assignment, hosted: bool) -> None:
         wrong = given.path[0]
-        known = [*self.top, *(("sampling", "wandb", *(keys[0] for keys in HOSTED)) if hosted else ())]
+        known = [*self.top, *((keys[0] for keys in HOSTED) if hosted else ())]
         flags = {flag.replace("-", "_"): flag for flag in FLAGS} if given.is_flag else {}
         if wrong == "sampling":
             if len(given.path) == 2:
@@ -305,7 +308,7 @@ def is_hosted(assignments: Sequence[Assignment]) -> bool:
     True
     """
     tops = {given.path[0] for given in assignments if not given.is_flag}
-    return bool(tops & {"sampling", "wandb", *(keys[0] for keys in HOSTED)}) and not tops & {"trainer", "inference"}
+    return bool(tops & {"sampling", *(keys[0] for keys in HOSTED)}) and not tops & {"trainer", "inference"}
 
 
 def _from_hosted(given: Assignment) -> Assignment:

@@ -1,0 +1,59 @@
+"""``HybridMathRubric``: rules first, then a judge where the rules say no.
+
+The promise: what the rules accept costs no judge call; what they do not accept, because it is wrong, takes too long or
+is no mathematics (a gold answer in words), is for the judge; a completion without an answer is 0.0 and asks nobody.
+Judge failures leave the reward unknown, as in ``JudgeRubric``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verifiers.dual import maybe_await
+from verifiers.rubrics.judge_rubric import JUDGE_PARAMETERS, JudgeRubric
+from verifiers.rubrics.judging import MATH_JUDGE_PROMPT
+from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, verified
+from verifiers.rubrics.math_verification import MathVerifier, Outcome
+
+
+class HybridMathRubric(JudgeRubric):
+    """The reward function ``correct_answer`` (weight 1), beside functions of one's own.
+
+    Takes the keywords of ``JudgeRubric`` and of ``MathRubric``; ``score_range`` is (0, 1), and a ``judge_prompt`` must
+    ask for ``<score>1</score>`` or ``<score>0</score>``. Metrics: ``math_verify_score`` (what the rules said),
+    ``math_verify_timeouts``, and ``judge_score/<model>`` where a judge was asked.
+
+    *Raises* ConfigError when the extra ``math`` is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float = 5,
+        max_workers: int | None = None,
+        max_verify_chars: int = 50_000,
+        parser: Any = None,
+        **kwargs: Any,
+    ):
+        self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars)
+        super().__init__(parser=parser or boxed_answer_parser(), **{"score_range": (0.0, 1.0)} | kwargs)
+
+    def default_prompt(self, scores: bool) -> str:
+        """Asks whether two answers are the same."""
+        return MATH_JUDGE_PROMPT
+
+    def add_own_reward(self, scores: bool) -> None:
+        """``correct_answer``, whatever else there is."""
+        self.add_reward_func(self.correct_answer)
+
+    async def correct_answer(self, parser: Any, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
+        """1.0 when the rules find the answers equal, else the judges' combined score; 0.0 without an answer.
+
+        *Raises* ScoringError when the worker process died, or as ``judge_score`` where the judges are asked.
+        """
+        response = await maybe_await(parser.parse_answer(completion))
+        outcome = await verified(self.verifier, response, answer, state)
+        state["metrics"]["math_verify_score"] = float(outcome is Outcome.EQUAL)
+        if outcome is Outcome.EQUAL or not has_answer(response):
+            return float(outcome is Outcome.EQUAL)
+        return await self.judge_score(prompt, completion, answer, state)

@@ -1,0 +1,88 @@
+r"""``MathRubric``: 1.0 for a final answer in ``\boxed{…}`` that equals the gold answer mathematically, else 0.0.
+
+The promise: what the model wrote never runs in this process and cannot hold it up; an answer that cannot be verified
+in time is worth 0.0 and counted; what is not the model's doing (a dead worker, a gold answer nobody can read) leaves
+the reward unknown. It works in any thread.
+
+How two answers are compared is in ``math_verification``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from verifiers.dual import maybe_await
+from verifiers.errors import ScoringError
+from verifiers.parsers import MaybeThinkParser
+from verifiers.rubrics.math_verification import MathVerifier, Outcome
+from verifiers.rubrics.rubric import Rubric
+from verifiers.text import extract_boxed_answer
+
+TIMEOUTS = "math_verify_timeouts"
+
+
+class MathRubric(Rubric):
+    r"""Functions of one's own (``funcs``, ``weights``) and the reward function ``correct_answer`` (weight 1).
+
+    The default parser takes the last ``\boxed{…}`` after any thinking; an answer outside a box is no answer. Any other
+    parser's result is compared as it is. ``timeout_seconds`` bounds one comparison, ``max_workers`` the processes that
+    compare at a time (by default as many as cores, two to eight); longer answers than ``max_verify_chars`` are wrong.
+
+    Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
+
+    *Raises* ConfigError when the extra ``math`` is not installed.
+    """
+
+    def __init__(
+        self,
+        funcs: Sequence[Callable[..., Any]] | None = None,
+        weights: Sequence[float] | None = None,
+        parser: Any = None,
+        timeout_seconds: float = 5,
+        max_workers: int | None = None,
+        max_verify_chars: int = 50_000,
+        **kwargs: Any,
+    ):
+        self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars)
+        super().__init__(funcs=funcs, weights=weights, parser=parser or boxed_answer_parser(), **kwargs)
+        self.add_reward_func(self.correct_answer)
+
+    async def correct_answer(self, parser: Any, completion: Any, answer: Any, state: Any = None) -> float:
+        """1.0 when the parsed answer equals ``answer``, else 0.0.
+
+        *Raises* ScoringError for a gold answer that cannot be read, and when the worker process died.
+        """
+        response = await maybe_await(parser.parse_answer(completion))
+        outcome = await verified(self.verifier, response, answer, state)
+        if outcome is Outcome.UNREADABLE_GOLD:
+            raise unreadable_gold(answer)
+        return float(outcome is Outcome.EQUAL)
+
+
+def boxed_answer_parser() -> MaybeThinkParser:
+    r"""The last ``\boxed{…}`` after any thinking; ``""`` without one."""
+    return MaybeThinkParser(functools.partial(extract_boxed_answer, strict=True))
+
+
+def has_answer(response: Any) -> bool:
+    """Whether a parser found anything."""
+    return response is not None and response != ""
+
+
+async def verified(verifier: MathVerifier, response: Any, answer: Any, state: Any) -> Outcome:
+    """What is known about a parsed answer; notes in the state's metrics whether it took too long."""
+    outcome = await verifier.compare(answer, str(response)) if has_answer(response) else Outcome.DIFFERENT
+    if state is not None:
+        state.setdefault("metrics", {})[TIMEOUTS] = float(outcome is Outcome.TIMED_OUT)
+    return outcome
+
+
+def unreadable_gold(answer: Any) -> ScoringError:
+    """The error of a dataset answer that is no mathematics."""
+    shown = repr(answer)
+    shown = shown if len(shown) <= 80 else shown[:77] + "…"
+    return ScoringError(
+        f"the dataset's answer {shown} cannot be read as mathematics; correct the row, or judge it with a JudgeRubric"
+    )

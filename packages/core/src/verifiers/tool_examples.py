@@ -1,0 +1,53 @@
+"""Arguments that fit a tool's JSON schema, made up: what the checks let a scripted model call a tool with.
+
+Deterministic and small: required parameters only, the first alternative, the least text. The values mean nothing.
+This module calls no tool and validates nothing (``tools``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DEPTH = 8
+"""Levels of nested objects after which an empty one is given; a schema may refer to itself."""
+
+_PLAIN: Mapping[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "null": None}
+
+
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the required parameters of a function's schema.
+
+    >>> example_arguments({"properties": {"n": {"type": "integer"}, "s": {"enum": ["a", "b"]}}, "required": ["n", "s"]})
+    {'n': 1, 's': 'a'}
+    """
+    properties = schema.get("properties") or {}
+    return {
+        name: _value(properties.get(name) or {}, schema.get("$defs") or {}, 0) for name in schema.get("required") or ()
+    }
+
+
+def _value(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return {}
+    if "$ref" in schema:
+        return _value(definitions.get(str(schema["$ref"]).rpartition("/")[2]), definitions, depth + 1)
+    for fixed in ("const", "default"):
+        if fixed in schema:
+            return schema[fixed]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if schema.get(choice):
+            return _value(schema[choice][0], definitions, depth + 1)
+    kind = schema.get("type", "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    if kind == "object":
+        required, properties = schema.get("required") or (), schema.get("properties") or {}
+        return {name: _value(properties.get(name), definitions, depth + 1) for name in required}
+    if kind == "array":
+        count = schema.get("minItems") or 0
+        return [_value(schema.get("items"), definitions, depth + 1) for _ in range(count)]
+    if kind in ("integer", "number") and "minimum" in schema:
+        return schema["minimum"]
+    return _PLAIN.get(kind, "x")

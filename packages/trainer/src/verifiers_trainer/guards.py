@@ -1,0 +1,70 @@
+"""What must hold before the optimizer may touch the weights: numbers are numbers, and sampler and trainer agree.
+
+A mask or a bound on a ratio can hide a NaN from the loss, so inputs are looked at themselves. Nothing here changes a
+batch or a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from verifiers.errors import ConfigError, NonFiniteLoss
+from verifiers_trainer.batch import StepBatch
+from verifiers_trainer.checkpoint import write_json
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.meters import RatioMeter
+from verifiers_trainer.packing import Row
+
+RESHAPING = frozenset(("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"))
+"""Sampling arguments under which the sampled distribution is another than the trained one, on purpose."""
+DUMPED = ("token_ids", "mu", "advantage", "weight", "version")
+FP32_TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
+
+
+def not_a_number(batch: StepBatch, rows: Sequence[Row]) -> tuple[str, list[Row]] | None:
+    """What is not finite among the inputs of the loss, and the rows it is in; None when all is well.
+
+    A reward of NaN is an unknown reward, and was left out long before.
+    """
+    if any(np.isinf(group.rewards).any() for group in batch.groups):
+        return "reward", list(rows)
+    for row in rows:
+        for name, said in (("mu", "sampled log-probability"), ("advantage", "advantage"), ("weight", "weight")):
+            if not np.isfinite(getattr(row, name)[row.loss_mask]).all():
+                return said, [row]
+    return None
+
+
+def non_finite(key: str, rows: Sequence[Row], step: int, folder: Path) -> NonFiniteLoss:
+    """The error that ends a run at ``step``, with the tokens of ``rows`` written to ``folder``."""
+    dump = folder / f"non-finite-step-{step}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(dump, [{name: [repr(v) for v in getattr(row, name).tolist()] for name in DUMPED} for row in rows])
+    return NonFiniteLoss(
+        f"the {key} of step {step} is not finite; no step was taken, and the tokens are in {dump}. Lower the learning "
+        "rate, or look for rewards and log-probs that are not numbers",
+        key=key,
+        dump=str(dump),
+    )
+
+
+def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype) -> None:
+    """Tokens sampled by the present weights must have the log-probs that training computes for them.
+
+    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (2e-2 in half precision). Says nothing where
+    the sampled distribution was reshaped on purpose.
+    """
+    if config.sampling().keys() & RESHAPING:
+        return
+    allowed = FP32_TOLERANCE if dtype == torch.float32 and not config.bf16 else HALF_TOLERANCE
+    if not meter.mean_abs <= allowed:
+        raise ConfigError(
+            f"with identical weights, sampler and trainer disagree by {meter.mean_abs:.2g} nats per token "
+            f"({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same tokenizer, chat "
+            f"template, dtype ({dtype}) and temperature ({config.temperature:g}), and that the server returns "
+            "processed log-probabilities"
+        )

@@ -1,0 +1,143 @@
+"""transformers' training loop, fitted to ours: every private name of it that we depend on is in this module.
+
+One of its "batches" is one optimizer step. It has no epochs here, because the pipeline has no length; "epoch" in
+``eval_strategy`` and ``save_strategy`` means a pass over the examples. What a step does is ``trainer``'s, what a
+checkpoint holds is ``resuming``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import Trainer, TrainerCallback
+
+from verifiers.errors import VerifiersError
+from verifiers_trainer import checkpoint, preparation, resuming
+from verifiers_trainer.batch import StepBatch
+
+if TYPE_CHECKING:
+    from verifiers_trainer.trainer import RLTrainer
+
+log = logging.getLogger(__name__)
+
+FORCED = {
+    "gradient_accumulation_steps": 1,
+    "ignore_data_skip": True,
+    "remove_unused_columns": False,
+    "logging_nan_inf_filter": False,
+    "ddp_find_unused_parameters": False,
+    "disable_tqdm": True,
+    "label_names": [],
+    "report_to": [],
+}
+"""What the loop needs of transformers' own settings, set on the private copy."""
+
+
+class Batches:
+    """The pipeline as a loader without length."""
+
+    def __init__(self, trainer: RLTrainer):
+        self.trainer = trainer
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        while True:
+            assert self.trainer.orchestrator is not None
+            yield self.trainer.orchestrator.next_batch()
+
+
+class Loop(TrainerCallback):
+    """Calls the trainer's steps in their order."""
+
+    def __init__(self, trainer: RLTrainer):
+        self.trainer = trainer
+        self._passes = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._passes = int(state.epoch or 0)
+        self.trainer.begin()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.before_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.after_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        self.trainer.finish_step()
+        if int(state.epoch) > self._passes:
+            self._passes = int(state.epoch)
+            control.should_evaluate |= args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
+            control.should_save |= args.save_strategy == "epoch"
+        return control
+
+
+class LoopTrainer(Trainer):
+    """A ``Trainer`` whose batches, evaluations and checkpoints are ours; ``RLTrainer`` is the whole of it."""
+
+    _step: dict[str, Any]
+    _between: dict[str, float]
+
+    def get_train_dataloader(self) -> Any:
+        """Blocks for the next batch of the pipeline, for ever."""
+        return Batches(self)  # type: ignore[arg-type]
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
+        return [next(epoch_iterator)], None
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As transformers does; the line of a step has all the numbers of ``metrics.jsonl``."""
+        if "loss" in logs:
+            logs = {name: value for name, value in self.last_step.items() if value == value} | logs  # type: ignore[attr-defined]
+        super().log(logs, start_time)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        try:
+            return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        except VerifiersError as error:
+            if self.args.eval_required:
+                raise
+            log.warning("the evaluation at step %d failed, and training goes on: %s", self.state.global_step, error)
+            self.control.should_evaluate = False
+            return {}
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        return bool(metrics) and super()._determine_best_metric(metrics, trial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        started = time.perf_counter()
+        resuming.save(self)  # type: ignore[arg-type]
+        self._between["time/checkpoint"] = time.perf_counter() - started
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Weights and tokenizer; the pickled arguments that transformers would add are left out."""
+        folder = output_dir or self.args.output_dir
+        os.makedirs(folder, exist_ok=True)
+        self.model.save_pretrained(folder, state_dict=state_dict)
+        self.processing_class.save_pretrained(folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        preparation.load_weights(self.model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        preparation.load_weights(self.model, Path(self.state.best_model_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        if checkpoint_folder is not None:
+            checkpoint.load_optimizer(Path(checkpoint_folder), self.optimizer)
+            checkpoint.load_scheduler(Path(checkpoint_folder), self.lr_scheduler)
+            self.metrics_file.resume(self.state.global_step)  # type: ignore[attr-defined]
+
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        if checkpoint_folder is not None:
+            checkpoint.load_rng(Path(checkpoint_folder))
+
+    def _load_scaler(self, checkpoint_folder: str | None) -> None:
+        """There is none: fp16 is refused, and a pickled scaler is not read."""

@@ -1,0 +1,152 @@
+"""Blocking and awaitable calls of one coroutine: from a script, inside a loop, in a thread."""
+
+import asyncio
+import contextvars
+import gc
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+
+from verifiers.dual import blocking, dual, maybe_await, run_in_private_loop
+
+
+async def double(x):
+    await asyncio.sleep(0)
+    return 2 * x
+
+
+def test_without_a_loop_the_value_is_returned():
+    assert dual(lambda: double(4)) == 8
+    assert blocking(lambda: double(4)) == 8
+
+
+async def test_inside_a_loop_an_awaitable_is_returned_at_once():
+    pending = dual(lambda: double(4))
+    assert inspect.isawaitable(pending)
+    assert await pending == 8
+
+
+async def test_a_blocking_twin_works_inside_a_loop_in_a_thread_of_its_own():
+    before = threading.active_count()
+    assert blocking(lambda: double(4)) == 8
+    assert threading.active_count() == before
+
+
+async def test_a_blocking_twin_sees_the_context_of_its_caller():
+    variable = contextvars.ContextVar("v", default="outside")
+    variable.set("inside")
+
+    async def read():
+        return variable.get()
+
+    assert blocking(read) == "inside"
+
+
+def test_it_works_in_a_thread():
+    values = []
+    thread = threading.Thread(target=lambda: values.append(dual(lambda: double(3))))
+    thread.start()
+    thread.join()
+    assert values == [6]
+
+
+@pytest.mark.parametrize("call", [dual, blocking])
+def test_exceptions_pass_through_with_their_traceback(call):
+    async def fail():
+        raise LookupError("no such thing")
+
+    with pytest.raises(LookupError, match="no such thing") as caught:
+        call(fail)
+    assert any("in fail" in str(entry) or entry.name == "fail" for entry in caught.traceback)
+
+
+async def test_exceptions_pass_out_of_the_extra_thread():
+    async def fail():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        blocking(fail)
+
+
+def test_nothing_is_left_behind():
+    left = []
+
+    async def begin():
+        left.append(asyncio.get_running_loop())
+        left.append(asyncio.ensure_future(asyncio.sleep(60)))
+        await asyncio.to_thread(lambda: None)
+
+        async def held():
+            try:
+                yield 1
+            finally:
+                left.append("generator closed")
+
+        left.append(held())
+        await anext(left[-1])
+
+    threads = threading.active_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_in_private_loop(begin)
+        gc.collect()
+    loop, task, _, closed = left
+    assert loop.is_closed()
+    assert task.cancelled()
+    assert closed == "generator closed"
+    assert threading.active_count() == threads
+
+
+def test_signal_handlers_are_left_alone():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    inside = []
+
+    async def look():
+        inside.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+
+    dual(look)
+    assert inside == [before]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+INTERRUPTED = """
+import asyncio, os, signal, sys, threading
+from verifiers.dual import {call}
+log = []
+async def work():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        log.append("cancelled")
+        await asyncio.sleep(0.05)
+        log.append("cleaned up")
+async def inside():
+    {call}(work)
+try:
+    {run}
+except KeyboardInterrupt:
+    log.append("raised")
+print(log)
+"""
+
+
+@pytest.mark.parametrize(("call", "run"), [("dual", "dual(work)"), ("blocking", "asyncio.run(inside())")])
+def test_an_interrupt_cancels_cleans_up_and_is_raised_again(call, run):
+    code = INTERRUPTED.format(call=call, run=run)
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=os.environ)
+    assert done.stdout.strip() == "['cancelled', 'cleaned up', 'raised']", done.stderr
+    assert time.monotonic() - started < 10
+
+
+async def test_maybe_await_takes_both():
+    assert await maybe_await(3) == 3
+    assert await maybe_await(double(2)) == 4

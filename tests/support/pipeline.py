@@ -1,0 +1,115 @@
+"""A pipeline without an engine: a client whose answers, delays and policy version a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import verifiers as vf
+from verifiers.runner import RunContext
+from verifiers.testing import ScriptedClient
+from verifiers.types import ModelRequest, Response
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.orchestrator import Orchestrator
+from verifiers_trainer.schedule import PipelineState
+
+GROUP = 4
+
+
+def question(request: ModelRequest) -> str:
+    return request.prompt[-1]["content"]
+
+
+class Policy(ScriptedClient):
+    """Answers 0, 1, 0, 1, ... to each question (so that every group has a signal), or what ``answer`` says.
+
+    ``delay(request)`` gives seconds; ``hold`` keeps every answer back until it is set. Tokens carry the ``version``
+    at which the request arrived.
+    """
+
+    def __init__(self, answer: Any = None, delay: Callable[[ModelRequest], float] | None = None, **options: Any):
+        turns: dict[str, Iterator[str]] = defaultdict(lambda: itertools.cycle("01"))
+        super().__init__(answer or (lambda request: next(turns[question(request)])), tokens=True, **options)
+        self.version = 0
+        self.delay = delay
+        self.held = False
+
+    async def complete(self, request: ModelRequest) -> Response:
+        version = self.version
+        while self.held:
+            await asyncio.sleep(0.002)
+        if self.delay is not None:
+            await asyncio.sleep(self.delay(request))
+        response = await super().complete(request)
+        assert response.tokens is not None
+        return replace(response, version=version, tokens=replace(response.tokens, version=version))
+
+
+def number(completion: Any, **_: Any) -> float:
+    """The reward is the number that was answered."""
+    return float(completion[-1]["content"])
+
+
+def counting_env(count: int = 60, reward: Any = number, cls: type = vf.SingleTurnEnv, **options: Any) -> Any:
+    """Questions q0, q1, ...; the answer is the reward."""
+    return cls(dataset=[{"question": f"q{i}"} for i in range(count)], rubric=vf.Rubric(funcs=[reward]), **options)
+
+
+def pipeline_config(**settings: Any) -> RLConfig:
+    """Two groups of four per batch, in the order of the dataset."""
+    small = {
+        "output_dir": str(Path("unused")),
+        "batch_size": 2 * GROUP,
+        "rollouts_per_example": GROUP,
+        "micro_batch_size": 1,
+        "max_seq_len": 512,
+        "shuffle_dataset": False,
+        "generation_timeout": 20.0,
+        "use_lora": False,
+    }
+    return RLConfig(**{**small, **settings})
+
+
+@contextmanager
+def pipeline(
+    policy: Policy, env: Any = None, version: int = 0, state: PipelineState | None = None, **settings: Any
+) -> Iterator[Orchestrator]:
+    """A started orchestrator, closed at the end of the block."""
+    env = env if env is not None else counting_env()
+    config = pipeline_config(**settings)
+    context = RunContext(client=policy, model="policy", require_tokens=True, seed=config.seed, rollout_timeout_s=30.0)
+    orchestrator = Orchestrator(env, list(env.train_table), context, config)
+    policy.version = version
+    orchestrator.start(version, state)
+    try:
+        yield orchestrator
+    finally:
+        policy.held = False
+        orchestrator.close()
+
+
+def advance(orchestrator: Orchestrator, policy: Policy) -> None:
+    """What the trainer does after an optimizer step."""
+    policy.version += 1
+    orchestrator.set_version(policy.version)
+
+
+def steps(orchestrator: Orchestrator, policy: Policy, count: int) -> list[Any]:
+    """``count`` batches with a "step" after each."""
+    batches = []
+    for _ in range(count):
+        batches.append(orchestrator.next_batch())
+        if orchestrator.config.deterministic:
+            orchestrator.settle()
+        advance(orchestrator, policy)
+    return batches
+
+
+def indices(batch: Any) -> list[int]:
+    return [group.index for group in batch.groups]

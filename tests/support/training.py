@@ -1,0 +1,128 @@
+"""Small real training runs: a one-layer model, a toy environment, and an ``RLTrainer`` over both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+import verifiers as vf
+from verifiers_trainer.batch import StepBatch
+from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.loggers import METRICS, read_metrics
+from verifiers_trainer.trainer import RLTrainer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def rows(count: int = 40, seed: int = 0) -> list[dict[str, Any]]:
+    """Questions of two to four letters."""
+    order = random.Random(seed)
+    return [{"question": "".join(order.choices(LETTERS, k=order.randint(2, 4)))} for _ in range(count)]
+
+
+def digits(completion: Any, **_: Any) -> float:
+    """The share of the answer that is digits: about 0.09 for a model that knows nothing."""
+    text = completion[-1]["content"] or ""
+    return sum(c.isdigit() for c in text) / max(1, len(text))
+
+
+def toy_env(reward: Any = digits, count: int = 40, **options: Any) -> vf.SingleTurnEnv:
+    """Answers of digits are worth most."""
+    return vf.SingleTurnEnv(
+        dataset=rows(count), eval_dataset=rows(8, seed=1), rubric=vf.Rubric(funcs=[reward]), **options
+    )
+
+
+def small_policy(seed: int = 0) -> Any:
+    """One layer of 32, about 10,000 parameters: a step takes milliseconds."""
+    return build_tiny_model(seed=seed, layers=1, hidden=32, heads=2)
+
+
+def small_config(folder: Path, **settings: Any) -> RLConfig:
+    """Two groups of four rollouts of at most four tokens."""
+    small = {
+        "output_dir": str(folder),
+        "batch_size": 8,
+        "rollouts_per_example": 4,
+        "micro_batch_size": 4,
+        "max_seq_len": 64,
+        "max_tokens": 4,
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+        "use_lora": False,
+        "save_strategy": "no",
+        "generation_timeout": 30.0,
+        "log_completions": False,
+    }
+    return RLConfig(**{**small, **settings})
+
+
+def small_trainer(folder: Path, env: Any = None, model: Any = None, **settings: Any) -> RLTrainer:
+    """A trainer ready to train, with nothing started."""
+    options = {name: settings.pop(name) for name in ("callbacks", "peft_config", "eval_env") if name in settings}
+    return RLTrainer(
+        model if model is not None else small_policy(),
+        env if env is not None else toy_env(),
+        small_config(folder, **settings),
+        build_tiny_tokenizer(),
+        **options,
+    )
+
+
+class StepLog(TrainerCallback):
+    """Collects the numbers of every step, with the loss as hex, and the rollouts it trained on."""
+
+    def __init__(self) -> None:
+        self.trainer: RLTrainer | None = None
+        self.steps: list[dict[str, Any]] = []
+        self.losses: list[str] = []
+
+    def watch(self, trainer: RLTrainer) -> RLTrainer:
+        self.trainer = trainer
+        trainer.add_callback(self)
+        return trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        assert self.trainer is not None
+        self.steps.append(self.trainer.last_step)
+        self.losses.append(self.trainer.last_step["loss"].hex())
+
+
+def run(trainer: RLTrainer, **options: Any) -> StepLog:
+    """Train and return what every step logged."""
+    log = StepLog()
+    log.watch(trainer).train(**options)
+    return log
+
+
+def first_batch(trainer: RLTrainer) -> StepBatch:
+    """Start engine and pipeline, and take the first batch, without training on it."""
+    trainer.begin()
+    assert trainer.orchestrator is not None
+    return trainer.orchestrator.next_batch()
+
+
+def weights_hash(model: Any) -> str:
+    """sha256 over every parameter, bit for bit."""
+    total = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        total.update(name.encode())
+        total.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return read_metrics(folder / METRICS)
+
+
+def files_hash(folder: Path, *names: str) -> dict[str, str]:
+    """sha256 of files of a checkpoint, as its manifest gives them."""
+    files = json.loads((folder / "MANIFEST.json").read_text())["files"]
+    return {name: files[name]["sha256"] for name in names}

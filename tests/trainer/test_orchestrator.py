@@ -1,0 +1,416 @@
+"""The pipeline against a scripted client: how much runs, what is trained, what ends a run, what it says meanwhile."""
+
+import asyncio
+import math
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.pipeline import GROUP, Policy, advance, counting_env, indices, number, pipeline, question, steps
+
+import verifiers as vf
+from verifiers.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    GenerationStalled,
+    NoLearningSignal,
+    RunError,
+    TooManyFaults,
+)
+from verifiers_trainer.orchestrator import Orchestrator
+
+
+def eventually(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert condition()
+
+
+# --- how much runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_what_runs_at_once_follows_from_the_lag(lag):
+    policy = Policy()
+    policy.held = True
+    with pipeline(policy, max_off_policy_steps=lag) as orchestrator:
+        eventually(lambda: len(policy.requests) == 0 and len(orchestrator.running) == 2 * (lag + 1))
+        policy.held = False
+        orchestrator.next_batch()
+        eventually(lambda: not orchestrator.running)
+        begun = orchestrator.state.next_index
+        assert begun == 2 * (lag + 1)  # nothing more before the weights have changed
+        advance(orchestrator, policy)
+        assert orchestrator.state.next_index == begun + 2
+
+
+def test_no_more_than_max_concurrent_rollouts_are_in_flight():
+    policy = Policy(delay=lambda request: 0.002)
+    with pipeline(policy, max_off_policy_steps=2, max_concurrent=9) as orchestrator:
+        steps(orchestrator, policy, 4)
+    assert policy.max_in_flight == 8  # whole groups of four
+
+
+# --- how old what is trained may be -----------------------------------------------------------------------------
+
+
+def slow_one_in_five(seed):
+    order = random.Random(seed)
+    return lambda request: 0.05 if int(question(request)[1:]) % 5 == 0 else order.random() * 0.004
+
+
+@pytest.mark.parametrize(("lag", "seed"), [(0, 1), (1, 2), (2, 3), (3, 4)])
+def test_no_token_older_than_the_lag_is_trained_and_no_slow_rollout_is_left_behind(lag, seed):
+    policy = Policy(delay=slow_one_in_five(seed))
+    with pipeline(policy, max_off_policy_steps=lag) as orchestrator:
+        batches = steps(orchestrator, policy, 12)
+    for version, batch in enumerate(batches):
+        assert len(batch.groups) == 2
+        assert min(group.oldest_version for group in batch.groups) >= version - lag
+        assert batch.stats["staleness/max"] <= lag
+        assert batch.stats["groups/dropped_stale"] == 0
+    trained = sorted(index for batch in batches for index in indices(batch))
+    slow = [index for index in range(24 - 2 * lag) if index % 5 == 0]
+    assert set(slow) <= set(trained)
+    assert len(trained) == len(set(trained)) == 24
+
+
+def test_without_the_waiting_the_slow_ones_are_dropped_and_the_drop_is_counted(monkeypatch):
+    monkeypatch.setattr(Orchestrator, "_would_go_stale", lambda self, left: False)
+    policy = Policy(delay=slow_one_in_five(3))
+    with pipeline(policy, max_off_policy_steps=1) as orchestrator:
+        batches = steps(orchestrator, policy, 12)
+    assert sum(batch.stats["groups/dropped_stale"] for batch in batches) > 0
+    for version, batch in enumerate(batches):  # and still nothing too old is trained
+        assert min(group.oldest_version for group in batch.groups) >= version - 1
+
+
+def test_tokens_of_unknown_age_are_refused():
+    class Silent(Policy):
+        version = property(lambda self: -1, lambda self, value: None)
+
+    with pipeline(Silent()) as orchestrator, pytest.raises(ConfigError, match="does not say which policy version"):
+        orchestrator.next_batch()
+
+
+# --- groups that teach nothing ----------------------------------------------------------------------------------
+
+
+def dead_if(condition):
+    """Answers 1 to every sibling of the questions for which ``condition(number)`` holds."""
+    usual = Policy()._replies._replies if hasattr(Policy()._replies, "_replies") else None
+    del usual
+    seen = {}
+
+    def answer(request):
+        name = question(request)
+        seen[name] = seen.get(name, -1) + 1
+        return "1" if condition(int(name[1:])) else str(seen[name] % 2)
+
+    return answer
+
+
+def test_dead_groups_are_dropped_counted_and_replaced():
+    policy = Policy(dead_if(lambda n: n % 3 == 0))
+    with pipeline(policy, max_off_policy_steps=0) as orchestrator:
+        first, second = steps(orchestrator, policy, 2)
+    assert (indices(first), indices(second)) == ([1, 2], [4, 5])
+    assert (first.stats["groups/dead"], first.stats["groups/live"], first.stats["groups/backfilled"]) == (1, 2, 1)
+    assert first.stats["rollouts/generated"] == 3 * GROUP
+    assert first.stats["reward/mean"] == pytest.approx((1 + 0.5 + 0.5) / 3)
+
+
+def test_oversample_bounds_what_is_generated_and_the_short_batch_says_so():
+    policy = Policy(dead_if(lambda n: n % 4))
+    with pipeline(policy, max_off_policy_steps=0, oversample=1.5) as orchestrator:
+        batch = orchestrator.next_batch()
+        assert indices(batch) == [0]
+        assert batch.stats["batch/short"] == 1
+        assert orchestrator.state.next_index == 3  # 1.5 batches of two groups
+        advance(orchestrator, policy)
+        assert indices(orchestrator.next_batch()) == [4]
+
+
+def test_dead_groups_can_be_kept_with_weight_zero():
+    policy = Policy(dead_if(lambda n: n == 0))
+    with pipeline(policy, max_off_policy_steps=0, zero_variance="keep") as orchestrator:
+        batch = orchestrator.next_batch()
+    assert indices(batch) == [0, 1]
+    assert np.isnan(batch.advantages_G[0]).all()
+    assert batch.stats["rollouts/trained"] == GROUP
+
+
+def test_batches_without_any_signal_end_the_run_with_a_histogram(caplog):
+    policy = Policy(dead_if(lambda n: True))
+    with pipeline(policy, max_off_policy_steps=0, no_signal_steps=3, oversample=1.0) as orchestrator:
+        with pytest.raises(NoLearningSignal, match="in each of the last 3 batches no group had") as raised:
+            orchestrator.next_batch()
+        assert raised.value.histogram == {1.0: 8}
+        assert orchestrator.state.next_index == 6
+    assert sum("a batch teaches nothing" in record.message for record in caplog.records) == 3
+
+
+def test_with_the_limit_off_a_run_without_signal_goes_on():
+    policy = Policy(dead_if(lambda n: n < 40))
+    with pipeline(policy, max_off_policy_steps=0, no_signal_steps=0, oversample=1.0) as orchestrator:
+        assert indices(orchestrator.next_batch()) == [40, 41]
+
+
+def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal():
+    with pipeline(Policy(), max_off_policy_steps=0, max_seq_len=4, no_signal_steps=1) as orchestrator:
+        with pytest.raises(NoLearningSignal, match=r"all rollouts were overlong or truncated.*Raise max_seq_len"):
+            orchestrator.next_batch()
+
+
+# --- failures ---------------------------------------------------------------------------------------------------
+
+
+class FailsOnce(vf.SingleTurnEnv):
+    """The first rollout of every example raises in a hook."""
+
+    async def setup_state(self, state):
+        self.seen = getattr(self, "seen", set())
+        if state["example_id"] not in self.seen:
+            self.seen.add(state["example_id"])
+            raise ConnectionError("no database")
+
+
+def fails_for_zero(completion, **_):
+    if completion[-1]["content"] == "2":
+        raise ConnectionError("no judge")
+    return number(completion)
+
+
+def none_for_two(completion, **_):
+    return None if completion[-1]["content"] == "2" else number(completion)
+
+
+def counting_answers():
+    seen = {}
+
+    def answer(request):
+        name = question(request)
+        seen[name] = seen.get(name, -1) + 1
+        return str(seen[name])  # 0 1 2 3
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("env", "rewards"),
+    [
+        (counting_env(cls=FailsOnce), [math.nan, 0, 1, 2]),
+        (counting_env(reward=fails_for_zero), [0, 1, math.nan, 3]),
+        (counting_env(reward=none_for_two), [0, 1, math.nan, 3]),
+    ],
+    ids=["environment", "reward", "none"],
+)
+def test_an_unknown_reward_is_in_no_baseline_and_its_rollout_is_not_trained(env, rewards):
+    with pipeline(Policy(counting_answers()), env, max_off_policy_steps=0) as orchestrator:
+        batch = orchestrator.next_batch()
+    for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
+        np.testing.assert_array_equal(sorted(group.rewards), sorted(rewards))
+        known = ~np.isnan(group.rewards)
+        np.testing.assert_allclose(advantages[known], group.rewards[known] - group.rewards[known].mean())
+        assert np.isnan(advantages[~known]).all()
+    assert batch.stats["reward/unscored"] == batch.stats["rollouts/errors"] == 2
+    assert batch.stats["rollouts/trained"] == 6
+
+
+def test_a_group_with_too_few_known_rewards_is_replaced():
+    class FailsOften(vf.SingleTurnEnv):
+        async def setup_state(self, state):
+            if state["example_id"] == 0 and state.seed_key[-1] in "01":
+                raise ConnectionError("no database")
+
+    with pipeline(Policy(counting_answers()), counting_env(cls=FailsOften), max_off_policy_steps=0) as orchestrator:
+        assert indices(orchestrator.next_batch()) == [1, 2]
+
+
+def test_when_most_rollouts_fail_the_run_ends_and_names_the_cause(caplog):
+    def no_judge(completion, **_):
+        raise ConnectionError("no judge")
+
+    with pipeline(Policy(), counting_env(reward=no_judge), max_off_policy_steps=0) as orchestrator:
+        with pytest.raises(TooManyFaults, match=r"8 of the last 8 rollouts failed.*no judge") as raised:
+            orchestrator.next_batch()
+    assert raised.value.count == 8
+    assert "no judge" in raised.value.cause
+    assert sum("a rollout of example" in record.message for record in caplog.records) == 1
+
+
+def test_failures_below_the_bound_do_not_end_the_run():
+    with pipeline(Policy(counting_answers()), counting_env(cls=FailsOnce), max_error_fraction=0.3) as orchestrator:
+        assert orchestrator.next_batch().stats["rollouts/errors"] == 2
+
+
+def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
+    policy = Policy(errors={5: AuthenticationFailed("the key was refused", url="http://x")})
+    with pipeline(policy, generation_timeout=20.0) as orchestrator:
+        started = time.monotonic()
+        with pytest.raises(AuthenticationFailed, match="the key was refused") as raised:
+            orchestrator.next_batch()
+        assert time.monotonic() - started < 1
+        assert raised.value.url == "http://x"
+        with pytest.raises(AuthenticationFailed):  # and again: the pipeline does not come back to life
+            orchestrator.next_batch()
+
+
+def test_an_error_that_comes_while_the_trainer_waits_ends_the_wait():
+    policy = Policy(errors={0: AuthenticationFailed("too late")}, delay=lambda request: 0.1)
+    with pipeline(policy) as orchestrator:
+        started = time.monotonic()
+        with pytest.raises(AuthenticationFailed):
+            orchestrator.next_batch()
+        assert time.monotonic() - started < 1
+
+
+def test_a_bug_in_the_pipeline_itself_is_raised_too(monkeypatch):
+    monkeypatch.setattr(Orchestrator, "_collect", lambda self, group: 1 / 0)
+    with pipeline(Policy()) as orchestrator, pytest.raises(ZeroDivisionError):
+        orchestrator.next_batch()
+
+
+def test_a_timeout_error_of_the_pipeline_is_not_taken_for_our_own_deadline(monkeypatch):
+    def slow(self, group):
+        raise TimeoutError("of a library")
+
+    monkeypatch.setattr(Orchestrator, "_collect", slow)
+    with pipeline(Policy()) as orchestrator, pytest.raises(TimeoutError, match="of a library"):
+        orchestrator.next_batch()
+
+
+def test_rollouts_that_cancel_themselves_are_an_error_and_not_a_silence():
+    class Cancels(vf.SingleTurnEnv):
+        async def setup_state(self, state):
+            raise asyncio.CancelledError
+
+    with pipeline(Policy(), counting_env(cls=Cancels)) as orchestrator, pytest.raises(RunError, match="cancelled"):
+        orchestrator.next_batch()
+
+
+# --- waits ------------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_that_takes_too_long_names_what_it_waited_for():
+    policy = Policy(delay=lambda request: 60 if question(request) == "q1" else 0)
+    with pipeline(policy, generation_timeout=0.3) as orchestrator:
+        with pytest.raises(GenerationStalled, match=r"example 1, begun at policy version 0; .* 4 for the model") as raised:
+            orchestrator.next_batch()
+    assert raised.value.elapsed_s == 0.3
+    assert "the model" in raised.value.waiting_for
+
+
+def test_a_wait_for_a_hook_names_the_hook():
+    class Stuck(vf.SingleTurnEnv):
+        async def setup_state(self, state):
+            await asyncio.sleep(60)
+
+    with pipeline(Policy(), counting_env(cls=Stuck), generation_timeout=0.3) as orchestrator:
+        with pytest.raises(GenerationStalled, match="4 for setup_state"):
+            orchestrator.next_batch()
+
+
+def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
+    monkeypatch.setattr("verifiers_trainer.orchestrator.ANSWER_S", 0.2)
+    release = threading.Event()
+
+    class Blocks(vf.SingleTurnEnv):
+        async def setup_state(self, state):
+            release.wait(10)
+
+    with pipeline(Policy(), counting_env(cls=Blocks), generation_timeout=0.3) as orchestrator:
+        try:
+            with pytest.raises(GenerationStalled, match=r"blocks their event loop at .*threading.py:\d+ \(wait\)"):
+                orchestrator.next_batch()
+        finally:
+            release.set()
+
+
+# --- the end ----------------------------------------------------------------------------------------------------
+
+
+def test_close_leaves_no_thread_and_no_task():
+    before = set(threading.enumerate())
+    policy = Policy()
+    policy.held = True
+    with pipeline(policy, max_off_policy_steps=2) as orchestrator:
+        eventually(lambda: len(orchestrator.running) == 6)
+        tasks = [flight.task for flight in orchestrator.running.values()]
+        policy.held = True
+        orchestrator.close()
+        assert all(task.cancelled() for task in tasks)
+        assert orchestrator._loop.is_closed()
+        assert not [t for t in set(threading.enumerate()) - before if t.name == "verifiers-orchestrator"]
+        orchestrator.close()
+
+
+def test_constructing_starts_nothing():
+    before = threading.active_count()
+    env = counting_env()
+    from support.pipeline import pipeline_config
+
+    Orchestrator(env, list(env.train_table), None, pipeline_config())
+    assert threading.active_count() == before
+
+
+# --- the same again ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_in_deterministic_mode_the_order_in_which_rollouts_finish_changes_nothing(lag):
+    def play(seed):
+        order = random.Random(seed)
+        policy = Policy(dead_if(lambda n: n % 4 == 1), delay=lambda request: order.random() * 0.01)
+        with pipeline(policy, max_off_policy_steps=lag, deterministic=True) as orchestrator:
+            batches = steps(orchestrator, policy, 6)
+        timed = ("time/wait_generation", "time/pack")
+        stats = [{k: v for k, v in batch.stats.items() if k not in timed} for batch in batches]
+        return [indices(batch) for batch in batches], stats
+
+    first, again, once_more = play(1), play(2), play(3)
+    assert first == again == once_more
+
+
+def test_a_snapshot_continues_where_it_was_taken():
+    policy = Policy()
+    with pipeline(policy, max_off_policy_steps=1) as orchestrator:
+        first = orchestrator.next_batch()
+        eventually(lambda: not orchestrator.running)
+        advance(orchestrator, policy)
+        policy.held = True
+        saved = orchestrator.snapshot()
+    assert indices(first) == [0, 1]
+    assert [group.index for group in saved.ready] + saved.requeue == [2, 3, 4, 5]
+
+    resumed = Policy()
+    with pipeline(resumed, version=1, state=saved, max_off_policy_steps=1) as orchestrator:
+        later = steps(orchestrator, resumed, 2)
+    assert [index for batch in later for index in indices(batch)] == [2, 3, 4, 5]
+    assert later[0].groups[0].oldest_version == 0  # what was finished was kept, not played again
+
+
+def test_interrupted_groups_are_played_again_even_when_the_share_of_the_batch_is_used_up():
+    policy = Policy()
+    policy.held = True
+    with pipeline(policy, max_off_policy_steps=0, oversample=1.0) as orchestrator:
+        eventually(lambda: len(orchestrator.running) == 2)
+        saved = orchestrator.snapshot()
+    assert saved.requeue == [0, 1]
+
+    again = Policy()
+    with pipeline(again, state=saved, max_off_policy_steps=0, oversample=1.0) as orchestrator:
+        batch = orchestrator.next_batch()
+    assert indices(batch) == [0, 1]
+    assert batch.stats["batch/short"] == 0
+
+
+def test_dropped_groups_that_no_batch_has_counted_are_part_of_a_snapshot():
+    policy = Policy(dead_if(lambda n: n == 3))
+    with pipeline(policy, max_off_policy_steps=1, deterministic=True) as orchestrator:
+        orchestrator.next_batch()
+        orchestrator.settle()
+        assert [group.index for group in orchestrator.snapshot().discarded] == [3]
