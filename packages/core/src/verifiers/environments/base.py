@@ -64,8 +64,9 @@ class Environment(Runs):
         timeout_seconds: float | None = None,
         **kwargs: Any,
     ):
+        if tool_defs is not None:
+            kwargs["tool_defs"] = tool_defs
         given = compat.rename(kwargs, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
-        tool_defs = given.pop("tool_defs", tool_defs)
         if dataset is None and eval_dataset is None:
             raise ConfigError(f"{type(self).__name__} needs a dataset: give dataset=… or eval_dataset=…")
         if message_type not in ("chat", "completion"):
@@ -82,7 +83,7 @@ class Environment(Runs):
         self.rubric = rubric if rubric is not None else Rubric(parser=self.parser)
         self.sampling_args = {"n": 1, "extra_body": {}} | dict(sampling_args or {})
         self.message_type = message_type
-        self.tool_defs = list(tool_defs or [])
+        self.tool_defs = list(given.pop("tool_defs", None) or [])
         self.env_id, self.env_args, self.env_version = env_id or "", dict(env_args or {}), ""
         self.max_seq_len, self.interleaved_rollouts = max_seq_len, interleaved_rollouts
         self.score_rollouts, self.pass_threshold = score_rollouts, pass_threshold
