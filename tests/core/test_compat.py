@@ -3,9 +3,9 @@
 import logging
 
 import pytest
-from support.small_envs import row, single_turn
 
 import verifiers as vf
+from support.small_envs import row, single_turn
 from verifiers import compat
 from verifiers.options import COUNTS, SAMPLING_NAMES, RunOptions
 

@@ -9,9 +9,9 @@ import sys
 import threading
 
 import pytest
-from support.small_envs import Talk, exact, single_turn, sums
 
 import verifiers as vf
+from support.small_envs import Talk, exact, single_turn, sums
 from verifiers.testing import ScriptedClient
 
 

@@ -3,9 +3,9 @@
 from dataclasses import FrozenInstanceError
 
 import pytest
-from support.small_envs import add_one, single_turn
 
 import verifiers as vf
+from support.small_envs import add_one, single_turn
 from verifiers.options import RunOptions, count, parse
 from verifiers.testing import ScriptedClient
 

@@ -14,6 +14,7 @@ from typing import Any
 import verifiers as vf
 from verifiers.runner import RunContext
 from verifiers.testing import ScriptedClient
+from verifiers.testing.replies import response_of
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.orchestrator import Orchestrator
@@ -29,26 +30,53 @@ def question(request: ModelRequest) -> str:
 class Policy(ScriptedClient):
     """Answers 0, 1, 0, 1, ... to each question (so that every group has a signal), or what ``answer`` says.
 
-    ``delay(request)`` gives seconds; ``hold`` keeps every answer back until it is set. Tokens carry the ``version``
-    at which the request arrived.
+    ``delay(request)`` gives seconds; ``held`` keeps every answer back while it is set. What is answered, and the
+    ``version`` of its tokens, is decided when a request arrives, in whatever order the answers leave.
     """
 
-    def __init__(self, answer: Any = None, delay: Callable[[ModelRequest], float] | None = None, **options: Any):
+    def __init__(self, answer: Any = None, delay: Callable[[ModelRequest], float] | None = None, errors: Any = None):
         turns: dict[str, Iterator[str]] = defaultdict(lambda: itertools.cycle("01"))
-        super().__init__(answer or (lambda request: next(turns[question(request)])), tokens=True, **options)
+        super().__init__(answer or (lambda request: next(turns[question(request)])), tokens=True)
         self.version = 0
         self.delay = delay
         self.held = False
+        self.errors = errors or {}
 
     async def complete(self, request: ModelRequest) -> Response:
-        version = self.version
-        while self.held:
-            await asyncio.sleep(0.002)
-        if self.delay is not None:
-            await asyncio.sleep(self.delay(request))
-        response = await super().complete(request)
+        version, number = self.version, len(self.requests)
+        self.requests.append(request)
+        reply = await self._replies.next(request)
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+        try:
+            while self.held:  # noqa: ASYNC110 - a test sets it from another thread
+                await asyncio.sleep(0.002)
+            if self.delay is not None:
+                await asyncio.sleep(self.delay(request))
+        finally:
+            self.in_flight -= 1
+        if number in self.errors:
+            raise self.errors[number]
+        response = self.finish(response_of(reply, request, number), request)
         assert response.tokens is not None
         return replace(response, version=version, tokens=replace(response.tokens, version=version))
+
+
+def turn_of_each(answers: Callable[[str, int], str]) -> Callable[[ModelRequest], str]:
+    """An answer from a question and how often it was asked before: ``answers("q7", 2)`` for its third sibling."""
+    asked: dict[str, int] = defaultdict(int)
+
+    def answer(request: ModelRequest) -> str:
+        name = question(request)
+        asked[name] += 1
+        return answers(name, asked[name] - 1)
+
+    return answer
+
+
+def dead_if(condition: Callable[[int], bool]) -> Callable[[ModelRequest], str]:
+    """Answers 1 to every sibling of the questions for whose number ``condition`` holds, 0 and 1 in turn to others."""
+    return turn_of_each(lambda name, turn: "1" if condition(int(name[1:])) else str(turn % 2))
 
 
 def number(completion: Any, **_: Any) -> float:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.training import first_batch, run, small_trainer, toy_env
 
+from support.training import first_batch, run, small_trainer, toy_env
 from verifiers.errors import ConfigError
 from verifiers_trainer.batch import build
 from verifiers_trainer.logprobs import install_logprob_forward

@@ -8,9 +8,22 @@ import time
 
 import numpy as np
 import pytest
-from support.pipeline import GROUP, Policy, advance, counting_env, indices, number, pipeline, question, steps
 
 import verifiers as vf
+from support.pipeline import (
+    GROUP,
+    Policy,
+    advance,
+    counting_env,
+    dead_if,
+    indices,
+    number,
+    pipeline,
+    pipeline_config,
+    question,
+    steps,
+    turn_of_each,
+)
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -37,7 +50,7 @@ def test_what_runs_at_once_follows_from_the_lag(lag):
     policy = Policy()
     policy.held = True
     with pipeline(policy, max_off_policy_steps=lag) as orchestrator:
-        eventually(lambda: len(policy.requests) == 0 and len(orchestrator.running) == 2 * (lag + 1))
+        eventually(lambda: policy.in_flight == 2 * (lag + 1) * GROUP)
         policy.held = False
         orchestrator.next_batch()
         eventually(lambda: not orchestrator.running)
@@ -97,20 +110,6 @@ def test_tokens_of_unknown_age_are_refused():
 
 
 # --- groups that teach nothing ----------------------------------------------------------------------------------
-
-
-def dead_if(condition):
-    """Answers 1 to every sibling of the questions for which ``condition(number)`` holds."""
-    usual = Policy()._replies._replies if hasattr(Policy()._replies, "_replies") else None
-    del usual
-    seen = {}
-
-    def answer(request):
-        name = question(request)
-        seen[name] = seen.get(name, -1) + 1
-        return "1" if condition(int(name[1:])) else str(seen[name] % 2)
-
-    return answer
 
 
 def test_dead_groups_are_dropped_counted_and_replaced():
@@ -188,15 +187,9 @@ def none_for_two(completion, **_):
     return None if completion[-1]["content"] == "2" else number(completion)
 
 
-def counting_answers():
-    seen = {}
-
-    def answer(request):
-        name = question(request)
-        seen[name] = seen.get(name, -1) + 1
-        return str(seen[name])  # 0 1 2 3
-
-    return answer
+def counted():
+    """0, 1, 2, 3 to the siblings of each question."""
+    return turn_of_each(lambda name, turn: str(turn))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +202,7 @@ def counting_answers():
     ids=["environment", "reward", "none"],
 )
 def test_an_unknown_reward_is_in_no_baseline_and_its_rollout_is_not_trained(env, rewards):
-    with pipeline(Policy(counting_answers()), env, max_off_policy_steps=0) as orchestrator:
+    with pipeline(Policy(counted()), env, max_off_policy_steps=0) as orchestrator:
         batch = orchestrator.next_batch()
     for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
         np.testing.assert_array_equal(sorted(group.rewards), sorted(rewards))
@@ -226,7 +219,7 @@ def test_a_group_with_too_few_known_rewards_is_replaced():
             if state["example_id"] == 0 and state.seed_key[-1] in "01":
                 raise ConnectionError("no database")
 
-    with pipeline(Policy(counting_answers()), counting_env(cls=FailsOften), max_off_policy_steps=0) as orchestrator:
+    with pipeline(Policy(counted()), counting_env(cls=FailsOften), max_off_policy_steps=0) as orchestrator:
         assert indices(orchestrator.next_batch()) == [1, 2]
 
 
@@ -243,7 +236,7 @@ def test_when_most_rollouts_fail_the_run_ends_and_names_the_cause(caplog):
 
 
 def test_failures_below_the_bound_do_not_end_the_run():
-    with pipeline(Policy(counting_answers()), counting_env(cls=FailsOnce), max_error_fraction=0.3) as orchestrator:
+    with pipeline(Policy(counted()), counting_env(cls=FailsOnce), max_error_fraction=0.3) as orchestrator:
         assert orchestrator.next_batch().stats["rollouts/errors"] == 2
 
 
@@ -283,13 +276,14 @@ def test_a_timeout_error_of_the_pipeline_is_not_taken_for_our_own_deadline(monke
         orchestrator.next_batch()
 
 
-def test_rollouts_that_cancel_themselves_are_an_error_and_not_a_silence():
-    class Cancels(vf.SingleTurnEnv):
-        async def setup_state(self, state):
-            raise asyncio.CancelledError
-
-    with pipeline(Policy(), counting_env(cls=Cancels)) as orchestrator, pytest.raises(RunError, match="cancelled"):
-        orchestrator.next_batch()
+def test_a_group_that_somebody_else_cancels_is_an_error_and_not_a_silence():
+    policy = Policy()
+    policy.held = True
+    with pipeline(policy) as orchestrator:
+        eventually(lambda: policy.in_flight)
+        orchestrator._loop.call_soon_threadsafe(orchestrator.running[0].task.cancel)
+        with pytest.raises(RunError, match="example 0 were cancelled"):
+            orchestrator.next_batch()
 
 
 # --- waits ------------------------------------------------------------------------------------------------------
@@ -297,8 +291,10 @@ def test_rollouts_that_cancel_themselves_are_an_error_and_not_a_silence():
 
 def test_a_wait_that_takes_too_long_names_what_it_waited_for():
     policy = Policy(delay=lambda request: 60 if question(request) == "q1" else 0)
-    with pipeline(policy, generation_timeout=0.3) as orchestrator:
-        with pytest.raises(GenerationStalled, match=r"example 1, begun at policy version 0; .* 4 for the model") as raised:
+    with pipeline(policy, generation_timeout=0.3, max_off_policy_steps=0) as orchestrator:
+        with pytest.raises(
+            GenerationStalled, match=r"example 1, begun at policy version 0; .* 4 for the model"
+        ) as raised:
             orchestrator.next_batch()
     assert raised.value.elapsed_s == 0.3
     assert "the model" in raised.value.waiting_for
@@ -351,8 +347,6 @@ def test_close_leaves_no_thread_and_no_task():
 def test_constructing_starts_nothing():
     before = threading.active_count()
     env = counting_env()
-    from support.pipeline import pipeline_config
-
     Orchestrator(env, list(env.train_table), None, pipeline_config())
     assert threading.active_count() == before
 

@@ -19,7 +19,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _MODULES: dict[str, str] = {
     "environments": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv EnvGroup",
-    "rubrics": "Rubric RubricGroup ToolRubric",
+    "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
     "decorators": "stop setup cleanup teardown reward metric advantage",
     "types": (
@@ -57,6 +57,9 @@ _MODULES: dict[str, str] = {
 }
 _HOME = {name: f"verifiers.{module}" for module, names in _MODULES.items() for name in names.split()}
 
+_SUBMODULES = frozenset("types errors clients testing parsers rubrics environments results".split())
+"""Modules that are part of the public interface: ``vf.types`` works without importing it."""
+
 _TRAINER = frozenset(("RLTrainer", "RLConfig", "get_model", "get_tokenizer", "get_model_and_tokenizer"))
 """Names that the package verifiers-trainer provides."""
 
@@ -68,6 +71,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), name)
     elif name in _TRAINER:
         value = _from_trainer(name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(f"verifiers.{name}")
     else:
         compat = importlib.import_module("verifiers.compat")
 

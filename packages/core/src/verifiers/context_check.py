@@ -1,12 +1,13 @@
 """Does a chat template only ever append? ``check_increasing_context`` renders a conversation turn by turn and looks.
 
-The promise: for every model turn, the prompt, then the conversation with the answer, then the next prompt are rendered
-to token ids, and each must begin with all of the one before it. Where one does not, the report names the first token
-that differs, with what stands around it in both. A template that drops earlier ``<think>`` parts fails; turns of one
-rollout then share no prefix, and a trainer has to train every turn as a sample of its own.
+The promise: for every model turn, the token ids of its prompt followed by those of its answer's text must stand at the
+beginning of the next turn's prompt. Where they do not, the report names the first token that differs, with what stands
+around it in both. A template that drops earlier ``<think>`` parts fails; the turns of a rollout then share no prefix,
+and a trainer has to train every turn as a sample of its own.
 
-This module needs no model and compares renderings alone: that a model's own spelling of an answer survives rendering
-(templates may trim spaces) is not tested. Recorded token ids are merged or forked by ``results`` and by the trainer.
+This module needs no model. What a template makes of a tool call is compared from the prompt after it on (the model's
+own spelling of a call is not known here), and the last token of an answer is not compared, because a tokenizer may
+join it with what follows. Recorded token ids are merged or forked by ``results`` and by the trainer.
 """
 
 from __future__ import annotations
@@ -24,22 +25,17 @@ from verifiers.types import Message
 AROUND = 8
 """Tokens that a window shows on either side of a difference."""
 
+CONSEQUENCE = (
+    " As it is, every turn of a multi-turn rollout is a sample of its own: correct, but the shared tokens are computed "
+    "again for each turn. Single-turn environments are not affected."
+)
 ADVICE = {
-    "think": (
-        "The template changes or drops earlier <think> parts, so the turns of a multi-turn rollout share no prefix. "
-        'Train with history="exact", which keeps the sampled ids, or use a chat template that keeps earlier thinking. '
-        "Single-turn environments are not affected."
+    "think": "The template changes or drops earlier <think> parts: use a chat template that keeps them." + CONSEQUENCE,
+    "generation prompt": (
+        "What the template writes before an answer changes once the answer is part of the conversation: make it open "
+        "every assistant message as add_generation_prompt=True does." + CONSEQUENCE
     ),
-    "generation": (
-        "The generation prompt is not what the template writes before the same answer in a finished conversation, so "
-        'what was sampled cannot be found again. Train with history="exact", or make the template open every '
-        "assistant message the way add_generation_prompt=True does. Single-turn environments are not affected."
-    ),
-    "other": (
-        "The template rewrites what it has rendered before, so the turns of a multi-turn rollout share no prefix. "
-        'Train with history="exact", or use a chat template that only appends. Single-turn environments are not '
-        "affected."
-    ),
+    "other": "The template rewrites what it has rendered before: use one that only appends." + CONSEQUENCE,
 }
 
 WEATHER = {
@@ -51,6 +47,8 @@ WEATHER = {
     },
 }
 """The tool of the default conversations when none are given."""
+THANKS = {"role": "user", "content": "Thanks."}
+"""Said after the last answer, so that there is a next prompt to find it in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +65,21 @@ class Difference:
     """The first place where a later rendering is not what the earlier one was."""
 
     conversation: str
-    """"plain", "think", "tools", "think and tools", or "given"."""
+    """One of "plain", "think", "tools", "think and tools", and "given"."""
     turn: int
-    """The model turn, 0 is the first, whose rendering no longer begins with the one before it."""
-    step: str
-    """What was rendered: "prompt" (with the generation prompt) or "answer" (the conversation with the answer)."""
+    """The model turn, 0 is the first, whose prompt does not begin with what came before it."""
+    part: str
+    """What was changed of that: "conversation", "generation prompt", or "answer" (of the turn before)."""
     position: int
     """Index of the first token that differs."""
     before: TokenWindow
     after: TokenWindow
 
     def __str__(self) -> str:
-        what = "its prompt" if self.step == "prompt" else "the conversation with its answer"
         return (
-            f"conversation {self.conversation!r}, turn {self.turn}: {what} differs from what was rendered before at "
-            f"token {self.position}\n    before: {list(self.before.ids)} {self.before.text!r}\n"
+            f"conversation {self.conversation!r}: the prompt of turn {self.turn} does not begin with what came before; "
+            f"the {self.part} differs at token {self.position}\n"
+            f"    before: {list(self.before.ids)} {self.before.text!r}\n"
             f"    after:  {list(self.after.ids)} {self.after.text!r}"
         )
 
@@ -112,9 +110,8 @@ class ContextReport:
         first = self.first_difference
         if first is None:
             return ""
-        if first.step == "answer":
-            return ADVICE["generation"]
-        return ADVICE["think" if "think" in first.conversation or "think>" in first.before.text else "other"]
+        thinks = "think" in first.conversation or "<think>" in first.before.text
+        return ADVICE[first.part if first.part in ADVICE else "think" if thinks else "other"]
 
     def __str__(self) -> str:
         lines = [f"the chat template {'only appends' if self.ok else 'does NOT only append'}"]
@@ -142,14 +139,16 @@ def check_increasing_context(
     (True, False)
     """
     if not callable(getattr(tokenizer, "apply_chat_template", None)):
-        raise ConfigError(f"{type(tokenizer).__name__} has no apply_chat_template; give a tokenizer with a chat template")
+        raise ConfigError(
+            f"{type(tokenizer).__name__} has no apply_chat_template; give a tokenizer with a chat template"
+        )
     given = None if tools is None else [dict(tool) for tool in tools]
     checked: list[str] = []
     differences: list[Difference] = []
     refused: list[tuple[str, str]] = []
     for name, conversation, offered in _conversations(messages, given):
         try:
-            renderings = list(_renderings(tokenizer, conversation, offered))
+            found = _first_difference(_Renderer(tokenizer, offered), name, conversation)
         except Exception as error:  # a template is a program: whatever it raises is its answer to this conversation
             said = f"{type(error).__name__}: {error}"
             if name in ("given", "plain"):
@@ -157,7 +156,7 @@ def check_increasing_context(
             refused.append((name, said))
             continue
         checked.append(name)
-        if (found := _first_difference(tokenizer, name, renderings)) is not None:
+        if found is not None:
             differences.append(found)
     return ContextReport(tuple(checked), tuple(differences), tuple(refused))
 
@@ -173,10 +172,10 @@ def _conversations(
         conversation = [_plain(message) for message in normalize_chat(list(messages))]
         if not any(message["role"] == "assistant" for message in conversation):
             raise ConfigError("messages hold no assistant message; the check needs at least one answer")
-        yield "given", conversation, tools
+        yield "given", conversation if conversation[-1]["role"] != "assistant" else [*conversation, THANKS], tools
         return
     first, second = _user("What is 2 + 2?"), _user("And 3 + 3?")
-    yield "plain", [first, _assistant("It is 4."), second, _assistant("It is 6."), _user("Thanks.")], tools
+    yield "plain", [first, _assistant("It is 4."), second, _assistant("It is 6."), THANKS], tools
     yield (
         "think",
         [
@@ -184,23 +183,28 @@ def _conversations(
             _assistant("<think>\nTwo twos are four.\n</think>\n\nIt is 4."),
             second,
             _assistant("<think>\nTwo threes are six.\n</think>\n\nIt is 6."),
-            _user("Thanks."),
+            THANKS,
         ],
         tools,
     )
     offered = tools or [WEATHER]
     for name, thought in (("tools", ""), ("think and tools", "<think>\nI should look.\n</think>\n\n")):
-        call = {"id": "call00001", "type": "function", "function": _call_of(offered[0])}
+        call: dict[str, Any] = {"id": "call00001", "type": "function", "function": _call_of(offered[0])}
         yield (
             name,
             [
                 first,
                 {**_assistant(thought), "tool_calls": [call]},
-                {"role": "tool", "content": "It is sunny.", "tool_call_id": "call00001", "name": _call_of(offered[0])["name"]},
+                {
+                    "role": "tool",
+                    "content": "It is sunny.",
+                    "tool_call_id": call["id"],
+                    "name": call["function"]["name"],
+                },
                 _assistant(f"{thought}The answer is sunny."),
                 second,
                 _assistant(f"{thought}It is 6."),
-                _user("Thanks."),
+                THANKS,
             ],
             offered,
         )
@@ -240,47 +244,57 @@ def _object(arguments: Any) -> Any:
 # --- rendering and comparing ----------------------------------------------------------------------------------------
 
 
-def _renderings(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
-) -> Iterator[tuple[int, str, list[int]]]:
-    """(turn, step, ids) in the order in which a rollout sees them; the last is the prompt after the last message."""
-    turn = 0
-    for place, message in enumerate(messages):
-        if message["role"] == "assistant":
-            yield turn, "prompt", _ids(tokenizer, messages[:place], tools, True)
-            yield turn, "answer", _ids(tokenizer, messages[: place + 1], tools, False)
-            turn += 1
-    if messages[-1]["role"] != "assistant":
-        yield turn, "prompt", _ids(tokenizer, messages, tools, True)
+@dataclass(frozen=True, slots=True)
+class _Renderer:
+    tokenizer: Any
+    tools: list[dict[str, Any]] | None
+
+    def ids(self, messages: Sequence[dict[str, Any]], generation_prompt: bool = True) -> list[int]:
+        """The ids of a conversation, whatever container the tokenizer puts them in."""
+        return self._flat(
+            self.tokenizer.apply_chat_template(
+                list(messages), tools=self.tools, add_generation_prompt=generation_prompt, tokenize=True
+            )
+        )
+
+    def answer_ids(self, message: Mapping[str, Any]) -> list[int]:
+        """The ids of an answer's text but the last one, which may be joined with what follows."""
+        text = message["content"]
+        return self._encoded(text.rstrip())[:-1] if isinstance(text, str) else []
+
+    def window(self, ids: list[int], position: int) -> TokenWindow:
+        shown = ids[max(0, position - AROUND) : position + AROUND]
+        decode = getattr(self.tokenizer, "decode", None)
+        return TokenWindow(tuple(shown), decode(shown) if callable(decode) else "")
+
+    def _encoded(self, text: str) -> list[int]:
+        if callable(self.tokenizer):
+            return self._flat(self.tokenizer(text, add_special_tokens=False))
+        return self._flat(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _flat(self, rendered: Any) -> list[int]:
+        if hasattr(rendered, "keys"):
+            rendered = rendered["input_ids"]
+        if isinstance(rendered, str):
+            return self._encoded(rendered)
+        ids = rendered.tolist() if hasattr(rendered, "tolist") else list(rendered)
+        return list(ids[0]) if ids and isinstance(ids[0], list | tuple) else ids
 
 
-def _ids(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool
-) -> list[int]:
-    """The ids of a conversation, whatever container the tokenizer puts them in."""
-    rendered = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, tokenize=True)
-    if hasattr(rendered, "keys"):
-        rendered = rendered["input_ids"]
-    if isinstance(rendered, str):
-        rendered = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    ids = rendered.tolist() if hasattr(rendered, "tolist") else list(rendered)
-    return list(ids[0]) if ids and isinstance(ids[0], list | tuple) else ids
-
-
-def _first_difference(
-    tokenizer: Any, conversation: str, renderings: Sequence[tuple[int, str, list[int]]]
-) -> Difference | None:
-    for (_, _, before), (turn, step, after) in zip(renderings, renderings[1:], strict=False):
+def _first_difference(renderer: _Renderer, conversation: str, messages: list[dict[str, Any]]) -> Difference | None:
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for turn, (place, following) in enumerate(zip(places, [*places[1:], len(messages)], strict=True), 1):
+        prompt = renderer.ids(messages[:place])
+        before, after = prompt + renderer.answer_ids(messages[place]), renderer.ids(messages[:following])
         if after[: len(before)] == before:
             continue
-        same = (place for place, (old, new) in enumerate(zip(before, after, strict=False)) if old != new)
-        position = next(same, min(len(before), len(after)))
-        windows = (_window(tokenizer, before, position), _window(tokenizer, after, position))
-        return Difference(conversation, turn, step, position, *windows)
+        unequal = (at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old != new)
+        position = next(unequal, min(len(before), len(after)))
+        if position >= len(prompt):
+            part = "answer"
+        else:
+            without = renderer.ids(messages[:place], generation_prompt=False)
+            part = "conversation" if position < len(without) else "generation prompt"
+        windows = renderer.window(before, position), renderer.window(after, position)
+        return Difference(conversation, turn, part, position, *windows)
     return None
-
-
-def _window(tokenizer: Any, ids: list[int], position: int) -> TokenWindow:
-    shown = ids[max(0, position - AROUND) : position + AROUND]
-    decode = getattr(tokenizer, "decode", None)
-    return TokenWindow(tuple(shown), decode(shown) if callable(decode) else "")

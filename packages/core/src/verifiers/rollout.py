@@ -43,12 +43,12 @@ async def play(env: Environment, state: State, timeout_s: float | None = None) -
         async with _Limits(env, state, timeout_s) as limits:
             await set_up(env, state)
             while (reason := await first_stop(env, state)) is None:
-                limits.check()
                 with Hook(state, "get_prompt_messages"):
                     prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
                 if state["final_env_response"] is not None:
                     reason = "has_final_env_response"
                     break
+                limits.check()
                 with Hook(state, "get_model_response", "model_ms", awaited="the model", stops_run=True):
                     response = await env.get_model_response(state, prompt)
                 with Hook(state, "add_model_response"):

@@ -21,6 +21,7 @@ from verifiers.redaction import redacted
 from verifiers.results import GenerateMetadata
 from verifiers.rows import RolloutOutput
 from verifiers.run_identity import fingerprint
+from verifiers.runner import groups_are_units
 
 
 @dataclass(slots=True)
@@ -48,9 +49,7 @@ class RunDescription:
     @property
     def scores_groups(self) -> bool:
         """Whether siblings are scored together, so that a group is stored, and owed, whole."""
-        rubric = self.env.rubric
-        grouped = rubric.has_group_rewards or rubric.has_advantages
-        return grouped and self.scored and not self.options.independent_scoring
+        return groups_are_units(self.env.rubric) and self.scored and not self.options.independent_scoring
 
     def config(self) -> dict[str, Any]:
         """What must be equal for two rows to belong to one run. Secrets are taken out."""

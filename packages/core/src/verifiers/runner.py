@@ -26,10 +26,12 @@ from typing import Any, Protocol
 from verifiers.dataset import Example, copy_row
 from verifiers.environments.base import Environment
 from verifiers.environments.running import Runs
-from verifiers.errors import ModelError, RolloutTimeout, TooManyFaults
+from verifiers.errors import ModelError, RolloutTimeout, RunError, TooManyFaults
 from verifiers.hooks import Hook, ends_the_run, is_cancelled
 from verifiers.rollout import conclude, current_run, play
+from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import Supply
+from verifiers.rubrics.calls import overrides
 from verifiers.rubrics.functions import finite_value, scoring_error
 from verifiers.rubrics.scoring import leave_unscored
 from verifiers.rubrics.workers import workers as loop_workers
@@ -93,9 +95,9 @@ class RunContext:
         return client is None and state["client"] in (self.client, self.given_client)
 
     def check_open(self) -> None:
-        """Raises ``CancelledError`` when the run is over."""
+        """Raises ``RunError`` when the run is over."""
         if self.is_over:
-            raise asyncio.CancelledError("the run is over")
+            raise RunError("the run is over: a hook that outlived it asked for another completion")
 
     def seed_of(self, state: State) -> int | None:
         """The sampling seed of the state's next turn: a function of run seed, example, sibling and turn alone."""
@@ -218,6 +220,13 @@ async def score_together(env: Environment, states: Sequence[State], context: Run
         _mark_unscored(states, error)
 
 
+def groups_are_units(rubric: Rubric) -> bool:
+    """Whether siblings are scored together, so that a group is stored, and owed, whole."""
+    if rubric.has_group_rewards or rubric.has_advantages:
+        return True
+    return not overrides(rubric, Rubric, "score_group_stage") and overrides(rubric, Rubric, "score_group")
+
+
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
     """An author's own ``score_rollout`` or ``score_group`` failed: the rewards are unknown."""
     failure = scoring_error(error, "the rubric")
@@ -281,9 +290,8 @@ class Runner:
         self.progress = context.progress = progress or context.progress or Progress()
         self._groups: dict[int, list[tuple[Job, State]]] = {}
         self._streak: tuple[str, int] = ("", 0)
-        rubric = env.rubric
-        grouped = rubric.has_group_rewards or rubric.has_advantages
-        self._by_group = grouped and context.score and not context.independent_scoring
+        self._failure: BaseException | None = None
+        self._by_group = groups_are_units(env.rubric) and context.score and not context.independent_scoring
 
     async def run(self, plan: Iterable[Job]) -> None:
         """Play every job of ``plan``; returns when all are durable.
@@ -294,9 +302,9 @@ class Runner:
         jobs = iter(plan)
         workers = [asyncio.ensure_future(self._work(jobs)) for _ in range(self.concurrency)]
         try:
-            done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-            for worker in done:
-                worker.result()
+            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            if self._failure is not None:
+                raise self._failure
         finally:
             self.context.is_over = True
             for worker in workers:
@@ -307,15 +315,20 @@ class Runner:
 
     async def _work(self, jobs: Iterator[Job]) -> None:
         for job in jobs:
-            if is_cancelled():  # a hook swallowed it
-                raise asyncio.CancelledError
+            await asyncio.sleep(0)  # rollouts that never wait for anything must not keep the others from their turn
+            if self.context.is_over or is_cancelled():  # the latter: a hook swallowed it
+                return
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
                 state = await play_and_score(self.env, job, self.context)
                 await self._finish(job, state)
+                self._guard(state)
+            except BaseException as error:
+                if not self.context.is_over:
+                    self._failure, self.context.is_over = error, True
+                raise
             finally:
                 self.progress.running.pop(job.position, None)
-            self._guard(state)
 
     async def _finish(self, job: Job, state: State) -> None:
         """Store the rollout at once, or with its siblings where functions score them together."""
@@ -353,7 +366,7 @@ class Runner:
         cause = type(error).__name__
         count = self._streak[1] + 1 if self._streak[0] == cause else 1
         self._streak = (cause, count)
-        if self.abort_after and count >= self.abort_after:
+        if count == self.abort_after:  # once: others that fail at this moment change nothing
             raise TooManyFaults(
                 f"{count} rollouts in a row failed with {cause}, the last with: {error}. Finished rollouts are kept; "
                 "correct the cause and run the same command again (or set abort_after=0 to go on regardless)",

@@ -262,7 +262,7 @@ class Orchestrator:
             if self._draining:
                 raise
             self._fail(
-                RunError(f"the rollouts of example {example.example_id} were cancelled by their own code"), error
+                RunError(f"the rollouts of example {example.example_id} were cancelled from outside"), error
             )
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread by next_batch
             self._fail(error)

@@ -42,7 +42,7 @@ ENVIRONMENT_ARGS: dict[str, Any] = {
     "num_train_examples": 2000,
     "num_eval_examples": 200,
 }
-WARM_UP_TARGET = 0.65
+WARM_UP_TARGET = 0.60
 """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
 EVAL_ROLLOUTS = 4
 NUM_TRANSCRIPTS = 3
@@ -118,6 +118,7 @@ def _config(output: Path, seed: int, steps: int, loss: str) -> RLConfig:
         max_tokens=16,
         learning_rate=4e-4,
         lr_scheduler_type="linear",
+        adam_beta2=0.95,
         warmup_steps=10,
         advantage="mean_std",
         use_lora=False,
@@ -159,8 +160,9 @@ def _warm_up(trainer: RLTrainer, console: Console) -> int:
         trainer.env,
         reward=reward,
         target=WARM_UP_TARGET,
-        max_steps=160,
+        max_steps=200,
         probe_every=5,
+        learning_rate=7e-4,
         seed=trainer.args.seed,
         on_step=show,
     )

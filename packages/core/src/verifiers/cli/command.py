@@ -41,7 +41,7 @@ class Call:
     quiet: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
     facts: dict[str, Any] = field(default_factory=dict)
-    """The command's own keys of the JSON object."""
+    """Values of the command's own keys in the JSON object."""
 
     def say(self, text: str) -> None:
         """A result, for people; with ``--json`` the object says it."""
@@ -90,7 +90,7 @@ class SmallCommand:
                 except Exception as raised:  # noqa: BLE001 - the last handler: every failure becomes a paragraph
                     code, error = self._fail(raised, call.verbose)
                 if call.json:
-                    facts = {key: call.facts.get(key) for key in self.keys}
+                    facts = dict.fromkeys(self.keys) | call.facts
                     content = {"schema": SCHEMA, "ok": code == 0, "exit_code": code, **facts, "error": error}
                     print(json.dumps(content), file=call.out)
                 call.out.flush()

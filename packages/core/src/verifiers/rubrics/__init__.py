@@ -10,11 +10,28 @@ from verifiers.rubrics.rubric_group import RubricGroup
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 
 if TYPE_CHECKING:
+    from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
+    from verifiers.rubrics.judge_rubric import JudgeRubric
+    from verifiers.rubrics.math_rubric import MathRubric
     from verifiers.rubrics.tool_rubric import ToolRubric
 
-__all__ = ["RolloutScore", "RolloutScores", "Rubric", "RubricGroup", "ToolRubric"]
+__all__ = [
+    "HybridMathRubric",
+    "JudgeRubric",
+    "MathRubric",
+    "RolloutScore",
+    "RolloutScores",
+    "Rubric",
+    "RubricGroup",
+    "ToolRubric",
+]
 
-_LAZY = {"ToolRubric": "tool_rubric"}
+_LAZY = {
+    "HybridMathRubric": "hybrid_math_rubric",
+    "JudgeRubric": "judge_rubric",
+    "MathRubric": "math_rubric",
+    "ToolRubric": "tool_rubric",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from verifiers.dual import maybe_await
-from verifiers.rubrics.judge_rubric import JUDGE_PARAMETERS, JudgeRubric
+from verifiers.rubrics.judge_rubric import JudgeRubric
 from verifiers.rubrics.judging import MATH_JUDGE_PROMPT
 from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, verified
 from verifiers.rubrics.math_verification import MathVerifier, Outcome

@@ -69,7 +69,8 @@ class JudgeRubric(Rubric):
         weights: Sequence[float] | None = None,
         **kwargs: Any,
     ):
-        scores = judge_models is not None or any(JUDGE_PARAMETERS.get(name) == "judge_prompt" for name in kwargs)
+        has_template = any(JUDGE_PARAMETERS.get(name) == "judge_prompt" for name in kwargs)
+        scores = funcs is None and (judge_models is not None or has_template)
         given = {} if judge_client is None else {"judge_client": judge_client}
         given |= {} if judge_prompt == judging.DEFAULT_JUDGE_PROMPT else {"judge_prompt": judge_prompt}
         kwargs = rename(kwargs | given, JUDGE_PARAMETERS, type(self).__name__)
@@ -89,7 +90,7 @@ class JudgeRubric(Rubric):
         for name in ("judge", "judge_model", "judge_prompt", "judge_sampling_args"):
             self.add_class_object(name, getattr(self, name))
         self.add_class_object("judge_client", self._given_client(self.judge_model))
-        self.add_own_reward(scores and funcs is None)
+        self.add_own_reward(scores)
 
     def default_prompt(self, scores: bool) -> str:
         """The prompt of a rubric that was given none; ``scores``: it reads scores itself."""
@@ -103,7 +104,7 @@ class JudgeRubric(Rubric):
     def check_arguments(self, columns: set[str]) -> None:
         """As ``Rubric``; *raises* ConfigError also when the judge's endpoint needs a key that is not set."""
         super().check_arguments(columns)
-        if isinstance(self.judge_client, EnvironmentClient):
+        if self.functions and isinstance(self.judge_client, EnvironmentClient):
             self.judge_client.check(self.judge_models)
 
     # --- asking
@@ -191,12 +192,8 @@ class JudgeRubric(Rubric):
                 return await client.complete(request)
         except RunError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever failed, this verdict is unknown; the cause is chained
-            said = str(error) or (
-                f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else "no message"
-            )
-            kind = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: "
-            raise ScoringError(f"judge {_label(model)!r} failed: {kind}{said}", model=_label(model)) from error
+        except Exception as error:  # whatever failed, this verdict is unknown; the cause is chained
+            raise _failure(_label(model), error, limit_s) from error
 
     def _client_of(self, model: Any) -> tuple[Client, str]:
         """The client and model name of a judge; made at its first call and kept."""
@@ -205,7 +202,8 @@ class JudgeRubric(Rubric):
         return self._clients[model]
 
     def _given_client(self, model: Any) -> Any:
-        return self.judge_client[model] if isinstance(self.judge_client, Mapping) else self.judge_client
+        given = self.judge_client[model] if isinstance(self.judge_client, Mapping) else self.judge_client
+        return EnvironmentClient() if given is None else given
 
 
 class EnvironmentClient:
@@ -272,6 +270,13 @@ def _count_usage(state: Any, response: Response) -> None:
     usage = state.setdefault("usage", {})
     usage["judge_input_tokens"] = usage.get("judge_input_tokens", 0) + response.usage.prompt_tokens
     usage["judge_output_tokens"] = usage.get("judge_output_tokens", 0) + response.usage.completion_tokens
+
+
+def _failure(judge: str, error: Exception, limit_s: float | None) -> ScoringError:
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError) and limit_s is not None:
+        said = f"no answer within {limit_s:g} s"
+    return ScoringError(f"judge {judge!r} failed: {said}", model=judge)
 
 
 def _label(model: Any) -> str:

@@ -11,7 +11,6 @@ are shared by all verifiers with the same number of workers, stay warm, and end 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -19,17 +18,18 @@ import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from verifiers.clients.loops import PerLoop
-from verifiers.errors import ConfigError, ScoringError
+from verifiers.errors import ConfigError
 from verifiers.rubrics.isolation import Processes
 from verifiers.rubrics.workers import call_in_thread
 from verifiers.text import extract_boxed_answer
 
 ENGINE = "math_verify"
 MAX_MEMORY_BYTES = 2 << 30
-"""Address space of a worker process; the engine with sympy needs about a tenth of it."""
+"""What one worker process may allocate beyond what it has when the engine is imported."""
 MAX_DEFAULT_WORKERS = 8
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -69,7 +69,7 @@ class MathVerifier:
 
         *Raises* ScoringError when the worker process died or could not import the engine.
         """
-        gold, answer = _content(str(gold)), _content(answer)
+        gold, answer = _content("" if gold is None else str(gold)), _content(answer)
         if gold and gold == answer:
             return Outcome.EQUAL
         if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
@@ -121,14 +121,22 @@ def _read(engine: Any, text: str) -> list[Any]:
     return engine.parse(in_box, extraction_config=only_latex, parsing_timeout=None)
 
 
+@functools.cache
 def _bound_memory() -> None:
-    """Let the kernel refuse this process more than ``MAX_MEMORY_BYTES``: a MemoryError, which the engine survives."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not on this platform; the time limit remains
-        import resource
+    """Let the kernel refuse this process more than ``MAX_MEMORY_BYTES``: a MemoryError, which the engine survives.
 
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        wanted = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    Relative to the present, since libraries reserve address space by the number of cores. Does nothing on platforms
+    without ``/proc``; the time limit remains there.
+    """
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return
+    import resource
+
+    used = int(statm.read_text().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    wanted = used + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 @dataclass(frozen=True, slots=True)

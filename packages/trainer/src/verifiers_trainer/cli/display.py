@@ -73,6 +73,7 @@ def quiet_libraries(wanted: bool = True) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", category=UserWarning, module="peft")  # it looks for builtin models
             yield
     finally:
         transformers_logging.set_verbosity(level)

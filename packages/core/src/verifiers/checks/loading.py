@@ -1,0 +1,137 @@
+"""Builds the environment that is to be checked, twice, and looks at what building it does.
+
+Once to see whether it can be built and what it leaves in the process, a second time (when everything is imported) to
+see whether it is the same again. An ``Environment`` object that is given has been built already: its loader and
+constructor are not checked, and the report says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers import registry
+from verifiers.checks.report import Findings, place_of, raised_at, said
+from verifiers.checks.side_effects import Watch
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError, UnknownEnvironment
+
+Loader = Callable[..., Any]
+
+_CODES = (
+    (re.compile(r"two reward functions are named|two tools are called"), "duplicate-function-name"),
+    (re.compile(r"no JSON schema can be derived|annotation of the tool|\b(the|a) tool\b"), "tool-schema-not-derivable"),
+    (
+        re.compile(
+            r"arguments are passed by name|has no readable signature|\(one rollout\) and|scores a group and gets"
+        ),
+        "reward-parameter-that-cannot-be-injected",
+    ),
+)
+"""What the text of a ``ConfigError`` says is wrong. Anything else is ``not-loadable``."""
+_FIXES = {
+    "duplicate-function-name": "rename one of them: metrics and tools are told apart by their functions' names",
+    "tool-schema-not-derivable": "annotate every parameter with a JSON type, or hide it: add_tool(…, args_to_skip=[…])",
+    "reward-parameter-that-cannot-be-injected": "declare the names that the function needs, or **kwargs",
+    "not-loadable": "make load_environment return a verifiers.Environment when it is called without arguments",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The environment to check, and the one that was built the same way right after it (None: there is none)."""
+
+    name: str
+    env: Environment | None
+    again: Environment | None = None
+    is_own: bool = False
+    """Built here, so closed here."""
+
+
+def load(env_or_id: Any, findings: Findings) -> Loaded:
+    """Build what is to be checked. Raises ``UnknownEnvironment`` for an id that leads nowhere, else reports."""
+    if isinstance(env_or_id, Environment):
+        findings.note("the loader and the constructor were not checked: give the environment's id instead of an object")
+        return Loaded(env_or_id.env_id or type(env_or_id).__name__, env_or_id)
+    if isinstance(env_or_id, str):
+        name, loader = env_or_id, lambda: registry.load_environment(env_or_id)
+    elif callable(env_or_id):
+        name, loader = getattr(env_or_id, "__qualname__", type(env_or_id).__name__), env_or_id
+    else:
+        raise ConfigError(f"check_environment takes an environment or an id, not {type(env_or_id).__name__}")
+    first = _build(name, loader, findings, Watch())
+    if first is None:
+        return Loaded(name, None)
+    _check_annotations(_loader_of(env_or_id), findings)
+    watch = Watch()
+    again = _build(name, loader, findings, watch, is_second=True)
+    if watch.changed_random_state:
+        findings.warn(
+            "global-random-state",
+            "building the environment draws from the global random generator, or seeds it",
+            name,
+            "use a generator of its own: random.Random(seed)",
+        )
+    return Loaded(name, first, again, is_own=True)
+
+
+def _build(name: str, loader: Loader, findings: Findings, watch: Watch, is_second: bool = False) -> Environment | None:
+    try:
+        with watch:
+            env = loader()
+    except UnknownEnvironment:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001  an author's loader may raise anything; reported
+        _report_failure(name, error, findings, is_second)
+        return None
+    for effect in watch.effects:
+        findings.error(
+            "constructor-side-effect",
+            f"building the environment is not free of side effects: {effect}",
+            f"{name}, {effect.removeprefix('it ')}",
+            "do it at the first rollout (@vf.setup, setup_state), or give dataset= a function that reads the data",
+        )
+    if not isinstance(env, Environment):
+        _report_failure(name, TypeError(f"it returned {type(env).__name__}"), findings, is_second)
+        return None
+    return env
+
+
+def _report_failure(name: str, error: BaseException, findings: Findings, is_second: bool) -> None:
+    cause = error.__cause__ or error
+    place = raised_at(cause, name)
+    if is_second:
+        findings.error(
+            "constructor-side-effect",
+            f"building the environment a second time in one process fails: {said(cause)}",
+            place,
+            "keep what belongs to one environment on the object, not in the process",
+        )
+        return
+    code = next((code for pattern, code in _CODES if pattern.search(str(error))), "not-loadable")
+    findings.error(code, said(error), place, _FIXES[code] if isinstance(error, ConfigError) else _FIXES["not-loadable"])
+
+
+def _loader_of(env_or_id: Any) -> Loader:
+    if not isinstance(env_or_id, str):
+        return env_or_id
+    return registry._import_loader(env_or_id, registry._find(registry.parse_env_id(env_or_id)))
+
+
+def _check_annotations(loader: Loader, findings: Findings) -> None:
+    """Commands read the types of arguments off the loader's signature."""
+    try:
+        parameters = inspect.signature(loader).parameters.values()
+    except (TypeError, ValueError):  # no readable signature: nothing can be said
+        return
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if untyped := [p.name for p in named if p.annotation is p.empty]:
+        findings.warn(
+            "argument-without-type",
+            f"load_environment declares {', '.join(untyped)} without a type",
+            place_of(loader),
+            f"annotate it, for example {untyped[0]}: int = 0: commands convert and check arguments by their types",
+        )

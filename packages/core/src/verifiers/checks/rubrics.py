@@ -1,0 +1,180 @@
+"""Checks of a rubric: can its functions be called, and do their values say anything.
+
+Before a rollout: the functions and what they want. After it: the rewards that scripted (or real) answers earned. This
+module plays nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from verifiers.checks.policies import PLAIN_TEXT
+from verifiers.checks.report import Findings, place_of, raised_at
+from verifiers.dataset import Example
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError, MissingKeyError, ModelError, ScoringError
+from verifiers.parsers import MaybeThinkParser, Parser
+from verifiers.rows import error_chain
+from verifiers.rubrics import Rubric
+from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
+from verifiers.rubrics.calls import overrides
+from verifiers.rubrics.functions import RewardFunction
+from verifiers.state import State
+from verifiers.types import AssistantMessage
+
+EQUAL = 1e-12
+"""Rewards closer than this are the same."""
+_BY_DESIGN = (Parser.format_reward, MaybeThinkParser.format_reward)
+
+
+def check_functions(env: Environment, examples: Sequence[Example], findings: Findings) -> set[str]:
+    """Check what the functions want; returns the names of those that cannot be called."""
+    rubric = env.rubric
+    if not any(rubric.plan().weights.values()) and not _scores_itself(rubric):
+        findings.warn(
+            "no-reward-function",
+            "no function counts in the reward, which is 0.0 for every rollout: nothing can be measured or learned",
+            place_of(type(rubric)),
+            "give the environment rubric=vf.Rubric(funcs=[…]), with a weight other than 0",
+        )
+    columns = set.intersection(*(set(example.row) for example in examples)) if examples else set()
+    broken = _not_suppliable(rubric.functions, columns)
+    for function, parameter, available in broken:
+        findings.error(
+            "reward-parameter-that-cannot-be-injected",
+            unsupplied(function.name, parameter, available),
+            place_of(function.function),
+            f"rename {parameter!r}, give it a default, or supply it: rubric.add_class_object({parameter!r}, …)",
+        )
+    if not broken and examples:
+        try:
+            rubric.check_arguments(columns)
+        except ConfigError as error:  # a rubric with a rule of its own
+            findings.error(
+                "reward-parameter-that-cannot-be-injected",
+                str(error),
+                place_of(type(rubric)),
+                "declare what the run can supply",
+            )
+    _check_format_of_parser(env, findings)
+    return {function.name for function, _, _ in broken}
+
+
+def _scores_itself(rubric: Rubric) -> bool:
+    return overrides(rubric, Rubric, "score_rollout") or overrides(rubric, Rubric, "score_group")
+
+
+def _not_suppliable(
+    functions: Sequence[RewardFunction], columns: set[str]
+) -> list[tuple[RewardFunction, str, set[str]]]:
+    """(function, parameter, what there is) for each required parameter without a value; providers are believed."""
+    broken = []
+    for f in functions:
+        core = set(PLURAL) if f.is_group else set(SINGULAR)
+        available = core | columns | set(f.rubric.class_objects) | {"parser"}
+        provided = f.rubric.group_score_object_providers if f.is_group else f.rubric.score_object_providers
+        if not provided:
+            broken += [(f, parameter, available) for parameter in f.parameters.missing(available)]
+    return broken
+
+
+def _check_format_of_parser(env: Environment, findings: Findings) -> None:
+    parser = env.parser
+    if getattr(type(parser), "format_reward", None) in _BY_DESIGN and not overrides(
+        parser, Parser, "get_format_reward_func"
+    ):
+        return
+    try:
+        earned = parser.get_format_reward_func()([AssistantMessage(PLAIN_TEXT)])
+    except Exception as error:  # noqa: BLE001  an author's parser may raise anything; it is reported
+        findings.error(
+            "hook-raises-or-returns-a-wrong-type",
+            f"the parser's format reward raised {type(error).__name__}: {error}",
+            raised_at(error, place_of(type(parser))),
+            "a parser never raises for what a model wrote: return 0.0",
+        )
+        return
+    if isinstance(earned, int | float) and earned > 0:
+        _plain_text_earns(f"the format reward of {type(parser).__name__}", earned, place_of(type(parser)), findings)
+
+
+def _plain_text_earns(what: str, earned: float, place: str, findings: Findings) -> None:
+    findings.warn(
+        "plain-text-earns-format-reward",
+        f"{what} gives {earned:g} to {PLAIN_TEXT!r}, which has no format at all",
+        place,
+        "return 0.0 when the format is absent, else not answering pays",
+    )
+
+
+# --- after the rollouts ---------------------------------------------------------------------------------------------
+
+
+def check_rewards(env: Environment, states: Sequence[State], is_scripted: bool, findings: Findings) -> None:
+    """Check the rewards of finished rollouts as a whole."""
+    rewards = [float(state["reward"]) for state in states if _is_known(state["reward"])]
+    place = place_of(type(env.rubric)) if len(env.rubric.functions) != 1 else place_of(env.rubric.functions[0].function)
+    if outside := [reward for reward in rewards if abs(reward) > 1 + EQUAL]:
+        findings.warn(
+            "reward-outside-range",
+            f"rewards reach {max(outside, key=abs):g}, outside [-1, 1]",
+            place,
+            "scale the functions or their weights: thresholds and learning rates assume rewards of about this size",
+        )
+    counts = any(function.weight for function in env.rubric.functions) or _scores_itself(env.rubric)
+    if counts and len(rewards) > 1 and max(rewards) - min(rewards) <= EQUAL:
+        tried = "silence, plain text, an echo and the row's answer in the expected format" if is_scripted else "all"
+        findings.warn(
+            "constant-reward",
+            f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: groups without a difference "
+            "teach nothing",
+            place,
+            "make the reward tell good answers from bad ones; for a task that is just hard, try client= with a model",
+        )
+
+
+def check_format_rewards(env: Environment, plain: Sequence[State], findings: Findings) -> None:
+    """Check what functions named after the format gave to rollouts of plain text."""
+    for function in env.rubric.functions:
+        earned = [state["metrics"].get(function.name, 0.0) for state in plain]
+        if "format" in function.name and function.weight and any(value > 0 for value in earned):
+            _plain_text_earns(repr(function.name), max(earned), place_of(function.function), findings)
+
+
+def check_scoring(env: Environment, state: State, broken: set[str], findings: Findings) -> None:
+    """Report the reward functions that failed on one rollout; ``broken`` are reported already."""
+    error = state["error"]
+    functions = {function.name: function for function in env.rubric.functions}
+    failed: dict[str, ScoringError | None] = {}
+    if isinstance(error, ScoringError):
+        failed = {name: None for name in functions if math.isnan(state["metrics"].get(name, 0.0))}
+        failed[error.function or "the rubric"] = error
+    for name, cause in failed.items():
+        if name in broken:
+            continue
+        place = place_of(functions[name].function) if name in functions else place_of(type(env.rubric))
+        if cause is not None and _needs_somebody(cause):
+            findings.warn(
+                "reward-not-known-here",
+                f"{cause}",
+                place,
+                "run the check with the keys and endpoints that the function asks",
+            )
+            continue
+        innermost = cause.__cause__ if cause is not None else None
+        findings.error(
+            "reward-function-fails",
+            str(cause) if cause is not None else f"reward function {name!r} fails too, so its value is unknown",
+            raised_at(innermost, place) if innermost is not None else place,
+            "return a finite number for every completion, also for one that is empty or has no answer",
+        )
+
+
+def _needs_somebody(error: BaseException) -> bool:
+    return any(isinstance(link, ModelError | MissingKeyError | ConfigError) for link in error_chain(error))
+
+
+def _is_known(reward: Any) -> bool:
+    return isinstance(reward, int | float) and math.isfinite(reward)

@@ -1,0 +1,89 @@
+"""What building an environment leaves behind in the process: threads, signal handlers, connections, random state.
+
+``Watch`` is a context manager; after the block ``effects`` says in words what happened inside. Network use is seen
+through one audit hook, which Python cannot remove again: it is installed by the first watch and does nothing while
+nobody watches. What other threads of the process do meanwhile is not counted, what new threads do is.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+from typing import Any
+
+NETWORK_EVENTS = frozenset(("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto"))
+HARMLESS_THREADS = ("tqdm",)
+"""Packages whose helper threads are no effect of the environment."""
+
+_watches: list[Watch] = []
+_install_once = threading.Lock()
+_installed: list[bool] = []
+
+
+class Watch:
+    """``with Watch() as watch: …``, then ``watch.effects``."""
+
+    def __init__(self) -> None:
+        self.effects: list[str] = []
+        self.changed_random_state = False
+        self._contacts: dict[str, None] = {}
+
+    def __enter__(self) -> Watch:
+        _install()
+        self._threads = set(threading.enumerate())
+        self._foreign = {thread.ident for thread in self._threads} - {threading.get_ident()}
+        self._handlers = _signal_handlers()
+        self._random = _random_state()
+        _watches.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _watches.remove(self)
+        new = [t for t in threading.enumerate() if t not in self._threads and t.is_alive() and not _is_harmless(t)]
+        self.effects += [f"it starts the thread {thread.name!r}" for thread in new]
+        for number, handler in _signal_handlers().items():
+            if handler is not self._handlers[number]:
+                self.effects.append(f"it installs a handler of {signal.Signals(number).name}")
+        self.effects += [f"it uses the network ({contact})" for contact in self._contacts]
+        self.changed_random_state = _random_state() != self._random
+
+    def saw(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Called by the audit hook on the thread that does it."""
+        if threading.get_ident() in self._foreign:
+            return
+        address = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
+        if event == "socket.getaddrinfo" or isinstance(address, tuple):  # a path is a local socket
+            host = address if event == "socket.getaddrinfo" else address[0]
+            self._contacts[f"{event.partition('.')[2]} {host}"] = None
+
+
+def _install() -> None:
+    with _install_once:
+        if not _installed:
+            sys.addaudithook(_hook)
+            _installed.append(True)
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watches and event in NETWORK_EVENTS:
+        for watch in list(_watches):
+            watch.saw(event, arguments)
+
+
+def _signal_handlers() -> dict[int, Any]:
+    return {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _is_harmless(thread: threading.Thread) -> bool:
+    return type(thread).__module__.partition(".")[0] in HARMLESS_THREADS
+
+
+def _random_state() -> tuple[Any, ...]:
+    """The state of the global generators, in a form that compares."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return (random.getstate(),)
+    name, keys, *rest = numpy.random.get_state()
+    return (random.getstate(), name, keys.tobytes(), *rest)

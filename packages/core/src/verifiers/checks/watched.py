@@ -1,0 +1,87 @@
+"""Runs a coroutine on a thread of its own and notices when its event loop does not turn any more.
+
+A synchronous hook that never returns cannot be stopped in Python. The thread is left behind then (it is a daemon), and
+the caller is told where it hangs. This module knows nothing of environments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any
+
+from verifiers.dual import CLEANUP_S, run_in_private_loop
+
+LOOK_EVERY_S = 0.2
+
+
+class Hanging(Exception):
+    """The loop did not turn for the given time; ``frame`` is where its thread is."""
+
+    def __init__(self, frame: FrameType | None):
+        super().__init__("the event loop is held")
+        self.frame = frame
+
+
+def run_watched(work: Callable[[], Coroutine[Any, Any, None]], is_watched: Callable[[], bool], limit_s: float) -> None:
+    """Run ``work()`` to its end; what it raises is raised here.
+
+    Raises ``Hanging`` when the loop does not turn for ``limit_s`` seconds while ``is_watched()`` holds.
+    """
+    thread = _LoopThread(work)
+    thread.start()
+    turned = time.monotonic()
+    try:
+        while thread.is_alive():
+            thread.turned.clear()
+            thread.poke()
+            thread.join(LOOK_EVERY_S)
+            if thread.turned.is_set() or not is_watched():
+                turned = time.monotonic()
+            elif time.monotonic() - turned > limit_s:
+                raise Hanging(sys._current_frames().get(thread.ident or 0))
+    except Hanging:
+        raise
+    except BaseException:
+        thread.cancel()
+        thread.join(CLEANUP_S)
+        raise
+    if thread.failure is not None:
+        raise thread.failure
+
+
+class _LoopThread(threading.Thread):
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]):
+        super().__init__(name="verifiers-check", daemon=True)
+        self.turned = threading.Event()
+        self.failure: BaseException | None = None
+        self._work, self._caller = work, contextvars.copy_context()
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
+
+    def run(self) -> None:
+        try:
+            self._caller.run(run_in_private_loop, self._work, self._begun)
+        except BaseException as error:  # noqa: BLE001  carried to the calling thread and raised there
+            self.failure = error
+
+    def _begun(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+        self._running = loop, task
+
+    def poke(self) -> None:
+        """Ask the loop to say that it turns."""
+        self._ask(self.turned.set)
+
+    def cancel(self) -> None:
+        if self._running is not None:
+            self._ask(self._running[1].cancel)
+
+    def _ask(self, action: Callable[[], Any]) -> None:
+        if self._running is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the work has ended meanwhile
+                self._running[0].call_soon_threadsafe(action)

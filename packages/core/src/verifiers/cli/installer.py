@@ -1,0 +1,143 @@
+"""The Python installer: ``uv pip`` where uv is there, else ``pip``, always into the environment of this interpreter.
+
+Every command it makes names ``verifiers`` at its own version, so that a package which asks for another one is refused
+by the installer instead of replacing the library that is running. What to install, ``install_sources`` says.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import importlib_metadata
+
+from verifiers.errors import ConfigError, RunError
+
+MAX_LAST_LINES = 15
+"""Lines of a failed installer that its error shows."""
+_OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An installer that came to its end."""
+
+    command: Sequence[str]
+    code: int
+    last_lines: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        """What it said last, as one line without the frames that uv draws."""
+        return " ".join(re.sub(r"[│╰├─▶×]", " ", " ".join(self.last_lines)).split())
+
+    def lacks(self, distribution: str) -> bool:
+        """Whether it failed because no index has the distribution, or not in the version asked for."""
+        name = re.escape(distribution)
+        return self.code != 0 and bool(
+            re.search(rf"\b{name} was not found in|there (is|are) no versions? of {name}\b", self.text)
+            or re.search(rf"No matching distribution found for {name}\b(?!-)", self.text)
+        )
+
+    def check(self) -> None:
+        """Raises: ``RunError`` with its last lines when it failed."""
+        if self.code:
+            said = "\n  ".join(self.last_lines) or "nothing"
+            raise RunError(f"{shown(self.command)}\nended with exit code {self.code} and said:\n  {said}")
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """How to call the installer: ``Installer(("uv", "pip", "install", "--python", "python3"), is_uv=True)``."""
+
+    prefix: tuple[str, ...]
+    is_uv: bool
+
+    def install(self, *requirements: str, upgrade: str | None = None) -> list[str]:
+        """The command that installs ``requirements``.
+
+        ``upgrade``: a distribution to take in its newest state; the others stay as they are where they fit.
+        """
+        flags: list[str] = []
+        if upgrade:
+            flags = ["--upgrade-package", upgrade, "--reinstall-package", upgrade] if self.is_uv else ["--upgrade"]
+        return [*self.prefix, *flags, *requirements, *_this_library()]
+
+    def install_alone_from(self, index_url: str, requirement: str, upgrade: bool) -> list[str]:
+        """The command that takes one package from one index and from nowhere else; its dependencies come later."""
+        only = ["--no-config", "--default-index"] if self.is_uv else ["--isolated", "--index-url"]
+        return [*self.prefix, "--no-deps", *only, index_url, *(["--upgrade"] if upgrade else []), requirement]
+
+    def unpack(self, requirement: str, folder: str) -> list[str]:
+        """The command that unpacks a wheel into ``folder``; no code of it is run."""
+        return [*self.prefix, "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
+
+
+def find_installer() -> Installer:
+    """uv, else pip. Raises: ``ConfigError`` when there is neither."""
+    if shutil.which("uv"):
+        return Installer(("uv", "pip", "install", "--python", sys.executable), is_uv=True)
+    if importlib.util.find_spec("pip"):
+        return Installer((sys.executable, "-m", "pip", "install"), is_uv=False)
+    raise ConfigError(f"there is neither uv on the path nor pip in {sys.executable}; install one of them")
+
+
+def run(command: Sequence[str], *, aloud: bool, one_index: bool = False) -> Finished:
+    """Run an installer to its end. ``aloud``: pass its lines on to stderr; ``one_index``: without other indexes."""
+    lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=_environment(one_index),
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if aloud:
+                    print(line, end="", file=sys.stderr, flush=True)
+                if line.strip():
+                    lines.append(without_passwords(line.rstrip()))
+        except BaseException:
+            process.terminate()
+            raise
+    return Finished(command, process.returncode, tuple(lines))
+
+
+def shown(command: Sequence[str]) -> str:
+    """The command as it can be pasted into a shell, without passwords."""
+    return without_passwords(shlex.join(command))
+
+
+def without_passwords(text: str) -> str:
+    """The text with the password of each URL replaced.
+
+    >>> without_passwords("https://me:secret@host/simple")
+    'https://me:***@host/simple'
+    """
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def _this_library() -> list[str]:
+    try:
+        return [f"verifiers=={importlib_metadata.version('verifiers')}"]
+    except importlib_metadata.PackageNotFoundError:  # run from its source folder
+        return []
+
+
+def _environment(one_index: bool) -> Mapping[str, str]:
+    plain = {**os.environ, "NO_COLOR": "1"}
+    return {name: value for name, value in plain.items() if not (one_index and name in _OTHER_INDEXES)}

@@ -1,0 +1,117 @@
+"""The files of a new environment package, as text: templates with a few names put in.
+
+A template is a folder below ``templates/environment``: a README, a test, and a package of several modules. The
+single-module form of the package is made from the same files, by joining the modules. Pure: reads the shipped
+templates, writes nothing, looks at no other file (``cli.init`` does).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.resources
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from verifiers.errors import ConfigError
+from verifiers.registry import normalize_name, parse_env_id
+
+TEMPLATES = {
+    "single": "Questions with a short answer: a single-turn environment for verifiers that plays offline.",
+    "multi": "Guess a number: a multi-turn environment for verifiers that plays offline.",
+    "tool": "Questions about a shop: an environment with tools for verifiers that plays offline.",
+}
+"""The templates by name, with the summary of the package each one makes."""
+
+MODULES = ("data", "rewards")
+"""The modules beside ``__init__`` of a package, in the order in which they are joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The spellings of an environment's name: ``Names("word-game")`` is the package ``vf_word_game``."""
+
+    id: str
+
+    @property
+    def module(self) -> str:
+        """The import name."""
+        return f"vf_{self.underscored}"
+
+    @property
+    def underscored(self) -> str:
+        """The id as a part of Python names."""
+        return self.id.replace("-", "_")
+
+
+def parse_name(text: str) -> Names:
+    """The names of a new environment: the id's grammar, folded, without a leading ``vf-``.
+
+    Raises: ``ConfigError`` for a name with an owner, a version, or other characters.
+
+    >>> parse_name("vf-Custom_Environment").id
+    'custom-environment'
+    """
+    rule = (
+        f"{text!r} cannot be the name of an environment: use ASCII letters, digits, '-', '_' and '.', beginning and "
+        "ending with a letter or digit, at most 100 of them"
+    )
+    try:
+        parts = parse_env_id(text)
+    except ValueError:
+        raise ConfigError(rule) from None
+    if parts.owner or parts.version:
+        raise ConfigError(f"{text!r}: a new environment has neither owner nor version; name it {parts.name!r}")
+    name = normalize_name(parts.name).removeprefix("vf-")
+    if not name or name.startswith("-") or name.endswith("-"):
+        raise ConfigError(rule)
+    return Names(name)
+
+
+def render(
+    names: Names, template: str, *, folder: str, multi_file: bool = False, tests: bool = True, member: bool = False
+) -> dict[str, str]:
+    """Text of every file by its path inside the package's folder.
+
+    ``folder`` is how the README calls that folder. ``member``: the package belongs to the workspace that ``verifiers``
+    itself is in, takes it from there and has its licence; anywhere else the author chooses one.
+    """
+    values = {
+        "id": names.id,
+        "module": names.module,
+        "folder": folder,
+        "summary": TEMPLATES[template],
+        "license": 'license = "Apache-2.0"\n' if member else "",
+        "sources": "\n[tool.uv.sources]\nverifiers = { workspace = true }\n" if member else "",
+    }
+    modules = {name: _filled(f"{template}/package/{name}.py", values) for name in ("__init__", *MODULES)}
+    if not multi_file:
+        modules = {"__init__": join_modules(modules)}
+    files = {"pyproject.toml": _filled("common/pyproject.toml", values)}
+    files |= {f"src/{names.module}/{name}.py": text for name, text in modules.items()}
+    files[f"src/{names.module}/py.typed"] = ""
+    files["README.md"] = _filled(f"{template}/README.md", values)
+    if tests:
+        files[f"tests/test_{names.underscored}.py"] = _filled(f"{template}/test.py", values)
+    return files
+
+
+def join_modules(modules: Mapping[str, str]) -> str:
+    """``__init__`` with the bodies of its sibling modules in the place of the lines that import from them."""
+    own = "".join(line for line in modules["__init__"].splitlines(keepends=True) if not line.startswith("from ."))
+    rest = _below_imports(own)
+    head = own[: len(own) - len(rest)].rstrip()
+    bodies = "\n\n\n".join([*(_below_imports(modules[name]).rstrip() for name in MODULES), rest])
+    return f"{head}\n\n{bodies}"
+
+
+def _below_imports(source: str) -> str:
+    """What follows the docstring and the imports at the top of a module."""
+    statements = ast.parse(source).body
+    first = next(s for s in statements if not isinstance(s, ast.Expr | ast.Import | ast.ImportFrom))
+    return "".join(source.splitlines(keepends=True)[first.lineno - 1 :])
+
+
+def _filled(path: str, values: Mapping[str, str]) -> str:
+    template = importlib.resources.files("verifiers") / "templates" / "environment" / f"{path}.tmpl"
+    return string.Template(template.read_text(encoding="utf-8")).substitute(values)

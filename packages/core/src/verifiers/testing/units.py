@@ -1,0 +1,72 @@
+"""For unit tests of reward functions and hooks: a finished state in one line, and one rollout in one call.
+
+    state = make_state("2 + 2?", "4", answer="4")
+    assert rubric.score_rollout_sync(state)["reward"] == 1.0
+
+    state = run_rollout_sync(env, ScriptedClient(["4"]))
+    assert state["stop_condition"] == "max_turns_reached"
+
+Nothing here needs a model. What ``run_rollout_sync`` plays is what a run plays, without a journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verifiers.dual import blocking
+from verifiers.environments.base import Environment
+from verifiers.errors import DatasetError
+from verifiers.messages import normalize_messages
+from verifiers.state import State, TrajectoryStep
+from verifiers.types import AssistantMessage, Messages, Response
+
+
+def make_state(prompt: Any, completion: Any, answer: Any = "", *, message_type: str = "chat", **keys: Any) -> State:
+    """The state of a finished rollout, not scored yet, with one step per assistant message.
+
+    Text as ``prompt`` is one user message, text as ``completion`` one assistant message; with
+    ``message_type="completion"`` both are kept as text. ``keys`` are set on the state; those that are none of its own
+    keys count as columns of the row, which reward functions may ask for by name.
+
+    >>> state = make_state("2 + 2?", "4", answer="4", difficulty="easy")
+    >>> state["completion"], state["turn"], state["input"]["difficulty"]
+    ([{'role': 'assistant', 'content': '4'}], 1, 'easy')
+    """
+    asked = normalize_messages(prompt, message_type)
+    if message_type == "chat" and isinstance(completion, str):
+        completion = AssistantMessage(completion)
+    said = normalize_messages(completion, message_type)
+    fields = {"is_completed": True, "completion": said, "trajectory": _steps(asked, said), **keys}
+    return State(prompt=asked, answer=answer, **fields)
+
+
+def _steps(prompt: Messages, completion: Messages) -> list[TrajectoryStep]:
+    if isinstance(completion, str):
+        return [TrajectoryStep(prompt, completion, Response(AssistantMessage(completion)))]
+    steps: list[TrajectoryStep] = []
+    for place, message in enumerate(completion):
+        if message.role == "assistant":
+            before = [*prompt, *completion[:place]]
+            previous = steps[-1] if steps else None
+            steps.append(TrajectoryStep(before, [message], Response(message), previous=previous))
+    return steps
+
+
+def run_rollout_sync(env: Environment, client: Any, row: Mapping[str, Any] | None = None) -> State:
+    """The state of one rollout, played and scored; blocks, also under a running event loop.
+
+    ``row``: a dataset row (``{"question": …, "answer": …}``); default: the first training row, else evaluation row.
+    What went wrong in the rollout is in ``state["error"]``. Raises ``DatasetError`` when there is no row.
+    """
+    if row is None:
+        table = env.train_table if env.train_table is not None else env.eval_table
+        if not len(table):
+            raise DatasetError("the environment has no rows; give row={'question': …, 'answer': …}")
+        row = table[0].row
+    given = row
+
+    async def play() -> State:
+        return await env.run_rollout(given, client, getattr(client, "model", None) or "scripted", score=True)
+
+    return blocking(play)

@@ -1,0 +1,167 @@
+"""The pure part of judging: templates stay literal, fences hold, a verdict is the judge's own last score."""
+
+import time
+
+import pytest
+
+from verifiers.errors import ConfigError, ScoringError
+from verifiers.rubrics import judging
+from verifiers.rubrics.judging import fence_for, fill_template, read_score
+from verifiers.types import AssistantMessage, ToolCall, UserMessage
+
+TEN = (0.0, 10.0)
+HOSTILE = [
+    "{0.__class__.__mro__}",
+    "{question.__class__}",
+    "{answer} {response} {{answer}}",
+    "%s %(answer)s %d",
+    "$answer ${answer}",
+    r"\1 \g<0> \g<question>",
+    "}{ {{{ }}} {",
+    "\x1b[2J\u2028\ud800",
+]
+
+
+# --- questions
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("slot", ["question", "answer", "response"])
+def test_what_is_filled_in_stays_as_it_is(value, slot):
+    values = {"question": "q", "answer": "a", "response": "r"} | {slot: value}
+    filled = fill_template("Q {question}\nA {answer}\nR {response}", values)
+    assert filled == f"Q {values['question']}\nA {values['answer']}\nR {values['response']}"
+
+
+def test_the_twins_format_and_replace_read_what_a_model_wrote():
+    class Answer(str):
+        secret = "leaked"
+
+    hostile = "{answer.secret}"
+    assert hostile.format(answer=Answer()) == "leaked"
+    assert fill_template(hostile, {"answer": Answer("x")}) == hostile
+
+    slots = {"response": "{answer}", "answer": "42"}
+    one_after_another = "{response}"
+    for name, value in slots.items():
+        one_after_another = one_after_another.replace(f"{{{name}}}", value)
+    assert one_after_another == "42"  # the response has obtained the reference answer
+    assert fill_template("{response}", slots) == "{answer}"
+
+
+@pytest.mark.parametrize(
+    ("template", "filled"),
+    [
+        ("{{answer}}", "{answer}"),
+        ("{{{answer}}}", "{4}"),
+        ('{{"score": 1}}', '{"score": 1}'),
+        ('{"score": {answer}}', '{"score": 4}'),
+        ("{unknown} { } {} {0} {answer!r} {answer:>9}", "{unknown} { } {} {0} {answer!r} {answer:>9}"),
+    ],
+)
+def test_braces_of_a_template(template, filled):
+    assert fill_template(template, {"answer": "4"}) == filled
+
+
+def test_slots_are_the_names_in_single_braces():
+    assert judging.slots_in(judging.DEFAULT_JUDGE_PROMPT) == {"fence", "question", "answer", "response"}
+    assert "score_range" in judging.slots_in(judging.DEFAULT_SCORE_PROMPT)
+
+
+@pytest.mark.parametrize("run", ["", "`", "```", "`" * 40, "text ``` text ````` text"])
+def test_a_fence_is_longer_than_any_run_in_the_texts(run):
+    fence = fence_for(["", run])
+    assert len(fence) >= 3
+    assert fence not in run
+
+
+def test_values_and_conversations_as_text():
+    assert [judging.value_text(value) for value in (None, "x", 4, ["a", {"b": 1}])] == ["", "x", "4", '["a", {"b": 1}]']
+    call = AssistantMessage("let me look", tool_calls=[ToolCall("1", "search", '{"q": 1}')])
+    assert judging.whole_text("plain") == "plain"
+    assert judging.whole_text([UserMessage("only")]) == "only"
+    assert judging.whole_text([call, UserMessage("two")]) == 'assistant: let me look\n-> search({"q": 1})\n\nuser: two'
+    assert judging.whole_text(None) == ""
+
+
+# --- verdicts
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<score>7</score>", 7.0),
+        ("<score>\n 7.5 \n</score> done.", 7.5),
+        ("It wrote <score>10</score>. I give\n<SCORE>2</SCORE>", 2.0),
+        ("<score>8/10</score>", 8.0),
+        ("<score>8 out of 10</score>", 8.0),
+        ("<score>.5</score>", 0.5),
+        ("<score><score>3</score>", 3.0),
+    ],
+)
+def test_the_last_score_is_the_verdict(text, score):
+    assert read_score(text, TEN) == score
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "gave no"),
+        ("8", "gave no"),
+        ("<score>8", "gave no"),
+        ("8</score>", "gave no"),
+        ("</score>8<score>", "gave no"),
+        ('{"score": 10}', "gave no"),
+        ("It wrote <score>10</score>. My verdict: <score>", "not closed"),
+        ("<score></score>", "one number"),
+        ("<score>8 or 9</score>", "one number"),
+        ("<score>8/9</score>", "one number"),
+        ("<score>nan</score>", "one number"),
+        ("<score>1e1</score>", "one number"),
+        ("<score>٣</score>", "one number"),
+        (f"<score>{'9' * 5000}</score>", "one number"),
+        ("<score>11</score>", "outside 0 to 10"),
+        ("<score>-1</score>", "outside 0 to 10"),
+    ],
+)
+def test_anything_else_is_no_verdict(text, says):
+    with pytest.raises(ScoringError, match=says):
+        read_score(text, TEN)
+
+
+def test_without_a_range_any_number_is_a_verdict():
+    assert read_score("<score>-250.5</score>", None) == -250.5
+    assert judging.normalised(-250.5, None) == -250.5
+    assert judging.normalised(7.5, TEN) == 0.75
+    assert judging.normalised(1.0, (1.0, 5.0)) == 0.0
+
+
+def test_reading_takes_time_linear_in_the_text():
+    begun = time.perf_counter()
+    for text in ("<score>" * 150_000, "<score>1" * 120_000 + "</score>", "`{" * 500_000, "</score>" * 120_000):
+        with pytest.raises(ScoringError):
+            read_score(text + "<score>", TEN)
+        fence_for([text])
+        fill_template(text, {"answer": "4"})
+    assert time.perf_counter() - begun < 2.0
+
+
+# --- combining
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("mean", 0.5), ("median", 0.5), ("min", 0.0), ("max", 1.0), ("majority", 1.0)]
+)
+def test_aggregations(name, value):
+    values = {"majority": [1.0, 0.0, 1.0], "median": [0.0, 0.5, 1.0]}.get(name, [1.0, 0.0])
+    assert judging.checked_aggregation(name)(values) == value
+
+
+def test_settings_that_cannot_be_used_are_refused():
+    with pytest.raises(ConfigError, match="did you mean"):
+        judging.checked_aggregation("medain")
+    for wrong in [(1.0, 1.0), (2.0, 1.0), (0.0,), 5, ("a", "b"), (0.0, float("inf"))]:
+        with pytest.raises(ConfigError, match="score_range"):
+            judging.checked_score_range(wrong)
+    assert judging.checked_score_range([0, 5]) == (0.0, 5.0)
+    assert judging.checked_score_range(None) is None

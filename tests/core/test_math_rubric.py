@@ -1,0 +1,334 @@
+r"""``MathRubric`` and ``HybridMathRubric``: strict boxes, equality, killed verifications, unknown rewards, judges."""
+
+import asyncio
+import contextlib
+import importlib.util
+import math
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from verifiers.errors import ConfigError, ScoringError
+from verifiers.parsers import XMLParser
+from verifiers.rubrics import RubricGroup
+from verifiers.rubrics import math_verification as verification
+from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
+from verifiers.rubrics.math_rubric import MathRubric, boxed_answer_parser
+from verifiers.rubrics.math_verification import MathVerifier, Outcome
+from verifiers.state import State
+from verifiers.testing import ScriptedClient
+
+if importlib.util.find_spec("math_verify") is None:
+    pytest.skip("needs the extra: pip install 'verifiers[math]'", allow_module_level=True)
+
+HANGS = "9^{9^{9^{9}}}"
+SCRIPTED_ENGINE = r"""
+    import os
+    import numpy
+
+    class LatexExtractionConfig:
+        def __init__(self, **_): pass
+
+    def parse(text, **_):
+        answer = text[len("\\boxed{"):-1]
+        if answer == "dies": os._exit(9)
+        if answer == "big": numpy.zeros(3 << 30, numpy.uint8)
+        return [len(answer), answer]
+
+    def verify(gold, answer, **_):
+        while "hangs" in (gold[1], answer[1]): pass
+        return gold[0] == answer[0]
+
+    def own_time_out_in_a_thread(engine):
+        import threading
+        said = []
+        def work():
+            try: said.append(str(engine.parse("$4$", parsing_timeout=5)))
+            except ValueError as error: said.append(str(error))
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return said
+"""
+
+
+class LoopInAThread:
+    """One event loop, off the main thread, whose worker processes stay warm for the module's tests."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def run(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def score(self, rubric, *states):
+        async def work():
+            await asyncio.gather(*(rubric.score_rollout(state) for state in states))
+
+        self.run(work())
+        return [state["reward"] for state in states]
+
+    def close(self):
+        self.run(self.loop.shutdown_asyncgens())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def aside():
+    with contextlib.closing(LoopInAThread()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("engines")
+    (made / "scripted_engine.py").write_text(textwrap.dedent(SCRIPTED_ENGINE))
+    (made / "broken_engine.py").write_text("import no_such_part_of_it\n")
+    return made
+
+
+@pytest.fixture
+def scripted(folder, monkeypatch):
+    """An engine that hangs, dies or takes memory on command, in place of math-verify."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(verification, "ENGINE", "scripted_engine")
+    yield MathRubric(timeout_seconds=0.6, max_workers=2)
+    sys.modules.pop("scripted_engine", None)
+
+
+def maths(**given):
+    return MathRubric(**{"max_workers": 1} | given)
+
+
+def state_of(text, answer="4"):
+    return State(
+        prompt=[{"role": "user", "content": "2+2"}], completion=[{"role": "assistant", "content": text}], answer=answer
+    )
+
+
+def boxed(answer, gold="4"):
+    return state_of(rf"so it is \boxed{{{answer}}}.", gold)
+
+
+# --- equality
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "reward"),
+    [
+        ("4", "4", 1.0),
+        ("4", "5", 0.0),
+        ("1000", "1{,}000", 1.0),
+        (r"\frac{1}{2}", "0.5", 1.0),
+        ("1/2", r"\dfrac{2}{4}", 1.0),
+        ("0.5", "50\\%", 1.0),
+        (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", 1.0),
+        ("$x^2-1$", "(x-1)(x+1)", 1.0),
+        ("(1, 2)", "(1,2)", 1.0),
+        ("(1, 2)", "(2,1)", 0.0),
+        (r"\{1, 2\}", r"\{2, 1\}", 1.0),
+        (r"\text{blue}", r"\text{red}", 0.0),
+        ("7", r"7 \text{ cm}", 1.0),
+        (7, "7", 1.0),
+        ("4", "4, 5", 0.0),
+        ("4", r"4 \text{ or } 5", 0.0),
+        ("4", "{" * 40 + "4", 0.0),
+        ("4", "__import__('os').getpid()", 0.0),
+    ],
+)
+def test_answers_are_equal_when_the_mathematics_is(aside, gold, answer, reward):
+    state = state_of(rf"so it is \boxed{{{answer}}}.", gold)
+    assert aside.score(maths(), state) == [reward]
+    assert state["metrics"] == {"correct_answer": reward, "math_verify_timeouts": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("4", 0.0),
+        ("The answer is 4", 0.0),
+        (r"\boxed{4} no, \boxed{5}", 0.0),
+        (r"\boxed{5} no, \boxed{4}", 1.0),
+        (r"<think>\boxed{4}</think>I do not know", 0.0),
+        (r"<think>\boxed{5}</think>\boxed{4}", 1.0),
+        (r"\boxed{4", 0.0),
+        (r"\boxed{}", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_only_the_last_box_after_the_thinking_counts(aside, text, reward):
+    assert aside.score(maths(), state_of(text)) == [reward]
+
+
+def test_the_twin_a_lenient_parser_takes_unboxed_text(aside):
+    lenient = XMLParser(["answer"])
+    assert aside.score(maths(parser=lenient), state_of("<answer>4</answer>")) == [1.0]
+    assert boxed_answer_parser().parse_answer("<answer>4</answer>") == ""
+
+
+def test_own_functions_stand_beside_it(aside):
+    def brief(completion):
+        return float(len(completion[-1]["content"]) < 20)
+
+    rubric = maths(funcs=[brief], weights=[0.5])
+    assert rubric.get_reward_func_names() == ["brief", "correct_answer"]
+    assert aside.score(rubric, state_of(r"\boxed{4}")) == [1.5]
+    assert aside.score(RubricGroup([rubric, maths()]), state_of(r"\boxed{4}")) == [2.5]
+
+
+def test_text_and_integers_are_compared_without_a_process(aside, scripted):
+    async def compared(pairs):
+        pool = verification._pools(5).here()
+        verifier = MathVerifier(max_workers=5)
+        return [await verifier.compare(*pair) for pair in pairs], len(pool.processes._idle)
+
+    outcomes, num_processes = aside.run(
+        compared([("4", "5"), ("+04", "4"), (r"\frac{1}{2}", r"\frac{1}{2}"), ("@@", "@@")])
+    )
+    assert outcomes == [Outcome.DIFFERENT, Outcome.EQUAL, Outcome.EQUAL, Outcome.EQUAL]
+    assert num_processes == 0
+    assert aside.run(compared([("0.5", "1/2")])) == ([Outcome.EQUAL], 1)  # the twin: this one needs it
+
+
+def test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not(aside, folder, monkeypatch):
+    assert aside.score(maths(), boxed("1/2", "0.5")) == [1.0]  # the loop of these tests is not in the main thread
+    assert "math_verify" not in sys.modules
+    monkeypatch.syspath_prepend(str(folder))
+    from scripted_engine import own_time_out_in_a_thread
+
+    async def twin():
+        processes = verification._pools(1).here().processes
+        engine = verification._ImportedThere("math_verify")
+        return await asyncio.to_thread(processes.call, own_time_out_in_a_thread, {"engine": engine}, 10.0, "twin")
+
+    assert "signal" in aside.run(twin())[0]
+
+
+# --- what does not end
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_counted(aside, scripted):
+    slow, good = boxed("hangs"), boxed("x")
+    assert aside.score(scripted, slow, good) == [0.0, 1.0]
+    assert [state["metrics"]["math_verify_timeouts"] for state in (slow, good)] == [1.0, 0.0]
+    assert slow["error"] is None
+
+
+def test_a_gold_answer_that_takes_too_long_is_not_the_models_doing(aside, scripted):
+    state = boxed("x", "hangs")
+    assert math.isnan(aside.score(scripted, state)[0])
+    assert "cannot be read" in str(state["error"])
+
+
+def test_a_worker_that_dies_makes_the_reward_unknown_and_the_next_is_unaffected(aside, scripted):
+    state = boxed("dies")
+    assert math.isnan(aside.score(scripted, state)[0])
+    assert "died" in str(state["error"])
+    assert aside.score(scripted, boxed("x")) == [1.0]
+
+
+def test_a_worker_has_a_bound_on_its_memory(aside, scripted):
+    state = boxed("big")
+    assert math.isnan(aside.score(scripted, state)[0])
+    assert "MemoryError" in str(state["error"])
+    assert len(np.zeros(3 << 30, np.uint8)) == 3 << 30  # the twin: without the bound (the pages are never touched)
+
+
+def test_the_real_engine_is_killed_too(aside):
+    begun = time.monotonic()
+    assert aside.score(maths(timeout_seconds=0.5), boxed(HANGS), boxed(r"\frac{8}{2}")) == [0.0, 1.0]
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("gold", ["", "not readable @@@", r"\frac{", "}{", None])
+def test_a_gold_answer_nobody_can_read_makes_the_reward_unknown(aside, gold):
+    state = boxed("x", gold)
+    assert math.isnan(aside.score(maths(), state)[0])
+    assert isinstance(state["error"], ScoringError)
+    assert state["error"].function == "correct_answer"
+    assert aside.score(maths(), state_of("no box", gold)) == [0.0]
+
+
+def test_answers_longer_than_the_bound_are_wrong_without_a_process(aside):
+    rubric = maths(max_verify_chars=5)
+    assert aside.score(rubric, state_of(r"\boxed{1+1+1+1}")) == [0.0]
+    assert aside.score(maths(), state_of(r"\boxed{1+1+1+1}")) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "given", [{"timeout_seconds": 0}, {"timeout_seconds": math.nan}, {"max_workers": 0}, {"timeout_second": 3}]
+)
+def test_settings_that_cannot_be_used_are_refused(given):
+    with pytest.raises(ConfigError):
+        MathRubric(**given)
+
+
+def test_without_the_extra_the_constructor_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(verification, "ENGINE", "math_verify_is_not_here")
+    with pytest.raises(ConfigError, match=r"pip install 'verifiers\[math\]'"):
+        MathRubric()
+
+
+def test_a_broken_install_shows_its_own_error(aside, folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(verification, "ENGINE", "broken_engine")
+    state = boxed("1/2")
+    aside.score(maths(), state)
+    assert "No module named 'no_such_part_of_it'" in str(state["error"])
+
+
+# --- rules, then a judge
+
+
+def hybrid(reply):
+    client = ScriptedClient([reply])
+    return client, HybridMathRubric(judge_client=client, judge_model="j", max_workers=1)
+
+
+def test_what_the_rules_accept_asks_no_judge(aside):
+    client, rubric = hybrid("<score>0</score>")
+    state = state_of(r"\boxed{\frac{8}{2}}")
+    assert aside.score(rubric, state) == [1.0]
+    assert not client.requests
+    assert state["metrics"] == {"math_verify_timeouts": 0.0, "math_verify_score": 1.0, "correct_answer": 1.0}
+
+
+@pytest.mark.parametrize(("reply", "reward"), [("<score>1</score>", 1.0), ("It differs. <score>0</score>", 0.0)])
+@pytest.mark.parametrize("gold", ["2", "four, in words: @@"])
+def test_where_the_rules_say_no_the_judge_decides(aside, reply, reward, gold):
+    client, rubric = hybrid(reply)
+    state = state_of(r"the answer is \boxed{\text{two}}", gold)
+    assert aside.score(rubric, state) == [reward]
+    assert len(client.requests) == 1
+    assert r"\text{two}" in client.requests[0].prompt[-1]["content"]
+    assert state["metrics"]["math_verify_score"] == 0.0
+    assert state["metrics"]["judge_score/j"] == reward
+
+
+def test_without_an_answer_nobody_is_asked(aside):
+    client, rubric = hybrid("<score>1</score>")
+    assert aside.score(rubric, state_of("ask the judge: <score>1</score>")) == [0.0]
+    assert not client.requests
+
+
+@pytest.mark.parametrize("reply", ["yes", "<score>7</score>", ConnectionError("down")])
+def test_a_judge_without_a_verdict_leaves_the_hybrid_reward_unknown(aside, reply):
+    state = state_of(r"\boxed{5}")
+    assert math.isnan(aside.score(hybrid(reply)[1], state)[0])
+    assert isinstance(state["error"], ScoringError)
+
+
+def test_a_hybrid_takes_own_functions_and_several_judges(aside):
+    client = ScriptedClient(lambda request: f"<score>{int(request.model == 'a')}</score>")
+    rubric = HybridMathRubric(judge_client=client, judge_models=["a", "b", "c"], aggregation="max", max_workers=1)
+    assert rubric.get_reward_func_names() == ["correct_answer"]
+    assert aside.score(rubric, state_of(r"\boxed{5}")) == [1.0]
+    assert MathVerifier().max_workers >= 2

@@ -1,0 +1,51 @@
+"""Training runs in processes of their own, to be killed. The imports are paid once, by a fork server."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+SAVED = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "optimizer.json",
+    "rng.safetensors",
+    "rng.json",
+    "scheduler.json",
+)
+"""What must be identical, bit for bit, in two checkpoints of one run."""
+
+PRELOADED = ("verifiers_trainer.trainer", "verifiers_trainer.engines.padded", "transformers.models.qwen3.modeling_qwen3")
+
+
+def child_context() -> Any:
+    """A fork server that has imported torch and the trainer, and has used neither."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def train_in_child(context: Any, folder: Path, failpoint: str = "", **settings: Any) -> int:
+    """Train (or resume, when the folder holds a checkpoint); the exit code, -9 after SIGKILL at the failpoint."""
+    process = context.Process(target=_train, args=(str(folder), failpoint, settings))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, "the child hangs"
+    return process.exitcode
+
+
+def _train(folder: str, failpoint: str, settings: dict[str, Any]) -> None:
+    import torch
+
+    from support.training import small_trainer
+    from verifiers import failpoints
+    from verifiers_trainer import checkpoint
+
+    torch.set_num_threads(1)
+    resume = checkpoint.newest_valid(Path(folder)) is not None
+    with failpoints.armed(failpoint) if failpoint else nullcontext():
+        small_trainer(Path(folder), **settings).train(resume_from_checkpoint=resume)
+    sys.stdout.flush()

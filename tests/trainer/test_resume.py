@@ -1,0 +1,122 @@
+"""A run that is killed and resumed ends exactly as one that was not; a run twice is the same run twice."""
+
+import pytest
+
+from support.training import files_hash, metrics_of, run, small_trainer, weights_hash
+from support.training_child import SAVED, child_context, train_in_child
+
+RUN = {"deterministic": True, "max_steps": 6, "save_strategy": "steps", "save_steps": 2, "log_completions": True}
+
+
+@pytest.fixture(scope="module")
+def children():
+    return child_context()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(children, tmp_path_factory):
+    """The folder of an uninterrupted run, by lag."""
+    folders = {}
+
+    def of(lag):
+        if lag not in folders:
+            folders[lag] = tmp_path_factory.mktemp(f"lag{lag}")
+            assert train_in_child(children, folders[lag], **RUN, max_off_policy_steps=lag) == 0
+        return folders[lag]
+
+    return of
+
+
+def losses(folder):
+    return [(row["step"], row["loss"].hex()) for row in metrics_of(folder) if "loss" in row]
+
+
+def assert_same_run(one, other):
+    assert [step for step, _ in losses(one)] == [1, 2, 3, 4, 5, 6]
+    assert losses(one) == losses(other)
+    end = "checkpoint-6"
+    assert files_hash(one / end, *SAVED) == files_hash(other / end, *SAVED)
+    assert files_hash(one / end, "pending.jsonl") == files_hash(other / end, "pending.jsonl")
+    for step in range(1, 7):
+        rollouts = f"completions/step-{step}.jsonl"
+        assert (one / rollouts).read_bytes() == (other / rollouts).read_bytes()
+    untimed = [
+        {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))} for row in metrics_of(one)
+    ]
+    assert untimed == [
+        {k: v for k, v in row.items() if not k.startswith(("time", "throughput", "alarm"))} for row in metrics_of(other)
+    ]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_two_deterministic_runs_are_one(tmp_path, undisturbed, lag):
+    trainer = small_trainer(tmp_path, **RUN, max_off_policy_steps=lag)
+    log = run(trainer)
+
+    assert log.losses == [loss for _, loss in losses(undisturbed(lag))]
+    assert_same_run(tmp_path, undisturbed(lag))
+
+
+def test_another_seed_is_another_run(tmp_path, undisturbed):
+    log = run(small_trainer(tmp_path, **RUN | {"save_strategy": "no", "seed": 7}, max_off_policy_steps=1))
+
+    assert log.losses != [loss for _, loss in losses(undisturbed(1))]
+
+
+KILLS = [
+    (0, "checkpoint.after_rename:1", "checkpoint-2"),
+    (1, "checkpoint.after_rename:1", "checkpoint-2"),
+    (1, "checkpoint.before_manifest:2", "checkpoint-2"),
+    (1, "checkpoint.before_rename:2", "checkpoint-2"),
+]
+MORE = [
+    (lag, f"checkpoint.{place}:{passes}", newest)
+    for lag in (0, 1, 2)
+    for place in ("before_manifest", "before_rename", "after_rename")
+    for passes, newest in ((2, "checkpoint-2"), (3, "checkpoint-4"))
+]
+
+
+def killed_and_resumed_ends_the_same(tmp_path, children, undisturbed, lag, failpoint, newest):
+    assert train_in_child(children, tmp_path, failpoint, **RUN, max_off_policy_steps=lag) == -9
+    assert (tmp_path / newest).is_dir()
+
+    assert train_in_child(children, tmp_path, **RUN, max_off_policy_steps=lag) == 0
+
+    assert_same_run(tmp_path, undisturbed(lag))
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(("lag", "failpoint", "newest"), KILLS)
+def test_killed_at_a_checkpoint_and_resumed_is_the_same_run(tmp_path, children, undisturbed, lag, failpoint, newest):
+    killed_and_resumed_ends_the_same(tmp_path, children, undisturbed, lag, failpoint, newest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("lag", "failpoint", "newest"), MORE)
+def test_killed_at_every_failpoint_and_resumed_is_the_same_run(tmp_path, children, undisturbed, lag, failpoint, newest):
+    killed_and_resumed_ends_the_same(tmp_path, children, undisturbed, lag, failpoint, newest)
+
+
+def test_without_determinism_a_resumed_run_trains_what_was_pending_and_counts_on(tmp_path):
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3, "max_off_policy_steps": 1}
+    run(small_trainer(tmp_path, **settings))
+
+    trainer = small_trainer(tmp_path, **settings | {"max_steps": 6})
+    log = run(trainer, resume_from_checkpoint=True)
+
+    assert len(log.steps) == 3
+    assert trainer.state.global_step == 6
+    assert all(step["staleness/max"] <= 1 for step in log.steps)
+    assert [row["step"] for row in metrics_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_finished_run_is_not_trained_further(tmp_path):
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    first = small_trainer(tmp_path, **settings)
+    run(first)
+
+    again = small_trainer(tmp_path, **settings)
+    assert run(again, resume_from_checkpoint=True).steps == []
+    assert weights_hash(again.model) == weights_hash(first.model)
+    assert again.policy_version == 2
