@@ -16,6 +16,7 @@ at 32 turns over that at 4.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +127,7 @@ def check(sent: list[Sent], state: State) -> None:
 def main() -> None:
     given = parse(options(__doc__))
     retokenise = None if given.quick else retokeniser()
+    gc.freeze()  # torch alone brings half a million objects, which are none of ours to collect before every run
     report = Report("P14", given)
     print(versions("verifiers-trainer", "numpy", "tokenizers", "transformers"))
     per_token: dict[int, float] = {}

@@ -1,5 +1,6 @@
 """Building an environment: parameters, refusals, data, setters, teardown. Nothing here calls a model."""
 
+import asyncio
 import copy
 import logging
 import random
@@ -202,17 +203,14 @@ def test_teardown_runs_every_handler_once_and_tells_the_first_failure():
 
 
 async def test_closing_inside_a_loop_and_by_context_managers():
-    for leave in ("with", "async with", "aclose"):
+    async def by_block(env):
+        async with env:
+            pass
+
+    for leave in (by_block, Closing.aclose, lambda env: asyncio.to_thread(env.__exit__)):
         env = Closing()
         with pytest.raises(OSError):
-            if leave == "with":
-                with env:
-                    pass
-            elif leave == "async with":
-                async with env:
-                    pass
-            else:
-                await env.aclose()
+            await leave(env)
         assert env.closed == ["first", "second"]
 
 

@@ -1,4 +1,4 @@
-"""``evaluate`` and ``generate``: plans and order, results in memory and on disk, resuming, refusals before a request."""
+"""``evaluate`` and ``generate``: plans and order, results in memory and on disk, resuming, refusals."""
 
 import asyncio
 import json
@@ -148,7 +148,7 @@ def test_without_any_client_the_ways_are_listed(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(vf.ConfigError, match="OPENAI_API_KEY"):
         single_turn().evaluate(None, "some-model")
-    with pytest.raises(vf.ConfigError, match="openai.*OpenAI|OpenAI"):
+    with pytest.raises(vf.ConfigError, match="OpenAI"):
         single_turn().evaluate(object(), "m")
 
 
@@ -233,7 +233,7 @@ def test_raw_responses_are_kept_on_request():
 
 
 def test_a_server_that_is_not_there_is_told_before_rollouts_start():
-    with pytest.raises(vf.EndpointUnreachable, match="127.0.0.1:9"):
+    with pytest.raises(vf.EndpointUnreachable, match="start the server"):
         single_turn().evaluate(vf.ClientConfig(api_base_url="http://127.0.0.1:9/v1"), "m")
 
 
@@ -411,9 +411,11 @@ def test_an_interrupted_run_goes_on_with_what_it_owes(tmp_path):
 
 async def test_a_cancelled_run_is_marked_and_goes_on(tmp_path):
     env, client = single_turn(20), ScriptedClient(add_one, delay_s=0.02)
-    task = asyncio.ensure_future(env.evaluate(client, "m", results_path=tmp_path, max_concurrent=4))
-    while not (tmp_path / "results.jsonl").exists() or not keys(tmp_path):
-        await asyncio.sleep(0.01)
+    begun = asyncio.Event()
+    task = asyncio.ensure_future(
+        env.evaluate(client, "m", results_path=tmp_path, max_concurrent=4, on_progress=lambda *_: begun.set())
+    )
+    await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -71,11 +71,21 @@ class FreshPython:
         return self.run("-m", f"verifiers.cli.{name}", *words, cwd=cwd, **variables)
 
 
+def needs_setuptools() -> None:
+    """Skip the test where builds cannot work; asks the metadata, since importing setuptools changes the process."""
+    try:
+        version = importlib.metadata.version("setuptools")
+    except importlib.metadata.PackageNotFoundError:
+        version = "0"
+    if int(version.partition(".")[0]) < 77:
+        pytest.skip(f"needs setuptools 77 or newer; there is {version}")
+
+
 def make_fresh_python(parent: Path) -> FreshPython:
     """A fresh environment and an empty working folder below ``parent``; skips the test where uv is missing."""
     if shutil.which("uv") is None:
         pytest.skip("needs uv")
-    pytest.importorskip("setuptools", minversion="77")
+    needs_setuptools()
     venv, folder = parent / "venv", parent / "work"
     folder.mkdir()
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, venv], check=True)

@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 
 from verifiers.errors import ConfigError
 from verifiers.suggest import check_keywords
-from verifiers_trainer.rules import CHECKS
+from verifiers_trainer.rules import CHECKS, choice_problem
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +189,9 @@ class RLConfig(_RLFields):
     def __init__(self, **settings: Any):
         check_keywords(settings, field_names(), "RLConfig")
         given = set(settings)
+        for name in ("eval_strategy", "save_strategy"):  # transformers refuses these itself, without their names
+            if name in settings and (problem := choice_problem(name, settings[name])):
+                raise ConfigError(problem)
         old, new = CHECKPOINTING
         if old in settings:
             settings.setdefault(new, settings[old])

@@ -118,7 +118,6 @@ def _config(output: Path, seed: int, steps: int, loss: str) -> RLConfig:
         max_tokens=16,
         learning_rate=4e-4,
         lr_scheduler_type="linear",
-        adam_beta2=0.95,
         warmup_steps=10,
         advantage="mean_std",
         use_lora=False,

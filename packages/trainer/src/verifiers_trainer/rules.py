@@ -76,6 +76,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 
+OWN_FIELDS = {"max_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p"}
+"""Sampling arguments that are fields of their own."""
+
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "auto_find_batch_size": ((False,), "lower micro_batch_tokens instead"),
     "fp16": ((False, None), "use bf16"),
@@ -130,11 +133,15 @@ def check_ranges(config: Any, world_size: int) -> list[str]:
     for name in ("max_steps", "eval_num_examples"):
         if getattr(config, name) == 0:
             found.append(f"{name} is 0; it must be -1 or at least 1")
-    for name, allowed in CHOICES.items():
-        value = getattr(config, name)
-        if (said := getattr(value, "value", value)) not in allowed:
-            found.append(f"{name} is {said!r}{closest(str(said), allowed)}; it must be one of {', '.join(allowed)}")
-    return found
+    return found + [problem for name in CHOICES if (problem := choice_problem(name, getattr(config, name)))]
+
+
+def choice_problem(name: str, value: Any) -> str | None:
+    """Why the field ``name`` of ``CHOICES`` cannot be ``value``; None when it can."""
+    said, allowed = getattr(value, "value", value), CHOICES[name]
+    if said in allowed:
+        return None
+    return f"{name} is {said!r}{closest(str(said), allowed)}; it must be one of {', '.join(allowed)}"
 
 
 def check_objective(config: Any, world_size: int) -> list[str]:
@@ -187,6 +194,8 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         found.append(
             f"max_tokens {tokens} leaves no room for a prompt in max_seq_len {length}: lower one or raise the other"
         )
+    for name in sorted(OWN_FIELDS & config.sampling_args.keys()):
+        found.append(f"sampling_args has {name!r}, which training must know: set the field {name} instead")
     for tracker in trackers(config.report_to):
         if tracker not in TRACKERS:
             known = (*TRACKERS, "none")

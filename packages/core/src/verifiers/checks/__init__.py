@@ -17,15 +17,20 @@ from typing import Any
 
 from verifiers.checks.data import Data, check_data, check_same_again, fingerprint, first_rows
 from verifiers.checks.loading import Loaded, load
-from verifiers.checks.playing import HOOK, Played, Player, check_marks, check_rollout, check_same_rollouts
+from verifiers.checks.outcomes import HOOK, check_rollout, check_same_rollouts
+from verifiers.checks.playing import Player, check_marks
 from verifiers.checks.report import CheckReport, Finding, Findings, raised_at, running_at, said
 from verifiers.checks.rubrics import check_format_rewards, check_functions, check_rewards, check_scoring
 from verifiers.checks.watched import Hanging, run_watched
+from verifiers.clients import resolve_client
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError
 
 __all__ = ["CheckReport", "Finding", "a_check_environment", "check_environment"]
+
+LEAST_HOLD_S = 2.0
+"""For less than this, holding the event loop is not taken for a hook that never returns."""
 
 
 def check_environment(
@@ -39,19 +44,18 @@ def check_environment(
     Raises ``UnknownEnvironment`` for an id that leads nowhere, ``ConfigError`` for arguments or a client that cannot
     be used; everything else is in the report.
     """
-    findings, loaded = _begin(env_or_id, n, timeout_s)
-    if loaded.env is not None:
-        check = _Check(loaded, findings, n, client, seed, timeout_s, model)
-        try:
-            run_watched(check.run, lambda: check.is_playing, timeout_s)
-        except Hanging as hanging:
-            findings.error(
-                "stop-never-reached",
-                f"a hook has held the event loop for {timeout_s:g} s; what comes after it was not checked",
-                running_at(hanging.frame, loaded.name),
-                "make the hook a coroutine that awaits, and bound what it waits for",
-            )
-    return findings.report(loaded.name)
+    check = _begin(env_or_id, n, client, seed, timeout_s, model)
+    hold_s = max(timeout_s, LEAST_HOLD_S)
+    try:
+        run_watched(check.run, lambda: check.is_playing, hold_s)
+    except Hanging as hanging:
+        check.findings.error(
+            "stop-never-reached",
+            f"a hook held the event loop for {hold_s:g} s; the rest was not checked",
+            running_at(hanging.frame, check.loaded.name),
+            "make the hook a coroutine that awaits, and bound what it waits for",
+        )
+    return check.findings.report(check.loaded.name)
 
 
 async def a_check_environment(
@@ -61,19 +65,21 @@ async def a_check_environment(
 
     A hook that never gives the loop back hangs this one; the blocking form reports it.
     """
-    findings, loaded = _begin(env_or_id, n, timeout_s)
-    if loaded.env is not None:
-        await _Check(loaded, findings, n, client, seed, timeout_s, model).run()
-    return findings.report(loaded.name)
+    check = _begin(env_or_id, n, client, seed, timeout_s, model)
+    await check.run()
+    return check.findings.report(check.loaded.name)
 
 
-def _begin(env_or_id: Any, n: int, timeout_s: float) -> tuple[Findings, Loaded]:
+def _begin(env_or_id: Any, n: int, client: Any, seed: int, timeout_s: float, model: Any) -> _Check:
+    """Check the arguments and build the environment, on the caller's thread: a constructor may need the main one."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ConfigError(f"n is {n!r}; it must be a whole number, at least 1", key="n")
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise ConfigError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds", key="timeout_s")
+    if client is not None:
+        resolve_client(client, model)
     findings = Findings()
-    return findings, load(env_or_id, findings)
+    return _Check(load(env_or_id, findings), findings, n, client, seed, timeout_s, model)
 
 
 class _Check:
@@ -87,11 +93,12 @@ class _Check:
         self.is_playing = False
 
     async def run(self) -> None:
-        env = self.loaded.env
-        assert env is not None
+        env, again = self.loaded.env, self.loaded.again
+        if env is None:
+            return
         try:
-            if self.loaded.again is not None:
-                check_same_again(env, self.loaded.again, self.findings)
+            if again is not None:
+                check_same_again(env, again, self.findings)
             await self._check(env)
         finally:
             if self.loaded.is_own:
@@ -109,36 +116,36 @@ class _Check:
             return
         broken = check_functions(env, data.to_play, self.findings)
         if data.to_play:
-            self.is_playing = True
             await self._play(env, data, broken)
-            self.is_playing = False
 
     async def _play(self, env: Environment, data: Data, broken: set[str]) -> None:
         step = max(1, len(data.to_play) // self.n)
         examples = data.to_play[self.seed % step :: step][: self.n]
-        before = fingerprint(data.to_play), first_rows(env, self.n)
+        before = self._rows(env, data)
         player = Player(env, self.findings, self.timeout_s, self.seed, self.client, self.model)
+        self.is_playing = True
         played = await player.play(examples)
+        self.is_playing = False
         for one in played:
             await check_rollout(env, one, self.findings, self.timeout_s)
             check_scoring(env, one.state, broken, self.findings)
         states = [one.state for one in played]
         check_rewards(env, states, self.client is None, self.findings)
         check_format_rewards(env, [one.state for one in played if one.policy == "plain text"], self.findings)
-        if played and self.client is None and not any(state["error"] for state in states):
+        comparable = not any(state["error"] for state in states) and not any(map(player.had_no_end, played))
+        if played and comparable and self.client is None:
             check_same_rollouts(env, played, await player.again(played), self.findings)
-        self._check_rows_are_unchanged(env, data, played, before)
-
-    def _check_rows_are_unchanged(
-        self, env: Environment, data: Data, played: list[Played], before: tuple[list[str], bytes]
-    ) -> None:
-        if played and (fingerprint(data.to_play), first_rows(env, self.n)) != before:
+        if self._rows(env, data) != before:
             self.findings.error(
                 "row-changed-by-a-rollout",
                 "after the rollouts, rows of the dataset are not what they were before",
                 type(env).__name__,
                 "change the state of the rollout, which has a copy of its row, and nothing that rollouts share",
             )
+
+    def _rows(self, env: Environment, data: Data) -> tuple[list[str], bytes]:
+        """The rows as they are at this moment, to compare."""
+        return fingerprint(data.to_play), first_rows(env, self.n) if data.is_repeatable else b""
 
     async def _close(self) -> None:
         for env in (self.loaded.env, self.loaded.again):

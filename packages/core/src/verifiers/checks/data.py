@@ -30,6 +30,8 @@ class Data:
 
     train: tuple[Example, ...]
     held_out: tuple[Example, ...]
+    is_repeatable: bool
+    """Every row that was looked at could be read, and ``get_dataset`` gives the same rows again."""
 
     @property
     def to_play(self) -> tuple[Example, ...]:
@@ -39,18 +41,20 @@ class Data:
 
 def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     """Read the rows and check them."""
+    num_errors = len(findings.errors)
     train = _readable(env.train_table, "the training set", findings) if env.train_table is not None else ()
     if isinstance(env, EnvGroup):  # its rows are those of its members, which are checked one by one
-        return Data(train, ())
+        return Data(train, (), is_repeatable=True)
     held_out: tuple[Example, ...] = ()
     if env.eval_table is env.train_table:
         _no_eval_set(env, findings)
     else:
         held_out = _readable(env.eval_table, "the evaluation set", findings)
         _check_overlap(env, train, held_out, findings)
-    data = Data(train, held_out)
-    if data.to_play:
+    if len(findings.errors) == num_errors:
         _check_repeatable(env, findings, n, seed)
+    data = Data(train, held_out, is_repeatable=len(findings.errors) == num_errors)
+    if data.to_play:
         _check_prompts(env, data.to_play, findings)
         _check_answers(env, data.to_play, findings)
     return data
@@ -157,7 +161,7 @@ def _check_overlap(env: Environment, train: Sequence[Example], held_out: Sequenc
         return
     findings.warn(
         "train-and-eval-overlap",
-        f"{len(shared)} of {len(held_out)} evaluation rows are training rows too (example {shared[0].example_id} first)",
+        f"{len(shared)} of {len(held_out)} evaluation rows are training rows too (first: {shared[0].example_id})",
         "the evaluation set",
         "split the rows, for example dataset.train_test_split(test_size=0.1, seed=0)",
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from verifiers import registry
 from verifiers.checks.report import Findings, place_of, raised_at, said
-from verifiers.checks.side_effects import Watch
+from verifiers.checks.side_effects import Watch, moved_random_state
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, UnknownEnvironment
 
@@ -67,7 +67,8 @@ def load(env_or_id: Any, findings: Findings) -> Loaded:
         return Loaded(name, None)
     _check_annotations(_loader_of(env_or_id), findings)
     watch = Watch()
-    again = _build(name, loader, findings, watch, is_second=True)
+    with moved_random_state():
+        again = _build(name, loader, findings, watch, is_second=True)
     if watch.changed_random_state:
         findings.warn(
             "global-random-state",

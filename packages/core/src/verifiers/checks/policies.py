@@ -19,7 +19,7 @@ from verifiers.messages import message_text
 from verifiers.parsers import ThinkParser, XMLParser
 from verifiers.testing.replies import last_user_text, to_message
 from verifiers.tool_examples import example_arguments
-from verifiers.types import ModelRequest, Response, ToolCall, Usage
+from verifiers.types import Messages, ModelRequest, Response, ToolCall, Usage
 
 PLAIN_TEXT = "I do not know the answer to this."
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>")
@@ -35,16 +35,25 @@ class ScriptedPolicy:
 
     def __init__(self, policy: Policy, env: Environment, example: Example):
         self._policy, self._env, self._example = policy, env, example
+        self._num_messages = self._num_chars = 0
 
     async def complete(self, request: ModelRequest) -> Response:
         """The policy's reply, with token counts estimated from the text."""
         await asyncio.sleep(0)  # a conversation without an end must leave the loop time to stop it
         message, reason = to_message(self._policy(self._env, self._example, request))
-        asked = sum(len(text) for text in _prompt_texts(request))
+        self._count(request.prompt)
         told = len(message_text(message)) + len(json.dumps(message.tool_calls or ""))
         return Response(
-            message, reason, Usage(asked // _CHARS_PER_TOKEN, told // _CHARS_PER_TOKEN + 1), model=self.model
+            message, reason, Usage(self._num_chars // _CHARS_PER_TOKEN, told // _CHARS_PER_TOKEN + 1), model=self.model
         )
+
+    def _count(self, prompt: Messages) -> None:
+        """Add what is new in the prompt to the estimate; an author who rewrites the conversation gets a rough one."""
+        if isinstance(prompt, str):
+            self._num_chars = len(prompt)
+        else:
+            self._num_chars += sum(len(message_text(message)) for message in prompt[self._num_messages :])
+            self._num_messages = len(prompt)
 
 
 def silence(env: Environment, example: Example, request: ModelRequest) -> str:

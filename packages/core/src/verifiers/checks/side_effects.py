@@ -11,6 +11,8 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 NETWORK_EVENTS = frozenset(("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto"))
@@ -57,6 +59,22 @@ class Watch:
         if event == "socket.getaddrinfo" or isinstance(address, tuple):  # a path is a local socket
             host = address if event == "socket.getaddrinfo" else address[0]
             self._contacts[f"{event.partition('.')[2]} {host}"] = None
+
+
+@contextmanager
+def moved_random_state() -> Iterator[None]:
+    """Inside the block the global generators stand elsewhere, so that seeding them shows; after it, as before."""
+    numpy = sys.modules.get("numpy")
+    saved, saved_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    random.random()
+    if numpy is not None:
+        numpy.random.random()
+    try:
+        yield
+    finally:
+        random.setstate(saved)
+        if numpy is not None:
+            numpy.random.set_state(saved_numpy)
 
 
 def _install() -> None:

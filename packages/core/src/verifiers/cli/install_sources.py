@@ -104,7 +104,7 @@ def _parse(text: str) -> EnvironmentId:
         return parse_env_id(text)
     except UnknownEnvironment as error:
         folder = Path(text).expanduser()
-        if folder.exists():
+        if text and folder.exists():
             why = "has neither pyproject.toml nor setup.py" if folder.is_dir() else "is a file; name its folder"
             raise ConfigError(f"{text} cannot be installed: it {why}", path=text) from None
         raise UnknownEnvironment(f"{error}; and there is no folder {text!r}", **error.facts) from None
@@ -119,8 +119,9 @@ def _local(project: Project, editable: bool, name: str | None = None, wanted: En
             path=str(project.folder),
         )
     ids = (name,) if name else project.env_ids or (project.name or project.folder.resolve().name,)
-    place = str(project.folder if project.folder.is_absolute() else Path(".") / project.folder)
-    place = place if place.startswith(("/", ".")) else f"./{place}"
+    place = str(project.folder)
+    if not place.startswith(("/", ".")):
+        place = f"./{place}"  # so that it never reads as an option or as the name of a package
     return Package(("-e", place) if editable else (place,), project.name, ids, _exact(version), is_local=True)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from verifiers import registry
-from verifiers.errors import RunError, VerifiersError
+from verifiers.errors import RunError, UnknownEnvironment, VerifiersError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,9 @@ def main() -> None:
     with results_stream(json_only=True) as out:
         try:
             answer: dict[str, object] = {"environments": [asdict(_resolve(env_id)) for env_id in sys.argv[1:]]}
+        except UnknownEnvironment as error:
+            wanted = f"no entry point of this name in {registry.GROUP}, and no module that binds {registry.LOADER}"
+            answer = {"error": f"nothing that is installed offers the environment {error.env_id!r}: there is {wanted}"}
         except VerifiersError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), file=out)

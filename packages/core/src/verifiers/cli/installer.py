@@ -1,7 +1,8 @@
 """The Python installer: ``uv pip`` where uv is there, else ``pip``, always into the environment of this interpreter.
 
 Every command it makes names ``verifiers`` at its own version, so that a package which asks for another one is refused
-by the installer instead of replacing the library that is running. What to install, ``install_sources`` says.
+by the installer instead of replacing the library that is running; for the same reason uv is told, by a variable, to
+leave a package's ``[tool.uv.sources]`` for ``verifiers`` alone. What to install, ``install_sources`` says.
 """
 
 from __future__ import annotations
@@ -140,4 +141,6 @@ def _this_library() -> list[str]:
 
 def _environment(one_index: bool) -> Mapping[str, str]:
     plain = {**os.environ, "NO_COLOR": "1"}
+    if _this_library():
+        plain["UV_NO_SOURCES_PACKAGE"] = "verifiers"
     return {name: value for name, value in plain.items() if not (one_index and name in _OTHER_INDEXES)}

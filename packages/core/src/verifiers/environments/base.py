@@ -7,7 +7,6 @@ is read on first use. What happens in one rollout is in ``verifiers.rollout``, m
 
 from __future__ import annotations
 
-import atexit
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from verifiers import compat
 from verifiers.clients.resolve import as_client
 from verifiers.dataset import RowFormat, Table
-from verifiers.decorators import decorated
-from verifiers.dual import blocking, maybe_await
+from verifiers.dual import maybe_await
+from verifiers.environments.closing import Closes
 from verifiers.environments.running import Runs
 from verifiers.errors import ConfigError
 from verifiers.messages import normalize_messages
@@ -29,7 +28,7 @@ from verifiers.types import Message, Messages, ModelRequest, Response
 OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent")
 
 
-class Environment(Runs):
+class Environment(Runs, Closes):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
     ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
@@ -101,7 +100,6 @@ class Environment(Runs):
         self._tables = Table.pair(dataset, eval_dataset, **formatting)
         self.monitor_rubric = Rubric(parser=self.parser)
         """Functions that are measured on every rollout beside the rubric's; they never touch reward or advantage."""
-        self._torn_down = False
         self.set_kwargs(**given)
         if rubric is not None and parser is not None and type(rubric.parser) not in (type(parser), Parser):
             self.logger.warning(
@@ -334,60 +332,6 @@ class Environment(Runs):
     def get_state_usage(self, state: State) -> dict[str, int]:
         """The rollout's token counts so far."""
         return dict(state["usage"])
-
-    # --- the end ------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Run the ``@teardown`` handlers of the environment and its rubric, once."""
-        blocking(self.aclose)
-
-    async def aclose(self) -> None:
-        """``close`` as a coroutine. Raises the first handler's failure, after all have run."""
-        if self._torn_down:
-            return
-        self._torn_down = True
-        _STARTED.pop(id(self), None)
-        failures = []
-        for name, handler, _ in decorated(self, "teardown"):
-            try:
-                await maybe_await(handler())
-            except Exception as error:  # noqa: BLE001 - the other handlers run first; it is logged, then raised
-                self.logger.warning("teardown %s failed: %s: %s", name, type(error).__name__, error)
-                failures.append(error)
-        await self.rubric.teardown()
-        if failures:
-            raise failures[0]
-
-    def close_at_exit(self) -> None:
-        """See to it that the handlers run when the interpreter ends; asked for by an environment's first rollout."""
-        if not self._torn_down and id(self) not in _STARTED and decorated(self, "teardown"):
-            if not _STARTED:
-                atexit.register(_close_started)
-            _STARTED[id(self)] = self
-
-    def __enter__(self) -> Environment:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Environment:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-_STARTED: dict[int, Environment] = {}
-"""Environments with ``@teardown`` handlers that have started a rollout and were not closed, by ``id``."""
-
-
-def _close_started() -> None:
-    for env in list(_STARTED.values()):
-        try:
-            env.close()
-        except Exception as error:  # noqa: BLE001 - nobody is left to catch it; it is logged
-            env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
 
 
 def _headers_from_state(client: Any, state: State) -> dict[str, str] | None:

@@ -1,0 +1,199 @@
+"""``GymEnv``: an environment of Gymnasium, or of its shape, played in text.
+
+Promise: one environment object per rollout, reset with the row's seed and closed when the rollout is over. The reward
+of a step stands on the turn that earned it. Text that ``action_parser`` cannot read is the model's doing: the episode
+ends, that step is worth 0, and the rollout is scored. What the environment itself raises is its fault, not scored.
+
+``reset`` may take a seed or not, and return ``(observation, info)`` or the observation; ``step`` may return five
+values or, as before Gymnasium, four. Calls are made on the event loop: an environment that computes for long holds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verifiers.decorators import cleanup
+from verifiers.dual import maybe_await
+from verifiers.environments.integrations import extras
+from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
+from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.errors import ConfigError
+from verifiers.hooks import Hook, passes
+from verifiers.messages import message_text
+from verifiers.rubrics import Rubric
+from verifiers.state import State, TrajectoryStep
+from verifiers.types import Messages
+
+
+def sum_step_rewards(state: State) -> float:
+    """What the steps of the episode earned together."""
+    return sum((step["reward"] or 0.0 for step in state["trajectory"]), 0.0)
+
+
+class EpisodicSumRubric(Rubric):
+    """A rubric whose reward is the sum of the step rewards, beside functions of one's own."""
+
+    def __init__(self, **parameters: Any):
+        super().__init__(**parameters)
+        self.add_reward_func(sum_step_rewards)
+
+
+class GymEnv(MultiTurnEnv):
+    """Episodes of a Gymnasium environment.
+
+    Example::
+
+        env = GymEnv("FrozenLake-v1", env_kwargs={"is_slippery": False}, obs_to_text=lambda obs: f"You are on {obs}.")
+
+    ``env_cls`` is an id for ``gymnasium.make``, or a class or function that makes an environment of ``env_kwargs``.
+    ``action_parser(text)`` makes an action of the model's message; the default takes what the parser finds, as an
+    integer where the action space is discrete, and refuses what is not in that space. ``obs_to_text(observation)``
+    (default ``str``) makes the content of a user message. Both may be async. ``max_episode_steps`` ends an episode
+    after so many actions. Rows carry seeds: ``seed + example_id``; a row's question stands before the first
+    observation. Each turn has ``reward``, and ``extras["terminated"]``, ``extras["truncated"]``; the last ``info`` of
+    the environment is ``state["gym_info"]``. Further parameters are ``MultiTurnEnv``'s.
+
+    *Raises* ConfigError when Gymnasium is not installed or a setting cannot be used.
+    """
+
+    def __init__(
+        self,
+        env_cls: str | Callable[..., Any],
+        env_kwargs: Mapping[str, Any] | None = None,
+        action_parser: Callable[[str], Any] | None = None,
+        obs_to_text: Callable[[Any], Any] | None = None,
+        num_train_episodes: int = 1000,
+        num_eval_episodes: int = 20,
+        max_episode_steps: int | None = None,
+        seed: int = 0,
+        rubric: Rubric | None = None,
+        **parameters: Any,
+    ):
+        gymnasium = extras.GYM.load("GymEnv")
+        if isinstance(env_cls, str):
+            _require_known(gymnasium, env_cls)
+        elif not callable(env_cls):
+            raise ConfigError(f"env_cls is {env_cls!r}; give an id such as 'CartPole-v1', a class or a function")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise ConfigError(f"max_episode_steps is {max_episode_steps}; it must be 1 or more, or None")
+        if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
+            train, evaluation = episode_rows(num_train_episodes, num_eval_episodes, seed)
+            parameters |= {"dataset": train, "eval_dataset": evaluation}
+        super().__init__(rubric=rubric if rubric is not None else EpisodicSumRubric(), **parameters)
+        self.env_cls, self.env_kwargs = env_cls, dict(env_kwargs or {})
+        self.action_parser, self.obs_to_text = action_parser, obs_to_text or _text
+        self.max_episode_steps, self.seed = max_episode_steps, seed
+
+    def make_env(self) -> Any:
+        """A new environment; override to wrap it."""
+        if isinstance(self.env_cls, str):
+            return extras.GYM.load("GymEnv").make(self.env_cls, **self.env_kwargs)
+        return self.env_cls(**self.env_kwargs)
+
+    # --- one episode --------------------------------------------------------------------------------------------
+
+    async def setup_state(self, state: State) -> None:
+        """Start the episode: ``state["gym_env"]``, and its first observation at the end of the prompt."""
+        env = state["gym_env"] = self.make_env()
+        observation, state["gym_info"] = _reset(env, seed_of(state, self.seed))
+        state["prompt"] = opened(self.as_prompt(state["prompt"]), await maybe_await(self.obs_to_text(observation)))
+
+    async def add_trajectory_step(self, state: State, step: TrajectoryStep) -> None:
+        """Take the action of the turn, before a limit of turns can end the rollout without it."""
+        await maybe_await(super().add_trajectory_step(state, step))
+        completion = step["completion"]
+        text = completion if isinstance(completion, str) else message_text(completion[-1])
+        try:
+            action = await self._action(text, step, state)
+        except Exception as error:
+            if passes(error):
+                raise
+            step["reward"], step["extras"]["action_error"] = 0.0, f"{type(error).__name__}: {error}"
+            self._end(state, f"Your action could not be read ({error}). The episode is over.")
+            return
+        with Hook(state, "the step of the gym environment", timing=None):
+            observation, reward, terminated, truncated, state["gym_info"] = _step(state["gym_env"], action)
+        truncated = truncated or len(state["trajectory"]) == self.max_episode_steps
+        step["reward"] = reward
+        step["extras"] |= {"terminated": terminated, "truncated": truncated}
+        said = await maybe_await(self.obs_to_text(observation))
+        if terminated or truncated:
+            self._end(state, said)
+        else:
+            state["gym_observation"] = said
+
+    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+        """The observation after the last action."""
+        return self._said(state["gym_observation"])
+
+    @cleanup
+    def close_gym_env(self, state: State) -> None:
+        """Close the rollout's environment."""
+        close = getattr(state.get("gym_env"), "close", None)
+        if close is not None:
+            close()
+
+    async def _action(self, text: str, step: TrajectoryStep, state: State) -> Any:
+        if self.action_parser is not None:
+            return await maybe_await(self.action_parser(text))
+        return _default_action(await maybe_await(self.parser.parse_answer(step["completion"])), state["gym_env"])
+
+    def _end(self, state: State, said: Any) -> None:
+        state["final_env_response"] = self._said(said)
+
+    def _said(self, content: Any) -> Messages:
+        return content if self.message_type == "completion" else self.as_prompt([{"role": "user", "content": content}])
+
+
+def _require_known(gymnasium: Any, env_id: str) -> None:
+    """*Raises* ConfigError with Gymnasium's own words ("did you mean …") for an id that it does not know."""
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"Gymnasium has no environment {env_id!r}: {error}") from error
+
+
+def _text(observation: Any) -> str:
+    return "" if observation is None else str(observation)
+
+
+def _default_action(answer: Any, env: Any) -> Any:
+    """*Raises* ValueError for an answer that is no action of the environment."""
+    if answer is None:
+        raise ValueError("there is no action in it")
+    space = getattr(env, "action_space", None)
+    if space is None:
+        return answer
+    action = int(answer) if hasattr(space, "n") else answer
+    if not space.contains(action):
+        raise ValueError(f"{action!r} is not in {space}")
+    return action
+
+
+def _reset(env: Any, seed: int) -> tuple[Any, Any]:
+    """(observation, info) of a new episode; info is {} where the environment gives none."""
+    parameters = inspect.signature(env.reset).parameters.values()
+    if any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters):
+        result = env.reset(seed=seed)
+    else:
+        if callable(set_seed := getattr(env, "seed", None)):
+            set_seed(seed)
+        result = env.reset()
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+        return result
+    return result, {}
+
+
+def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool, Any]:
+    """(observation, reward, terminated, truncated, info). *Raises* TypeError for another number of values."""
+    result = env.step(action)
+    match result:
+        case (observation, reward, terminated, truncated, info):
+            return observation, float(reward), bool(terminated), bool(truncated), info
+        case (observation, reward, done, info):
+            cut = bool(done) and isinstance(info, Mapping) and bool(info.get("TimeLimit.truncated"))
+            return observation, float(reward), bool(done) and not cut, cut, info
+    shown = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+    raise TypeError(f"step() returned {shown}; it must return (observation, reward, terminated, truncated, info)")

@@ -1,0 +1,183 @@
+"""``ReasoningGymEnv``: questions of the generators of Reasoning Gym, scored by the generator that asked.
+
+Promise: the rows are the generators', made on first use from one seed; training and evaluation rows are different
+indices of one sequence. An entry is generated again for its scoring, and a generator that then gives another question
+makes the reward unknown, never wrong. How model text reaches a scorer is in ``reasoning_gym_scoring``.
+
+A few generators (in 0.1.25: isomorphic_strings, knight_swap, polynomial_multiplication, ransom_note, word_ladder)
+depend on the hash seed of Python: with them, processes that share a run need one ``PYTHONHASHSEED``.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.dual import maybe_await
+from verifiers.environments.integrations import extras
+from verifiers.environments.single_turn import SingleTurnEnv
+from verifiers.errors import ConfigError, ScoringError
+from verifiers.parsers import Parser, XMLParser
+from verifiers.rubrics import Rubric
+from verifiers.rubrics.workers import call_in_thread
+from verifiers.state import State
+from verifiers.suggest import check_keywords, closest
+
+MAX_KEPT_ENTRIES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """One generator of a mixture, for example ``Generator("chain_sum", 2.0, {"max_terms": 4})``."""
+
+    name: str
+    weight: float
+    config: Mapping[str, Any]
+
+
+class ReasoningGymEnv(SingleTurnEnv):
+    """Generated questions with a verifiable answer.
+
+    Examples::
+
+        ReasoningGymEnv("chain_sum")
+        ReasoningGymEnv(["chain_sum", "leg_counting"])
+        ReasoningGymEnv([{"name": "chain_sum", "weight": 2.0, "config": {"max_terms": 4}}, {"name": "leg_counting"}])
+
+    ``gym`` is a generator's name, a list of names, or a list of ``{name, weight, config}`` (weight 1.0 and no config
+    unless given). The reward ``generator_score`` is the generator's own score of the parser's answer; ``task`` is the
+    generator's name. Without a ``system_prompt`` the model is told the parser's format; ``system_prompt=""`` tells it
+    nothing. Further parameters are ``SingleTurnEnv``'s.
+
+    *Raises* ConfigError when Reasoning Gym is not installed, for an unknown or repeated generator and for a
+    configuration that a generator refuses.
+    """
+
+    def __init__(
+        self,
+        gym: str | Sequence[str | Mapping[str, Any]],
+        num_train_examples: int = 1000,
+        num_eval_examples: int = 100,
+        system_prompt: str | None = None,
+        parser: Parser | None = None,
+        seed: int = 0,
+        rubric: Rubric | None = None,
+        **parameters: Any,
+    ):
+        library = extras.REASONING_GYM.load("ReasoningGymEnv")
+        for number in (num_train_examples, num_eval_examples):
+            if not isinstance(number, int) or number < 0:
+                raise ConfigError(f"the number of examples is {number!r}; it must be 0 or more")
+        if not num_train_examples + num_eval_examples:
+            raise ConfigError("no training and no evaluation examples are asked for; ask for at least one")
+        parser = parser if parser is not None else XMLParser(["answer"])
+        self.generators = _generators(gym)
+        for generator in self.generators:
+            _check(generator, library.factory.DATASETS)
+        self._is_mixture = not isinstance(gym, str)
+        self._common = {"seed": seed, "size": num_train_examples + num_eval_examples}
+        self._generating = threading.Lock()
+        self._entry = functools.lru_cache(maxsize=MAX_KEPT_ENTRIES)(self._generate)
+        train, evaluation = range(num_train_examples), range(num_train_examples, self._common["size"])
+        super().__init__(
+            dataset=(lambda: [self._row(i) for i in train]) if train else None,
+            eval_dataset=(lambda: [self._row(i) for i in evaluation]) if evaluation else None,
+            system_prompt=_format_prompt(parser) if system_prompt is None else system_prompt,
+            parser=parser,
+            rubric=rubric if rubric is not None else Rubric([self.generator_score], parser=parser),
+            **parameters,
+        )
+        self.gym, self.seed = gym, seed
+
+    async def generator_score(self, parser: Any, completion: Any, state: State) -> float:
+        """The score of the generator that asked.
+
+        *Raises* ScoringError when the generator does not give the row's question again, and when its scorer fails
+        on its own answer too.
+        """
+        from verifiers.environments.integrations.reasoning_gym_scoring import score
+
+        answer = await maybe_await(parser.parse_answer(completion))
+        entry = await call_in_thread(self._entry, state["info"]["index"])
+        name = entry["metadata"]["source_dataset"]
+        if entry["question"] != state.get("question", entry["question"]):
+            raise ScoringError(
+                f"the generator {name!r} asks another question in this process than in the one that made the row; set "
+                "PYTHONHASHSEED to one number for all of them",
+                function="generator_score",
+            )
+        config = next((g.config for g in self.generators if g.name == name), {})
+        return await score(name, self._common | dict(config), entry, None if answer is None else str(answer))
+
+    # --- entries ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _questions(self) -> Any:
+        """The generator, or the mixture of them; made on first use."""
+        library = extras.REASONING_GYM.load("ReasoningGymEnv")
+        if not self._is_mixture:
+            (only,) = self.generators
+            return library.create_dataset(only.name, **(self._common | dict(only.config)))
+        from reasoning_gym.composite import DatasetSpec
+
+        specs = [DatasetSpec(g.name, g.weight, dict(g.config)) for g in self.generators]
+        return library.create_dataset("composite", datasets=specs, **self._common)
+
+    def _generate(self, index: int) -> dict[str, Any]:
+        with self._generating:
+            return self._questions[index]
+
+    def _row(self, index: int) -> dict[str, Any]:
+        entry = self._entry(index)
+        answer = entry["answer"]
+        name = entry["metadata"]["source_dataset"]
+        return {
+            "example_id": index,
+            "question": entry["question"],
+            "answer": "" if answer is None else answer,
+            "task": name,
+            "info": {"generator": name, "index": index},
+        }
+
+
+def _generators(gym: Any) -> list[Generator]:
+    """The generators that ``gym`` names. *Raises* ConfigError for anything else."""
+    given = [gym] if isinstance(gym, str) else gym
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"gym is {gym!r}; give a generator's name, a list of names, or a list of {{name, weight}}")
+    found = []
+    for one in given:
+        if not isinstance(one, str | Mapping):
+            raise ConfigError(f"gym lists {one!r}; give a generator's name or {{name, weight, config}}", key="gym")
+        fields = {"name": one} if isinstance(one, str) else dict(one)
+        check_keywords(fields, ("name", "weight", "config"), "a generator of gym")
+        name, weight = fields.get("name"), fields.get("weight", 1.0)
+        if not isinstance(name, str):
+            raise ConfigError(f"gym lists {one!r}, which has no name", key="gym")
+        if not isinstance(weight, int | float) or not weight > 0:
+            raise ConfigError(f"the weight of the generator {name!r} is {weight!r}; it must be above 0", key="gym")
+        if any(other.name == name for other in found):
+            raise ConfigError(f"gym lists the generator {name!r} twice; once is enough, with a larger weight", key="gym")
+        found.append(Generator(name, float(weight), dict(fields.get("config") or {})))
+    return found
+
+
+def _check(generator: Generator, registered: Mapping[str, tuple[Any, Any]]) -> None:
+    """*Raises* ConfigError for a generator that does not exist or refuses its configuration."""
+    if generator.name not in registered:
+        found = closest(generator.name, registered)
+        raise ConfigError(f"Reasoning Gym has no generator {generator.name!r}{found}", key="gym")
+    try:
+        config = registered[generator.name][1](**generator.config)
+        if hasattr(config, "validate"):
+            config.validate()
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"the generator {generator.name!r} refuses its config: {error}", key="gym") from error
+
+
+def _format_prompt(parser: Parser) -> str | None:
+    show = getattr(parser, "get_format_str", None)
+    return f"Solve the problem, then give your final answer alone in this format:\n{show()}" if callable(show) else None

@@ -1,0 +1,47 @@
+"""Nothing in the tree names the machine it was written on."""
+
+import re
+
+import pytest
+
+from support.import_graph import REPOSITORY
+
+SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "outputs", "build", "dist"}
+TEXT = {".py", ".md", ".toml", ".txt", ".json", ".yaml", ".yml", ".cfg", ".html", ".js", ".css", ".sh", ".lock", ""}
+ROOTS = "|".join(("work", "root", "home/[a-z]+", "Users/[A-Za-z]+", "mnt", "workspace"))
+MACHINE_PATH = re.compile(rf"(?<![\w.~)}}\]-])/(?:{ROOTS})/[\w.-]+")
+PACKAGE_HOSTS = {"pypi.org", "files.pythonhosted.org", "download.pytorch.org", "github.com"}
+
+
+def texts():
+    for path in sorted(REPOSITORY.rglob("*")):
+        inside = path.relative_to(REPOSITORY).parts
+        hidden = any(part in SKIPPED or part.endswith("_cache") or part.endswith(".egg-info") for part in inside)
+        if hidden or ".hypothesis" in inside or not path.is_file() or path.suffix not in TEXT:
+            continue
+        if path.stat().st_size < 2**20:
+            yield path, path.read_text(encoding="utf-8", errors="replace")
+
+
+def test_no_path_of_a_machine():
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for path, text in texts()
+        for match in MACHINE_PATH.finditer(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("root", ["work", "root", "home/ann", "Users/Ann"])
+def test_such_a_path_would_be_found(root):
+    """The twin."""
+    assert MACHINE_PATH.search(f"see /{root}/main for it")
+    assert not MACHINE_PATH.search(f"https://example.org/{root}/main")
+
+
+def test_locked_packages_come_from_public_places():
+    lock = REPOSITORY / "uv.lock"
+    if not lock.exists():
+        pytest.skip("there is no uv.lock in this checkout")
+    hosts = set(re.findall(r"https?://([^/\"]+)/", lock.read_text(encoding="utf-8")))
+    assert hosts <= PACKAGE_HOSTS

@@ -1,0 +1,131 @@
+"""Finished groups become one batch: who is in the baseline, who carries loss, how rows are cut, what is counted."""
+
+import math
+
+import numpy as np
+import pytest
+
+from support.pipeline import pipeline_config
+from verifiers_trainer.batch import Group, Record, build, reward_histogram
+from verifiers_trainer.samples import Turn
+
+
+def record(reward, tokens=3, prompt=2, version=0, error=None, truncated=False, metrics=None):
+    turn = Turn(np.arange(prompt) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), version, truncated)
+    turns = (turn,) if tokens else ()
+    return Record(
+        turns, reward, metrics or {}, error, "stop", truncated, {"prompt": [], "completion": [], "answer": ""}
+    )
+
+
+def group(*rewards, index=0, **fields):
+    return Group(index, 7, tuple(record(reward, **fields) for reward in rewards))
+
+
+def rows_of(batch):
+    return [row for rows in batch.rows_R for row in rows]
+
+
+def test_every_live_token_is_in_one_row_with_its_advantage_and_its_share():
+    batch = build([group(0, 1, 0, 1), group(1, 1, 1, 0, index=1)], [], pipeline_config())
+
+    (row,) = rows_of(batch)
+    assert batch.num_tokens == batch.stats["tokens/trained"] == 24
+    assert row.num_tokens == 40
+    assert row.weight[row.loss_mask] == pytest.approx(np.full(24, 1 / 24))
+    assert not row.weight[~row.loss_mask].any()
+    assert sorted(set(row.advantage[row.loss_mask].tolist())) == [-0.75, -0.5, 0.25, 0.5]
+    assert row.mu[row.loss_mask] == pytest.approx(-0.5)
+
+
+def test_unknown_rewards_and_dead_groups_carry_no_loss():
+    groups = [group(0, 1, math.nan, 1), group(1, 1, 1, 1, index=1), group(0, math.nan, math.nan, 1, index=2)]
+
+    batch = build(groups, [], pipeline_config())
+
+    assert batch.num_tokens == 9
+    np.testing.assert_allclose(batch.advantages_G[0], [-2 / 3, 1 / 3, math.nan, 1 / 3])
+    assert np.isnan([batch.advantages_G[1], batch.advantages_G[2]]).all()
+    assert (batch.stats["groups/live"], batch.stats["groups/dead"]) == (1, 2)
+    assert (batch.stats["reward/unscored"], batch.stats["reward/mean"]) == (3, pytest.approx(7 / 9))
+
+
+def test_overlong_and_truncated_rollouts_stay_in_the_baseline_and_carry_no_loss():
+    members = (record(0), record(1, tokens=20), record(0), record(1, truncated=True))
+    config = pipeline_config(max_seq_len=10, mask_truncated_completions=True)
+
+    batch = build([Group(0, 7, members)], [], config)
+
+    np.testing.assert_allclose(batch.advantages_G[0], [-0.5, 0.5, -0.5, 0.5])
+    assert batch.num_tokens == 6
+    assert (batch.stats["rollouts/overlong"], batch.stats["rollouts/truncated"]) == (1, 1)
+    assert batch.stats["rollouts/trained"] == 2
+
+    kept = build([Group(0, 7, members)], [], pipeline_config(max_seq_len=10))
+    assert kept.num_tokens == 9  # the truncated one, when it is not masked
+
+
+def test_a_batch_of_nothing_has_no_tokens_and_still_a_row_for_every_rank():
+    batch = build([group(1, 1, 1, 1)], [], pipeline_config(), world=2)
+    assert batch.num_tokens == 0
+    assert [len(rows) for rows in batch.rows_R] == [1, 1]
+    assert build([], [], pipeline_config()).num_tokens == 0
+
+
+def test_no_sample_is_lost_when_samples_and_ranks_do_not_divide():
+    groups = [group(*[0, 1, 0, 1], index=i, tokens=3 + i) for i in range(5)]
+    one = build(groups, [], pipeline_config(micro_batch_tokens=24))
+    three = build(groups, [], pipeline_config(micro_batch_tokens=24), world=3)
+    assert len({len(rows) for rows in three.rows_R}) == 1
+    for batch in (one, three):
+        assert sorted(i for row in rows_of(batch) for i in row.sample_indices) == list(range(20))
+        assert sum(row.weight.sum() for row in rows_of(batch)) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [({}, 512), ({"micro_batch_size": 4}, 1024), ({"micro_batch_tokens": 60}, 60), ({"packing": False}, 5)],
+)
+def test_what_bounds_a_row(settings, longest):
+    groups = [group(*[0, 1] * 100, index=i) for i in range(3)]
+    rows = rows_of(build(groups, [], pipeline_config(**settings)))
+    assert max(row.num_tokens for row in rows) <= longest
+    assert max(row.num_tokens for row in rows) > longest * 0.8
+
+
+def test_a_sample_longer_than_the_bound_stands_alone_and_is_not_cut():
+    batch = build([group(0, 1, 0, 1, tokens=50)], [], pipeline_config(micro_batch_tokens=20))
+    assert [row.num_tokens for row in rows_of(batch)] == [52] * 4
+
+
+def test_discarded_groups_are_in_the_statistics_alone():
+    batch = build([group(0, 1, 0, 1)], [group(1, 1, 1, 1, index=1)], pipeline_config())
+    assert batch.num_tokens == 12
+    assert (batch.stats["rollouts/generated"], batch.stats["groups/backfilled"]) == (8, 1)
+    assert batch.stats["reward/mean"] == 0.75
+
+
+def test_statistics_of_failures_and_functions():
+    members = (
+        record(0, metrics={"f": 0.0}),
+        record(math.nan, tokens=0, error="RolloutTimeout: stopped", metrics={"f": math.nan}),
+        record(1, metrics={"f": 1.0}),
+        record(math.nan, error="EnvironmentFault: x"),
+    )
+    stats = build([Group(0, 7, members)], [], pipeline_config(min_group_fraction=0.5)).stats
+    assert (stats["rollouts/errors"], stats["rollouts/timeouts"]) == (2, 1)
+    assert stats["reward/f"] == 0.5
+    assert (stats["tokens/completion"], stats["tokens/prompt"]) == (9, 6)
+    assert (stats["reward/min"], stats["reward/max"]) == (0, 1)
+
+
+def test_the_oldest_token_decides_the_age_and_groups_without_tokens_have_none():
+    old = Group(0, 7, (record(0, version=5), record(1, version=np.array([3, 4, 4]))))
+    assert old.oldest_version == 3
+    assert Group(0, 7, (record(0, tokens=0),)).oldest_version is None
+
+
+def test_the_histogram_counts_unknown_rewards_too():
+    assert reward_histogram([group(0, 1, 1, 0.33333)]) == {0.0: 1, 0.333: 1, 1.0: 2}
+    ((value, count),) = reward_histogram([group(math.nan, math.nan)]).items()
+    assert (math.isnan(value), count) == (True, 2)

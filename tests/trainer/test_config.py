@@ -1,0 +1,197 @@
+"""Settings: everything wrong is said at once, what is changed later counts, and every field does something."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import verifiers_trainer
+from verifiers.errors import ConfigError
+from verifiers_trainer.config import RLConfig, _RLFields
+from verifiers_trainer.rules import REFUSED
+
+
+def problems(**settings):
+    with pytest.raises(ConfigError) as raised:
+        RLConfig(**settings).resolve()
+    return str(raised.value)
+
+
+def test_the_defaults_are_accepted():
+    RLConfig().resolve()
+
+
+def test_every_problem_is_in_one_error():
+    said = problems(
+        batch_size=100,
+        temperature=0.0,
+        loss="cisop",
+        aggregation="mean",
+        zero_variance="skip",
+        top_k=-2,
+        max_tokens=4096,
+    )
+    assert said.startswith("7 setting(s) of the training cannot be used:")
+    for part in (
+        "batch_size 100 is not divisible by rollouts_per_example = 16 and micro_batch_size x processes = 8; "
+        "the nearest that are: 96 or 112",
+        "temperature is 0.0; it must be a number in [1e-06, 2]",
+        "cisop",
+        "did you mean 'cispo'",
+        "aggregation is 'mean'",
+        "zero_variance is 'skip'; it must be one of drop, keep",
+        "top_k is -2",
+        "max_tokens 4096 leaves no room",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "near"),
+    [
+        ({"batch_size": 20, "rollouts_per_example": 6, "micro_batch_size": 4}, "12 or 24"),
+        ({"batch_size": 3, "rollouts_per_example": 4, "micro_batch_size": 2}, "4"),
+        ({"batch_size": 30, "rollouts_per_example": 10, "micro_batch_size": 4}, "20 or 40"),
+    ],
+)
+def test_the_nearest_batch_sizes_that_are_named_are_accepted(settings, near):
+    assert problems(**settings).endswith(f"the nearest that are: {near}")
+    for size in near.split(" or "):
+        RLConfig(**settings | {"batch_size": int(size)}).resolve()
+
+
+def test_the_number_of_processes_counts_in_the_divisibility():
+    config = RLConfig(batch_size=16, rollouts_per_example=4, micro_batch_size=8)
+    config.resolve(2)
+    with pytest.raises(ConfigError, match="micro_batch_size x processes = 24; the nearest that are: 24"):
+        config.resolve(3)
+
+
+def test_unknown_keywords_are_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match=r"'temprature' \(did you mean 'temperature'\?\).*'batchsize'"):
+        RLConfig(temprature=0.7, batchsize=3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rollouts_per_example": 1, "batch_size": 8},
+        {"rollouts_per_example": 0, "advantage": "none"},
+        {"batch_size": 64.0},
+        {"batch_size": True},
+        {"temperature": "hot"},
+        {"mask_ratio_low": "low"},
+        {"mask_ratio_low": 2.0},
+        {"ratio_cap": 0.5},
+        {"delta": 1.1},
+        {"delta": "x"},
+        {"dual_clip": 0.5},
+        {"advantage": "gdpo"},
+        {"max_concurrent": 8},
+        {"deterministic": True, "embedded_mode": "padded"},
+        {"eval_num_examples": 0},
+        {"max_steps": 0},
+        {"report_to": "wnadb"},
+        {"loss_kwargs": {"ratio_cp": 3}},
+        {"sampling_args": {"temperature": 0.5}},
+        {"eval_strategy": "stepz"},
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(settings):
+    (name, *_) = settings
+    assert name in problems(**{"batch_size": 512} | settings)
+
+
+def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_way_to_do_it():
+    said = problems(gradient_accumulation_steps=4, per_device_train_batch_size=2, neftune_noise_alpha=5.0)
+    assert "gradient_accumulation_steps is 4, which this trainer cannot honour: batch_size counts all" in said
+    assert said.startswith("3 setting(s)")
+    for name, (neutral, _) in REFUSED.items():
+        assert getattr(RLConfig(), name) in neutral
+
+
+# --- what follows from other settings ---------------------------------------------------------------------------
+
+
+def test_what_is_changed_after_construction_is_honoured_with_what_follows_from_it():
+    config = RLConfig()
+    assert config.learning_rate == 1e-5
+    config.use_lora = False
+    config.run_name = "mine"
+    config.bf16 = not torch.cuda.is_available()
+    config.gradient_checkpointing = True
+    config.temperature = 0.7
+    config.resolve()
+    assert config.learning_rate == 1e-6
+    assert Path(config.output_dir) == Path("outputs/mine")
+    assert (config.bf16, config.mixed_precision) == (False, "no") or torch.cuda.is_available()
+    assert config.activation_checkpointing is True
+    assert config.sampling()["temperature"] == 0.7
+
+    config.batch_size = 100
+    with pytest.raises(ConfigError, match="batch_size 100"):
+        config.resolve()
+
+
+def test_what_was_given_is_not_derived_again():
+    config = RLConfig(learning_rate=3e-4, output_dir="here", run_name="mine")
+    config.use_lora = False
+    config.resolve()
+    assert (config.learning_rate, config.output_dir) == (3e-4, "here")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("asked", [{"bf16": True}, {"fp16": True}])
+def test_half_precision_without_an_accelerator_becomes_float32_with_a_warning(asked, caplog):
+    config = RLConfig(**asked)
+    config.resolve()
+    assert (config.bf16, config.fp16, config.use_cpu) == (False, False, True)
+    assert "computes in float32" in caplog.text
+
+
+def test_report_to_none_means_none():
+    for nothing in (None, "none", []):
+        config = RLConfig(report_to=nothing)
+        config.resolve()
+        assert config.report_to == []
+
+
+def test_a_private_copy_does_not_change_the_original():
+    config = RLConfig()
+    copied = config.private_copy()
+    copied.learning_rate, copied.packing = 1.0, False
+    assert (config.packing, config.is_given("learning_rate")) == (True, False)
+
+
+def test_steps_follow_from_passes_when_only_those_are_given():
+    shape = {"batch_size": 32, "rollouts_per_example": 8, "micro_batch_size": 8}
+    assert RLConfig(**shape, num_train_epochs=2).steps_for(10) == 5
+    assert RLConfig(**shape, max_steps=-1).steps_for(10) == 8  # three passes are transformers' default
+    assert RLConfig(**shape, num_train_epochs=2, max_steps=7).steps_for(10) == 7
+    assert RLConfig(**shape).steps_for(10) == 500
+
+
+def test_sampling_names_only_what_differs_from_plain_sampling():
+    assert RLConfig().sampling() == {"temperature": 1.0}
+    assert RLConfig(top_p=0.9, top_k=20, min_p=0.1, max_tokens=8, sampling_args={"stop": ["x"]}).sampling() == {
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.1,
+        "max_tokens": 8,
+        "stop": ["x"],
+    }
+
+
+def test_every_field_of_ours_is_read_somewhere():
+    package = Path(verifiers_trainer.__file__).parent
+    read = set()
+    for path in package.rglob("*.py"):
+        if path.parent.name != "cli":
+            tree = ast.parse(path.read_text())
+            read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    own = set(_RLFields.__annotations__)
+    of_transformers = {"eval_steps", "logging_steps", "lr_scheduler_type", "max_grad_norm", "save_steps"}
+    assert own - read - of_transformers == set()

@@ -1,0 +1,36 @@
+"""The increasing-context check on real transformers tokenizers: the built-in one passes, a stripping template fails."""
+
+from verifiers.context_check import check_increasing_context
+from verifiers_trainer.builtin_models import build_tiny_tokenizer
+
+STRIPPING = """\
+{%- for message in messages %}
+    {%- set content = message.content or '' %}
+    {%- if message.role == 'assistant' and not loop.last and '</think>' in content %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""As the model families do that show a model no earlier thinking of its own."""
+
+
+def test_the_built_in_template_only_appends():
+    report = check_increasing_context(build_tiny_tokenizer())
+
+    assert report.ok
+    assert report.checked == ("plain", "think", "tools", "think and tools")
+
+
+def test_a_template_that_strips_thinking_fails_at_the_think_token():
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = STRIPPING
+
+    report = check_increasing_context(tokenizer)
+
+    first = report.first_difference
+    assert first.conversation == "think"
+    assert "<think>" in first.before.text
+    assert "<think>" not in first.after.text
+    assert "<think>" in report.advice
