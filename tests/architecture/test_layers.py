@@ -11,8 +11,8 @@ from support.import_graph import CORE, TRAINER, cycle, imports
 LAYERS = [
     "types errors",
     "dual encoding redaction statistics suggest compat decorators failpoints logs text durable run_identity",
-    "messages parsers dataset dataset_arrow dataset_sources example_datasets steps state trajectories hooks tool_examples"
-    " context_check",
+    "messages parsers dataset dataset_arrow dataset_sources example_datasets steps state trajectories hooks "
+    "tool_examples context_check",
     "tools rubrics clients sandbox journal rows run_directory results registry",
     "environments testing",
     "rollout",

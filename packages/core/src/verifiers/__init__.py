@@ -40,6 +40,8 @@ _MODULES: dict[str, str] = {
         "load_endpoints"
     ),
     "registry": "load_environment list_environments",
+    "checks": "check_environment",
+    "context_check": "check_increasing_context",
     "dataset": "load_example_dataset",
     "logs": "setup_logging log_level quiet_verifiers",
     "text": (

@@ -120,7 +120,7 @@ class LoopTrainer(Trainer):
         """Weights and tokenizer; the pickled arguments that transformers would add are left out."""
         folder = output_dir or self.args.output_dir
         os.makedirs(folder, exist_ok=True)
-        self.model.save_pretrained(folder, state_dict=state_dict)
+        preparation.save_weights(self.model, Path(folder), state_dict)
         self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

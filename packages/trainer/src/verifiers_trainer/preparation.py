@@ -21,6 +21,9 @@ from verifiers_trainer.policy import get_model, get_tokenizer
 
 log = logging.getLogger(__name__)
 
+EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
+"""Layers whose adapters work only together with the layers themselves."""
+
 
 def load(model: Any, tokenizer: Any, model_kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
     """(model, tokenizer), loading what is given as a name; the tokenizer defaults to the model's own."""
@@ -98,6 +101,15 @@ def _disable_dropout(model: nn.Module) -> None:
             setattr(config, name, 0.0)
 
 
+def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+    """Write the model, or its adapter alone, as ``save_pretrained`` does; an adapter's base is not looked up."""
+    if not hasattr(model, "peft_config"):
+        model.save_pretrained(folder, state_dict=state_dict)
+        return
+    targets = {name for peft in model.peft_config.values() for name in peft.target_modules or ()}
+    model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=bool(targets & EMBEDDINGS))
+
+
 def load_weights(model: Any, folder: Path) -> None:
     """Load a checkpoint's weights, or its adapter, into ``model`` in place: who shares the parameters sees them.
 
@@ -118,8 +130,7 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     tensors = load_file(folder / "adapter_model.safetensors")
-    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
-    missing = sorted(expected.keys() - tensors.keys())
+    missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - tensors.keys())
     return missing, list(set_peft_model_state_dict(model, tensors).unexpected_keys)
 
 

@@ -19,6 +19,8 @@ _HOME = {
     "RecordingClient": "scripted",
     "ReplayClient": "scripted",
     "ScriptedClient": "scripted",
+    "make_state": "units",
+    "run_rollout_sync": "units",
     "scripted_logprobs": "scripted",
 }
 __all__ = sorted([*_HOME, "failpoint"])

@@ -78,7 +78,7 @@ def score_in_worker(name: str, config: dict[str, Any], entry: dict[str, Any], an
 
 def plain_score(name: str, config: dict[str, Any], entry: dict[str, Any], answer: str | None) -> float:
     """One score, where the caller is: only for answers that can be trusted."""
-    scorer = _scorer(name, repr(config), lambda: reasoning_gym.create_dataset(name, **config))
+    scorer = _scorer(name, config)
     try:
         return float(scorer.score_answer(answer, entry))
     except Exception:  # noqa: BLE001  whose doing it was: the next line raises when it is the scorer's
@@ -89,10 +89,11 @@ def plain_score(name: str, config: dict[str, Any], entry: dict[str, Any], answer
 _SCORERS: dict[tuple[str, str], Any] = {}
 
 
-def _scorer(name: str, config: str, make: Any) -> Any:
-    if (name, config) not in _SCORERS:
-        _SCORERS[name, config] = make()
-    return _SCORERS[name, config]
+def _scorer(name: str, config: dict[str, Any]) -> Any:
+    key = name, repr(config)
+    if key not in _SCORERS:
+        _SCORERS[key] = reasoning_gym.create_dataset(name, **config)
+    return _SCORERS[key]
 
 
 # --- the guard --------------------------------------------------------------------------------------------------

@@ -1,0 +1,300 @@
+"""Tool servers of the Model Context Protocol as child processes, one set for all event loops of this process.
+
+Promise: a server is started when it is first asked for, whatever loop asks, and runs until ``stop``. One that died is
+started again by the next call that meets its absence, once per call; a call that was under way is made again then, so
+a server may see a call twice. A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables it was given.
+
+The connections belong to an event loop in a thread of their own, because blocking calls of an environment each have a
+loop that ends with them. This module knows nothing of models and messages (``mcp``). A child process is not a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
+from verifiers.redaction import redacted_text
+from verifiers.suggest import check_keywords
+
+T = TypeVar("T")
+FIELDS = ("name", "command", "args", "env", "description")
+STOP_LIMIT_S = 10.0
+MAX_STDERR_BYTES = 4000
+"""How much of what a server last wrote to its stderr is kept for error messages."""
+log = logging.getLogger("verifiers.mcp")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """How a server is started.
+
+    Example: ``ServerSpec("files", "npx", ("-y", "server-files"), {"ROOT": "/srv"})``.
+    """
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the server sees beside the harmless ones."""
+    description: str = ""
+
+    @classmethod
+    def of(cls, given: Any) -> ServerSpec:
+        """From a mapping or an object with these fields.
+
+        ``env`` may also be a list of names, whose values are taken from this process. *Raises* ConfigError for
+        anything else, MissingKeyError for a listed variable that is not set.
+        """
+        if not isinstance(given, Mapping):
+            given = {name: getattr(given, name) for name in FIELDS if hasattr(given, name)}
+        check_keywords(given, FIELDS, "an MCP server")
+        fields = {name: value for name, value in given.items() if value is not None}
+        for name in ("name", "command"):
+            if not isinstance(fields.get(name), str) or not fields[name]:
+                raise ConfigError(f"an MCP server needs a {name}; found {dict(fields)}", key=name)
+        args = fields.get("args", ())
+        if isinstance(args, str) or not all(isinstance(one, str) for one in args):
+            raise ConfigError(f"the args of the MCP server {fields['name']!r} must be a list of strings", key="args")
+        env = _environment(fields["name"], fields.get("env", {}))
+        return cls(fields["name"], fields["command"], tuple(args), env, fields.get("description", ""))
+
+
+def _environment(server: str, given: Any) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        names = [given] if isinstance(given, str) else list(given)
+        if missing := [name for name in names if name not in os.environ]:
+            raise MissingKeyError(
+                f"the MCP server {server!r} is to see {', '.join(missing)}, which this process does not have",
+                names=missing,
+            )
+        given = {name: os.environ[name] for name in names}
+    if not all(isinstance(part, str) for pair in given.items() for part in pair):
+        raise ConfigError(f"the env of the MCP server {server!r} must map names to strings", key="env")
+    return dict(given)
+
+
+class Servers:
+    """A set of servers; every method may be called from any event loop."""
+
+    def __init__(self, specs: Sequence[ServerSpec], start_limit_s: float):
+        self.servers = {spec.name: _Server(spec, start_limit_s) for spec in specs}
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def tools(self) -> list[tuple[str, Any]]:
+        """(name of the server, tool) of all servers, which are started where they are not running.
+
+        *Raises* ConfigError for a server that does not start.
+        """
+        return await self._there(self._all_tools())
+
+    async def call(self, server: str, tool: str, arguments: dict[str, Any]) -> Any:
+        """The result of a tool call. *Raises* InfraError when the server died and another start did not help."""
+        return await self._there(self.servers[server].call(tool, arguments))
+
+    async def stop(self) -> None:
+        """Stop what is running, servers and thread; a later call starts them again."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        work = asyncio.run_coroutine_threadsafe(self._stop_all(), loop)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(work), STOP_LIMIT_S)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(STOP_LIMIT_S)
+
+    async def _all_tools(self) -> list[tuple[str, Any]]:
+        connections = await asyncio.gather(*(server.connection() for server in self.servers.values()))
+        return [(name, tool) for name, one in zip(self.servers, connections, strict=True) for tool in one.tools]
+
+    async def _stop_all(self) -> None:
+        await asyncio.gather(*(server.stop() for server in self.servers.values()))
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work`` on the servers' loop; cancelling this cancels that."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="verifiers-mcp-servers", daemon=True
+                )
+                self._thread.start()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return await asyncio.wrap_future(future)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+class _Connection:
+    """One run of a server: its session, its tools, and the event that ends it."""
+
+    def __init__(self) -> None:
+        self.session: Any = None
+        self.tools: list[Any] = []
+        self.ended = asyncio.Event()
+        self.life: asyncio.Task[None] | None = None
+
+
+class _Server:
+    """One server; lives on the servers' loop."""
+
+    def __init__(self, spec: ServerSpec, start_limit_s: float):
+        self.spec, self.start_limit_s = spec, start_limit_s
+        self._starting: asyncio.Task[_Connection] | None = None
+        self._has_run = False
+        self._stderr = b""
+
+    async def connection(self) -> _Connection:
+        """The running server, started where there is none. *Raises* ConfigError, for a later start InfraError."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+        starting = self._starting
+        try:
+            return await asyncio.shield(starting)  # one caller's cancellation is not the others'
+        except (UsageError, InfraError):
+            if self._starting is starting:
+                self._starting = None
+            raise
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        import anyio
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        for is_last in (False, True):
+            running = await self.connection()
+            try:
+                return await running.session.call_tool(tool, arguments)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+                death: Exception = error
+            except MCPError as error:
+                if error.code != CONNECTION_CLOSED:
+                    raise
+                death = error
+            log.warning("the MCP server %r died%s", self.spec.name, "" if is_last else "; it is started again")
+            await self._end(running)
+        raise InfraError(
+            f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after it was started "
+            f"anew{self._said()}"
+        ) from death
+
+    async def stop(self) -> None:
+        if self._starting is None:
+            return
+        try:
+            running = await self._starting
+        except (UsageError, InfraError):
+            return  # it has ended already, and who asked for it was told why
+        await self._end(running)
+
+    async def _end(self, running: _Connection) -> None:
+        """Let go of a run, and wait until its process is gone."""
+        starting = self._starting
+        if starting is not None and starting.done() and not starting.exception() and starting.result() is running:
+            self._starting = None
+        running.ended.set()
+        if running.life is not None:
+            await asyncio.wait([running.life])
+
+    async def _start(self) -> _Connection:
+        made, ready = _Connection(), asyncio.get_running_loop().create_future()
+        made.life = asyncio.ensure_future(self._live(made, ready))
+        try:
+            await ready
+        except Exception as error:
+            await asyncio.wait([made.life])
+            failure = InfraError if self._has_run else ConfigError
+            what = f"no answer within {self.start_limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise failure(
+                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start: {what}{self._said()}"
+            ) from error
+        self._has_run = True
+        return made
+
+    async def _live(self, made: _Connection, ready: asyncio.Future[None]) -> None:
+        """Run the server until ``made.ended``; what kept it from starting goes to ``ready``."""
+        from mcp import ClientSession, StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        spec = self.spec
+        try:
+            parameters = StdioServerParameters(command=spec.command, args=list(spec.args), env=dict(spec.env))
+            async with _Stderr(self) as stderr:
+                async with stdio_client(parameters, errlog=stderr) as streams, ClientSession(*streams) as session:
+                    try:
+                        async with asyncio.timeout(self.start_limit_s):
+                            await session.initialize()
+                            made.tools = await _all_tools(session)
+                    except Exception as error:  # noqa: BLE001  handed to whoever waits for the start
+                        ready.set_exception(error)
+                        return
+                    made.session = session
+                    ready.set_result(None)
+                    await made.ended.wait()
+        except Exception as error:  # noqa: BLE001  handed on, or logged when nobody waits any more
+            if not ready.done():
+                ready.set_exception(error)
+            else:
+                log.warning("the connection to the MCP server %r ended: %s", spec.name, error)
+
+    def _said(self) -> str:
+        """The end of what the server wrote to stderr, for the end of an error message."""
+        text = redacted_text(self._stderr.decode(errors="replace")).strip()
+        return f"; its stderr ends:\n{text[-1000:]}" if text else ""
+
+
+async def _all_tools(session: Any) -> list[Any]:
+    from mcp_types import PaginatedRequestParams
+
+    tools: list[Any] = []
+    cursor = None
+    while True:
+        listed = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+        tools += listed.tools
+        cursor = listed.next_cursor
+        if not cursor:
+            return tools
+
+
+class _Stderr:
+    """A pipe for a server's stderr, whose end is kept; entered on the loop that reads it."""
+
+    def __init__(self, server: _Server):
+        self._server = server
+
+    async def __aenter__(self) -> Any:
+        reading, writing = os.pipe()
+        self._write_end = os.fdopen(writing, "w")
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        self._transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb")
+        )
+        self._server._stderr = b""
+        self._reading = asyncio.ensure_future(self._keep(reader))
+        return self._write_end
+
+    async def _keep(self, reader: asyncio.StreamReader) -> None:
+        while chunk := await reader.read(MAX_STDERR_BYTES):
+            self._server._stderr = (self._server._stderr + chunk)[-MAX_STDERR_BYTES:]
+
+    async def __aexit__(self, *_: object) -> None:
+        self._write_end.close()
+        await asyncio.wait([self._reading], timeout=0.5)  # a grandchild may hold the pipe open
+        self._reading.cancel()
+        self._transport.close()

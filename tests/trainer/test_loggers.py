@@ -1,0 +1,177 @@
+"""``metrics.jsonl`` reads as one run; trackers get the numbers and cannot disturb anything."""
+
+import json
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from support.training import metrics_of, run, small_trainer
+from verifiers_trainer import sinks
+from verifiers_trainer.loggers import MetricsFile, read_metrics, write_completions
+from verifiers_trainer.plot import draw_learning_curve, running_mean
+
+
+def test_a_line_is_json_whatever_the_numbers_are(tmp_path):
+    file = MetricsFile(tmp_path / "new" / "folder")
+    file.write(3, 3, {"a": float("nan"), "b": np.float32(0.5), "c": torch.tensor(2), "d": float("inf"), "e": 1})
+    (row,) = read_metrics(file.path)
+    assert {name: row[name] for name in "abcde"} == {"a": None, "b": 0.5, "c": 2, "d": None, "e": 1}
+    assert (row["step"], row["policy_version"]) == (3, 3)
+    assert abs(row["time"] - time.time()) < 60
+
+
+def test_resuming_drops_the_lines_that_are_trained_again(tmp_path):
+    file = MetricsFile(tmp_path)
+    for step in (0, 1, 2, 2, 3):
+        file.write(step, step, {})
+    with file.path.open("a") as unfinished:
+        unfinished.write('{"step": 4, "loss')
+    MetricsFile(tmp_path).resume(2)
+    assert [row["step"] for row in metrics_of(tmp_path)] == [0, 1, 2, 2]
+
+
+def test_an_evaluation_before_training_stays_with_the_run_it_was_made_for(tmp_path):
+    run(small_trainer(tmp_path, max_steps=1))
+    trainer = small_trainer(tmp_path, max_steps=1)
+    trainer.evaluate(num_examples=2)
+    run(trainer)
+    assert [(row["step"], "eval_reward" in row) for row in metrics_of(tmp_path)] == [(0, True), (1, False)]
+
+
+def test_a_resumed_run_reads_as_one(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    run(small_trainer(tmp_path, **settings, max_steps=3))
+    (tmp_path / "checkpoint-3").rename(tmp_path / "gone")
+    run(small_trainer(tmp_path, **settings, max_steps=4), resume_from_checkpoint=True)
+    assert [row["step"] for row in metrics_of(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_completions_hold_what_was_said_and_what_it_was_worth(tmp_path):
+    run(small_trainer(tmp_path, max_steps=1, log_completions=True))
+    rows = [json.loads(line) for line in (tmp_path / "completions" / "step-1.jsonl").read_text().splitlines()]
+    assert len(rows) == 8
+    for row in rows:
+        assert row["prompt"][-1]["role"] == "user"
+        assert row["completion"][0]["role"] == "assistant"
+        assert row["metrics"]["digits"] == row["reward"]
+        assert row["completion_tokens"] in range(1, 5)
+        assert {"example_id", "advantage", "stop_condition", "error", "policy_version"} <= row.keys()
+    assert sum(row["advantage"] for row in rows) == pytest.approx(0, abs=1e-9)
+
+
+def test_completions_of_hostile_text_are_plain_ascii(tmp_path):
+    from verifiers_trainer.batch import Group, Record, StepBatch
+
+    text = {"prompt": "\u2028\ud800", "completion": "\x1b]0;x\x07", "answer": object()}
+    record = Record((), float("nan"), {"f": float("nan")}, None, None, False, text)
+    batch = StepBatch([], (Group(0, 1, (record,)),), (np.array([np.nan]),), {}, 0)
+    write_completions(tmp_path, 1, batch)
+    content = (tmp_path / "completions" / "step-1.jsonl").read_bytes()
+    assert content.isascii()
+    assert json.loads(content)["reward"] is None
+    assert b"\x1b" not in content
+
+
+# --- trackers ---------------------------------------------------------------------------------------------------
+
+
+class Recorder(TrainerCallback):
+    def __init__(self):
+        self.events = []
+        self.threads = set()
+
+    def on_train_begin(self, args, state, control, **_):
+        self.events.append("begin")
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.events.append((state.global_step, dict(logs)))
+        self.threads.add(threading.current_thread().name)
+
+    def on_train_end(self, args, state, control, **_):
+        self.events.append("end")
+
+
+def test_a_tracker_gets_every_step_on_a_thread_of_its_own(tmp_path, monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setitem(sinks.FACTORIES, "wandb", lambda: recorder)
+    run(small_trainer(tmp_path, max_steps=2, report_to="wandb"))
+    assert (recorder.events[0], recorder.events[-1]) == ("begin", "end")
+    steps = [
+        (step, logs["reward/mean"])
+        for step, logs in (e for e in recorder.events if isinstance(e, tuple))
+        if "loss" in logs
+    ]
+    assert steps == [(row["step"], row["reward/mean"]) for row in metrics_of(tmp_path)]
+    assert recorder.threads == {"verifiers-wandb"}
+    assert "verifiers-wandb" not in {thread.name for thread in threading.enumerate()}
+
+
+class Raises(Recorder):
+    def on_log(self, args, state, control, logs=None, **_):
+        raise ConnectionError("no network")
+
+
+class Hangs(Recorder):
+    def on_log(self, args, state, control, logs=None, **_):
+        threading.Event().wait()
+
+
+def absent():
+    raise RuntimeError("wandb is not installed")
+
+
+@pytest.mark.parametrize(
+    ("tracker", "said"), [(Raises, "no network"), (Hangs, "does not come to an end"), (absent, "is not installed")]
+)
+def test_a_tracker_that_fails_hangs_or_is_absent_costs_one_warning(tmp_path, monkeypatch, caplog, tracker, said):
+    monkeypatch.setitem(sinks.FACTORIES, "wandb", tracker)
+    monkeypatch.setattr(sinks, "CLOSE_S", 0.2)
+    with caplog.at_level(logging.WARNING, "verifiers_trainer.sinks"):
+        run(small_trainer(tmp_path, max_steps=3, report_to=["wandb"]))
+    warnings = [record.message for record in caplog.records if record.name == "verifiers_trainer.sinks"]
+    assert len(warnings) == 1
+    assert said in warnings[0]
+    assert len(metrics_of(tmp_path)) == 3
+
+
+def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch, caplog):
+    monkeypatch.setitem(sinks.FACTORIES, "wandb", Hangs)
+    monkeypatch.setattr(sinks, "QUEUE_SIZE", 4)
+    tracker = sinks.Sinks(["wandb"])
+    state = type("State", (), {"global_step": 1})()
+    tracker.on_train_begin(None, state, None)
+    started = time.monotonic()
+    for _ in range(100):
+        tracker.on_log(None, state, None, {"loss": 1.0})
+    tracker.close()
+    assert time.monotonic() - started < 1
+    assert "has not taken the last 4 events" in caplog.text
+
+
+def test_a_tracker_that_is_not_installed_is_named(monkeypatch, caplog):
+    worker = sinks.Sinks(["trackio"])
+    worker.on_train_begin(None, type("State", (), {})(), None)
+    worker.close()
+    assert "trackio gets no more numbers" in caplog.text
+
+
+# --- the picture ------------------------------------------------------------------------------------------------
+
+
+def test_the_learning_curve_is_drawn_with_gaps_and_evaluations(tmp_path):
+    file = MetricsFile(tmp_path)
+    file.write(0, 0, {"eval_reward": 0.1, "eval_reward_stderr": None})
+    for step in range(1, 15):
+        file.write(step, step, {"reward/mean": float("nan") if step == 3 else step / 20, "entropy": 1.0})
+    draw_learning_curve(file.path, tmp_path / "curve.png", "a title")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_running_mean_looks_back_ten_steps_over_gaps():
+    values = np.array([1.0, np.nan, 3.0, *[5.0] * 10])
+    assert running_mean(values)[[0, 1, 2, 12]].tolist() == [1, 1, 2, 5]

@@ -1,0 +1,131 @@
+"""A model is made ready: adapter by the fields, no dropout, trainable weights in fp32, weights that fit or an error."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import verifiers as vf
+from support.tiny_models import tiny_gpt2
+from support.training import small_config, small_policy, toy_env, weights_hash
+from verifiers.errors import CheckpointError, ConfigError
+from verifiers_trainer import preparation
+from verifiers_trainer.builtin_models import build_tiny_tokenizer
+
+
+def test_a_model_without_a_name_needs_its_tokenizer(tmp_path):
+    model = small_policy()
+    model.config._name_or_path = model.name_or_path = ""
+    with pytest.raises(ConfigError, match="give processing_class"):
+        preparation.load(model, None, None)
+    given = build_tiny_tokenizer()
+    assert preparation.load(model, given, None) == (model, given)
+
+
+def test_a_name_loads_model_and_tokenizer_with_the_keywords():
+    model, tokenizer = preparation.load("builtin:tiny", None, {"dtype": torch.bfloat16, "seed": 3})
+    assert model.dtype == torch.bfloat16
+    assert tokenizer.chat_template
+
+
+def test_an_environment_in_completion_mode_needs_no_chat_template():
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = None
+    env = vf.SingleTurnEnv(dataset=[{"prompt": "a"}], rubric=toy_env().rubric, message_type="completion")
+    preparation.require_chat_template(tokenizer, env)
+    with pytest.raises(ConfigError, match="no chat template"):
+        preparation.require_chat_template(tokenizer, toy_env())
+
+
+def test_the_lora_fields_make_the_adapter_and_the_seed_its_weights(tmp_path):
+    def adapter(seed):
+        config = small_config(
+            tmp_path,
+            use_lora=True,
+            lora_rank=3,
+            lora_alpha=7,
+            lora_dropout=0.25,
+            disable_dropout=False,
+            lora_target_modules=["q_proj", "v_proj"],
+            seed=seed,
+        )
+        return preparation.prepare(small_policy(), config, None)
+
+    torch.manual_seed(1)
+    one = adapter(0)
+    torch.manual_seed(2)
+    again, other = adapter(0), adapter(5)
+    lora = one.peft_config["default"]
+    assert (lora.r, lora.lora_alpha, lora.lora_dropout) == (3, 7, 0.25)
+    assert {n.split(".")[-3] for n, _ in one.named_parameters() if "lora_A" in n} == {"q_proj", "v_proj"}
+    assert any(m.p == 0.25 for m in one.modules() if isinstance(m, torch.nn.Dropout))
+    assert weights_hash(one) == weights_hash(again)
+    assert weights_hash(one) != weights_hash(other)
+
+
+def test_without_targets_every_linear_layer_but_the_head_is_adapted(tmp_path):
+    model = preparation.prepare(small_policy(), small_config(tmp_path, use_lora=True), None)
+    adapted = {n.split(".")[-3] for n, _ in model.named_parameters() if "lora_A" in n}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_dropout_is_switched_off_and_said(tmp_path, caplog):
+    model = tiny_gpt2(torch.float32)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
+    model.config.attn_pdrop = 0.1
+    preparation.prepare(model, small_config(tmp_path), None)
+    assert not any(module.p for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    assert model.config.attn_pdrop == 0
+
+    preparation.prepare(small_policy(), small_config(tmp_path, use_lora=True, lora_dropout=0.2), None)
+    assert "lora_dropout is switched off" in caplog.text
+
+
+def test_trainable_weights_are_fp32_and_frozen_ones_stay_as_they_are(tmp_path):
+    half = small_policy().to(torch.bfloat16)
+    full = preparation.prepare(half, small_config(tmp_path), None)
+    assert {p.dtype for p in full.parameters()} == {torch.float32}
+
+    adapted = preparation.prepare(small_policy().to(torch.bfloat16), small_config(tmp_path, use_lora=True), None)
+    kinds = {(p.requires_grad, p.dtype) for p in adapted.parameters()}
+    assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
+
+
+def test_a_model_without_anything_to_train_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is_trainable=True"):
+        preparation.prepare(small_policy().requires_grad_(False), small_config(tmp_path), None)
+
+
+def test_weights_are_loaded_in_place_and_must_fit(tmp_path):
+    saved, model = small_policy(seed=1), small_policy(seed=2)
+    preparation.save_weights(saved, tmp_path)
+    parameters = list(model.parameters())
+    preparation.load_weights(model, tmp_path)
+    assert weights_hash(model) == weights_hash(saved)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["odd"] = tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing \['model.norm.weight'\], unexpected \['odd'\]"):
+        preparation.load_weights(model, tmp_path)
+
+
+def test_a_folder_without_weights_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no model weights"):
+        preparation.load_weights(small_policy(), tmp_path)
+    config = small_config(tmp_path, use_lora=True)
+    with pytest.raises(CheckpointError, match="adapter_model"):
+        preparation.load_weights(preparation.prepare(small_policy(), config, None), tmp_path)
+
+
+def test_an_adapter_of_another_shape_is_refused(tmp_path):
+    def adapter(**settings):
+        return preparation.prepare(small_policy(), small_config(tmp_path, use_lora=True, **settings), None)
+
+    preparation.save_weights(adapter(lora_target_modules=["q_proj"]), tmp_path)
+    with pytest.raises(CheckpointError, match="do not fit this model: missing"):
+        preparation.load_weights(adapter(), tmp_path)
+    with pytest.raises(CheckpointError):
+        preparation.load_weights(adapter(lora_rank=2, lora_target_modules=["q_proj"]), tmp_path)
