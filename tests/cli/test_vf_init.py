@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fresh_python import Ran, make_fresh_python
+from support.fresh_python import Ran, make_fresh_python, needs_setuptools
 from verifiers.cli.init import COMMAND
 from verifiers.cli.scaffold import TEMPLATES, parse_name
 from verifiers.testing import FakeServer
@@ -236,7 +236,7 @@ def test_an_invalid_name_is_refused_and_nothing_is_written(vf_init, tmp_path, na
         (["a", "b"], "not 2: a b"),
         (["a", "--templte", "x", "--muti-file"], "--templte: no such option, did you mean --template?"),
         (["a", "--templte", "x", "--muti-file"], "--muti-file: no such option, did you mean --multi-file?"),
-        (["a", "--template", "singel"], 'is not there, did you mean "single"?'),
+        (["a", "--template", "singel"], "must be one of single, multi, tool, not 'singel', did you mean \"single\"?"),
         (["a", "--path"], "requires an argument"),
     ],
 )
@@ -324,7 +324,7 @@ def test_every_template_in_both_forms_installs_and_passes_its_test(tmp_path):
 
 
 def test_wheel_and_source_archive_of_verifiers_take_the_templates_along(tmp_path):
-    pytest.importorskip("setuptools", minversion="77")
+    needs_setuptools()
     core = tmp_path / "core"
     left_out = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
     shutil.copytree(REPOSITORY / "packages/core", core, ignore=left_out)

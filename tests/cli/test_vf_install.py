@@ -171,9 +171,9 @@ def test_a_repository_becomes_a_requirement_with_branch_and_folder(vf_install, r
     assert recorded() == []
 
 
-def test_passwords_are_not_printed(vf_install):
+def test_logins_are_not_printed(vf_install):
     ran = vf_install("x", "--repo", "https://me:canary@host/r", "--dry-run", "--json")
-    assert "https://me:***@host/r" in ran.json["command"]
+    assert "https://***@host/r" in ran.json["command"]
     assert "canary" not in ran.out + ran.err
 
 
@@ -489,7 +489,7 @@ def add_wheel(index: Path, name: str, version: str, files: dict[str, str], entry
 def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environment(python, tmp_path):
     index = tmp_path / "index"
     entry = "index-game = vf_index_game:load_environment"
-    for version in ("0.3", "0.4"):
+    for version in ("0.3", "0.4.0"):
         add_wheel(index, "vf-index-game", version, {"vf_index_game.py": LOADER}, entry)
     add_wheel(index, "plain", "1.0", {"plain.py": "raise SystemExit('it ran')\n"})
     add_wheel(index, "old-game", "0.1", {"old_game.py": LOADER})
@@ -497,7 +497,7 @@ def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environ
     ran = python.command("install", "index-game@0.3", "--json", **where)
     assert (ran.code, ran.json["version"]) == (0, "0.3"), ran.err
     ran = python.command("install", "index-game@0.4", "--json", **where)
-    assert (ran.code, ran.json["version"]) == (0, "0.4"), ran.err
+    assert (ran.code, ran.json["version"]) == (0, "0.4.0"), ran.err
     ran = python.command("install", "index-game@0.5", **where)
     assert ran.code == 2, ran.err
     assert "did you mean 'index-game'" in ran.err
@@ -519,5 +519,6 @@ def test_an_owners_environment_comes_from_the_owners_index_alone(python, tmp_pat
     everywhere = {"UV_DEFAULT_INDEX": (tmp_path / "public").as_uri(), "UV_INDEX": (tmp_path / "public").as_uri()}
     ran = python.command("install", "acme/word-game", "--json", **everywhere)
     assert (ran.code, ran.json["version"]) == (0, "0.1"), ran.err
+    assert f"--default-index {(tmp_path / 'acme').as_uri()} vf-word-game && uv pip install" in ran.json["command"]
     ran = python.command("install", "acme/other-game", **everywhere)
     assert ran.code == 2, ran.err

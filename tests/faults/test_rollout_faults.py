@@ -238,6 +238,42 @@ def test_coroutines_made_before_their_tasks_begin_are_what_warns():
     assert any("never awaited" in str(w.message) for w in caught)
 
 
+INTERRUPTING = """
+import asyncio, os, signal, time
+import verifiers as vf
+from verifiers.testing import ScriptedClient
+
+class Env(vf.MultiTurnEnv):
+    def env_response(self, messages, state):
+        if state["example_id"] == 2 and state["turn"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return "more"
+
+    @vf.cleanup
+    async def put_away(self, state):
+        await asyncio.sleep(0.05)
+        print("cleaned", state["example_id"])
+
+env = Env(dataset=[{"question": str(n)} for n in range(20)], max_turns=50)
+client = ScriptedClient("x", delay_s=0.01)
+started = time.monotonic()
+try:
+    env.evaluate(client, "m", max_concurrent=4)
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - started < 5, client.in_flight)
+"""
+
+
+def test_an_interrupt_inside_a_hook_cleans_up_every_rollout_once():
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", INTERRUPTING], capture_output=True, text=True, timeout=60)
+    lines = done.stdout.split("\n")
+    assert sorted(lines[:4]) == [f"cleaned {n}" for n in range(4)], done.stderr
+    assert lines[4] == "interrupted True 0"
+    assert "never" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_parsers_are_linear_in_hostile_text():
     bombs = ["<a>" * 300_000, "<a><b>" * 150_000, "\\boxed{" * 140_000, "<think>" * 140_000, "<a>" + "x" * 1_000_000]
     parsers = [vf.XMLParser(["a", "b"]), vf.ThinkParser(vf.extract_boxed_answer), vf.MaybeThinkParser()]

@@ -15,8 +15,13 @@ def test_a_policy_learns_a_toy_task_one_step_off_policy(tmp_path):
         tmp_path, batch_size=32, rollouts_per_example=8, learning_rate=6e-3, max_tokens=6, max_steps=40
     )
 
+    before = trainer.evaluate()["eval_reward"]
     log = run(trainer)
+    after = trainer.evaluate()["eval_reward"]
+    trainer.close()
 
+    assert before < 0.3
+    assert after > 0.9
     rewards = [step["reward/mean"] for step in log.steps]
     assert sum(rewards[:3]) / 3 < 0.3
     assert sum(rewards[-3:]) / 3 > 0.9

@@ -56,7 +56,7 @@ def test_the_lora_fields_make_the_adapter_and_the_seed_its_weights(tmp_path):
     again, other = adapter(0), adapter(5)
     lora = one.peft_config["default"]
     assert (lora.r, lora.lora_alpha, lora.lora_dropout) == (3, 7, 0.25)
-    assert {n.split(".")[-3] for n, _ in one.named_parameters() if "lora_A" in n} == {"q_proj", "v_proj"}
+    assert {n.split(".")[-4] for n, _ in one.named_parameters() if "lora_A" in n} == {"q_proj", "v_proj"}
     assert any(m.p == 0.25 for m in one.modules() if isinstance(m, torch.nn.Dropout))
     assert weights_hash(one) == weights_hash(again)
     assert weights_hash(one) != weights_hash(other)
@@ -64,7 +64,7 @@ def test_the_lora_fields_make_the_adapter_and_the_seed_its_weights(tmp_path):
 
 def test_without_targets_every_linear_layer_but_the_head_is_adapted(tmp_path):
     model = preparation.prepare(small_policy(), small_config(tmp_path, use_lora=True), None)
-    adapted = {n.split(".")[-3] for n, _ in model.named_parameters() if "lora_A" in n}
+    adapted = {n.split(".")[-4] for n, _ in model.named_parameters() if "lora_A" in n}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 

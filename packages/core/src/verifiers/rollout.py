@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import random
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -26,13 +27,18 @@ from verifiers.environments.stopping import TRUNCATING, first_stop
 from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
 from verifiers.hooks import Hook, call_handler, ends_the_run, fault, is_cancelled
 from verifiers.messages import normalize_messages
-from verifiers.state import State
+from verifiers.state import State, TrajectoryStep
 
 CLEANUP_S = 60.0
 """What each clean-up handler may take."""
 
 current_run: ContextVar[tuple[Any, str] | None] = ContextVar("verifiers_run", default=None)
 """(run, seed key) for states that an author's own ``rollout()`` makes inside a run."""
+
+_ids = random.Random()
+"""Where rollouts get their ids from: a generator of its own, because asking the system for each costs more."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ids.seed)
 
 
 async def play(env: Environment, state: State, timeout_s: float | None = None) -> State:
@@ -187,6 +193,8 @@ def _note_failure(env: Environment, state: State, name: str, error: RolloutError
 def conclude(state: State, started: float) -> None:
     """Write down the facts of a finished rollout; ``started`` is of ``time.perf_counter``."""
     state.waiting_for = None
+    if state["trajectory"] and isinstance(state["trajectory"][-1], TrajectoryStep):
+        state["trajectory"][-1].settle()
     state["timing"]["generation_ms"] = 1000 * (time.perf_counter() - started)
     state["is_completed"] = True
     state["is_truncated"] = state["is_truncated"] or state["stop_condition"] in TRUNCATING
@@ -206,7 +214,7 @@ def new_state(
         model=model,
         sampling_args=copy_row(dict(sampling_args)) if sampling_args else {},
         tool_defs=copy_row(env.tool_defs),
-        trajectory_id=uuid.uuid4().hex,
+        trajectory_id=f"{_ids.getrandbits(128):032x}",
         completion=[] if env.message_type == "chat" else "",
     )
     state["prompt"] = normalize_messages(state["prompt"], env.message_type)

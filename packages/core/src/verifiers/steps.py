@@ -2,8 +2,9 @@
 
 Every turn of a conversation repeats the turns before it. A step therefore keeps only what is new after the prefix it
 shares with the step before; ``step["prompt"]`` and ``tokens["prompt_ids"]`` are composed when read, so a rollout's
-memory grows linearly with its turns. Token ids and log-probabilities are never re-encoded: they are the arrays the
-server sent.
+memory grows linearly with its turns. Only the newest step of a rollout that goes on also holds its prompt whole, so
+that the next turn costs what is new in it. Token ids and log-probabilities are never re-encoded: they are the arrays
+the server sent.
 
 This module does not know what a rollout is (``state``) and does not write steps to disk (``trajectories``).
 """
@@ -27,7 +28,7 @@ class TrajectoryStepTokens(AttributeDict):
     ``completion_logprobs``, ``overlong_prompt``, ``is_truncated``, ``version``.
     """
 
-    __slots__ = ("_previous", "_shared")
+    __slots__ = ("_previous", "_shared", "_whole_prompt")
     COMPOSED = frozenset(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"))
 
     def __init__(
@@ -43,8 +44,7 @@ class TrajectoryStepTokens(AttributeDict):
     ):
         prompt = np.asarray(prompt_ids, np.int32)
         shared = 0 if previous is None else _common_prefix(previous.full_ids(), prompt)
-        object.__setattr__(self, "_previous", previous if shared else None)
-        object.__setattr__(self, "_shared", shared)
+        _link(self, previous, shared, prompt)
         extra.pop("prompt_mask", None), extra.pop("completion_mask", None)
         super().__init__(
             prompt_ids=prompt[shared:].copy() if shared else prompt,
@@ -74,12 +74,16 @@ class TrajectoryStepTokens(AttributeDict):
 
     def prompt_array(self) -> np.ndarray:
         """The whole prompt, int32 [P]."""
+        if self._whole_prompt is not None:
+            return self._whole_prompt
         if self._previous is None:
             return self.new_prompt_ids()
         return np.concatenate([self._previous.full_ids()[: self._shared], self.new_prompt_ids()])
 
     def full_ids(self) -> np.ndarray:
         """Prompt and completion together, int32 [P + C]; linear in the length, without recursion."""
+        if self._whole_prompt is not None:
+            return np.concatenate([self._whole_prompt, dict.__getitem__(self, "completion_ids")])
         end = self.num_tokens
         ids, step = np.empty(end, np.int32), self
         while step is not None:  # from the newest back: each fills what lies beyond the prefix it shares
@@ -110,8 +114,7 @@ class TrajectoryStepTokens(AttributeDict):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key == "prompt_ids":
-            object.__setattr__(self, "_previous", None)
-            object.__setattr__(self, "_shared", 0)
+            _link(self, None, 0, None)
         if key in ("prompt_ids", "completion_ids"):
             value = np.asarray(value, np.int32)
         elif key == "completion_logprobs":
@@ -143,6 +146,15 @@ def _rebuild(cls: type, fields: dict[str, Any]) -> Any:
     return cls(**fields)
 
 
+def _link(made: Any, previous: Any, shared: int, whole_prompt: Any) -> None:
+    """Let a step continue ``previous`` after ``shared`` of its parts; the whole prompt moves on to the newest."""
+    object.__setattr__(made, "_previous", previous if shared else None)
+    object.__setattr__(made, "_shared", shared)
+    object.__setattr__(made, "_whole_prompt", whole_prompt if shared else None)
+    if previous is not None:
+        object.__setattr__(previous, "_whole_prompt", None)
+
+
 def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:
     """Length of the longest common prefix of two 1-D arrays."""
     n = min(len(left), len(right))
@@ -158,7 +170,7 @@ class TrajectoryStep(AttributeDict):
     every response repeats the ids of the whole prompt.
     """
 
-    __slots__ = ("_previous", "_shared")
+    __slots__ = ("_previous", "_shared", "_whole_prompt")
 
     def __init__(
         self,
@@ -175,8 +187,7 @@ class TrajectoryStep(AttributeDict):
         **more: Any,
     ):
         shared = 0 if previous is None else _common_messages(previous.conversation(), prompt)
-        object.__setattr__(self, "_previous", previous if shared else None)
-        object.__setattr__(self, "_shared", shared)
+        _link(self, previous, shared, prompt[:])
         if isinstance(tokens, TrajectoryStepTokens) and response is not None and response.tokens is not None:
             response = replace(response, tokens=None)
         super().__init__(
@@ -203,10 +214,18 @@ class TrajectoryStep(AttributeDict):
 
     def conversation(self) -> Messages:
         """Prompt and completion together, as a new list (or text)."""
-        return self._composed(self.new_prompt() + dict.__getitem__(self, "completion"))
+        return self["prompt"] + dict.__getitem__(self, "completion")
 
-    def _composed(self, own: Messages) -> Messages:
-        """``own`` behind the prefix shared with earlier steps; linear in the result."""
+    def settle(self) -> None:
+        """No step will continue this one: hold nothing twice any more."""
+        object.__setattr__(self, "_whole_prompt", None)
+        tokens = dict.__getitem__(self, "tokens")
+        if isinstance(tokens, TrajectoryStepTokens):
+            object.__setattr__(tokens, "_whole_prompt", None)
+
+    def _composed(self) -> Messages:
+        """The prompt, from the pieces that the chain of steps holds; linear in the result."""
+        own = self.new_prompt()
         pieces: list[Any] = [own]
         end, step = self._shared, self._previous
         while end:  # from the newest back: each gives what lies beyond the prefix it shares itself
@@ -218,12 +237,13 @@ class TrajectoryStep(AttributeDict):
         return "".join(pieces) if isinstance(own, str) else list(chain.from_iterable(pieces))
 
     def __getitem__(self, key: str) -> Any:
-        return self._composed(self.new_prompt()) if key == "prompt" else super().__getitem__(key)
+        if key != "prompt":
+            return super().__getitem__(key)
+        return self._composed() if self._whole_prompt is None else self._whole_prompt[:]
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key == "prompt":
-            object.__setattr__(self, "_previous", None)
-            object.__setattr__(self, "_shared", 0)
+            _link(self, None, 0, None)
         super().__setitem__(key, value)
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -81,7 +81,7 @@ class Message(dict):
     @classmethod
     def from_path(cls, path: str | Path) -> Message:
         """A message whose content is the text of a file, for example ``SystemMessage.from_path("prompt.txt")``."""
-        return cls(Path(path).read_text(encoding="utf-8"))  # type: ignore[call-arg]
+        return cls(Path(path).read_text(encoding="utf-8"))  # type: ignore[arg-type]
 
 
 Messages: TypeAlias = "list[Message] | str"

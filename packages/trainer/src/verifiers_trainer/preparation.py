@@ -38,9 +38,10 @@ def load(model: Any, tokenizer: Any, model_kwargs: dict[str, Any] | None) -> tup
 def require_chat_template(tokenizer: Any, env: Environment) -> None:
     """Raise ``ConfigError`` when the environment speaks in messages and the tokenizer cannot render them."""
     if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
+        name = getattr(tokenizer, "name_or_path", "")
         raise ConfigError(
-            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template, and the environment speaks "
-            "in messages: set tokenizer.chat_template, use an instruct model, or message_type='completion'"
+            f"the tokenizer {name!r} has no chat template, and the environment speaks in messages: set "
+            "tokenizer.chat_template, use an instruct model, or message_type='completion'"
         )
 
 

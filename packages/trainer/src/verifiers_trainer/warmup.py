@@ -80,9 +80,10 @@ def _encode(tokenizer: Any, prompt: Any, answer: str) -> tuple[list[int], list[i
 def _supervised_loss(model: Any, rows: Sequence[tuple[list[int], list[int]]], pad_token_id: int) -> torch.Tensor:
     """Mean next-token loss over the labelled tokens of right-padded rows."""
     longest = max(len(ids) for ids, _ in rows)
-    input_ids = torch.tensor([ids + [pad_token_id] * (longest - len(ids)) for ids, _ in rows])
-    labels = torch.tensor([labels + [IGNORED] * (longest - len(labels)) for _, labels in rows])
-    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in rows])
+    device = next(model.parameters()).device
+    input_ids = torch.tensor([ids + [pad_token_id] * (longest - len(ids)) for ids, _ in rows], device=device)
+    labels = torch.tensor([labels + [IGNORED] * (longest - len(labels)) for _, labels in rows], device=device)
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids, _ in rows], device=device)
     model.train()
     logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
     return cross_entropy(logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), ignore_index=IGNORED)

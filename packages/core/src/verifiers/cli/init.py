@@ -56,8 +56,9 @@ def run(call: Call) -> None:
     names = parse_name(one_word(call, "the name of the environment: vf-init NAME"))
     template = call.options["template"]
     if template not in TEMPLATES:
-        known = ", ".join(TEMPLATES)
-        raise ConfigError(f"--template {template!r} is not there{closest(template, TEMPLATES)} Templates: {known}")
+        raise ConfigError(
+            f"--template must be one of {', '.join(TEMPLATES)}, not {template!r}{closest(template, TEMPLATES)}"
+        )
     target = locate(names, call.options["path"])
     files = render(
         names,

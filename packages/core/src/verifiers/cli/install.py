@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -57,18 +58,21 @@ def run(call: Call) -> None:
     call.note(f"vf-install: {RUNS_CODE}")
     package, command = _install_first(call, found, request, chosen)
     resolved, *_ = check_installed(package.env_ids)
-    if package.version is not None and resolved.version != package.version:
+    if package.version is not None and _plain(resolved.version or "") != _plain(package.version):
         raise RunError(f"version {package.version} was asked for, and {resolved.version} was installed")
     _tell(call, resolved, command, "is installed and imports")
+
+
+def _plain(version: str) -> str:
+    """A version in the spelling in which 1.2, v1.2 and 1.2.0 are equal."""
+    return re.sub(r"(\.0+)+$", "", version.lower().removeprefix("v"))
 
 
 # --- installing -----------------------------------------------------------------------------------------------------
 
 
-def _install_first(
-    call: Call, found: Installer, request: Request, packages: Sequence[Package]
-) -> tuple[Package, list[str]]:
-    """Install the first package that is there; it and the command that was run.
+def _install_first(call: Call, found: Installer, request: Request, packages: Sequence[Package]) -> tuple[Package, str]:
+    """Install the first package that is there; it and the command that was run, as one line.
 
     Raises: ``UnknownEnvironment`` when none is there; ``RunError`` when the installer fails for another reason.
     """
@@ -77,25 +81,27 @@ def _install_first(
         if package.check_first and (refusal := _refusal(call, found, package)):
             refusals.append(refusal)
             continue
-        finished, command = _install(call, found, request, package)
+        finished, commands = _install(call, found, request, package)
         if not package.is_local and package.distribution and finished.lacks(package.distribution):
-            refusals.append(f"there is no {package.requirement[0]} ({finished.text[-300:]})")
+            refusals.append(_absent(package, finished))
             continue
         finished.check()
-        return package, command
+        return package, commands
     where = packages[0].index_url or "the package index"
     raise unknown(request.text, f"no environment {request.text!r} in {where}: {'; '.join(refusals)}")
 
 
-def _install(call: Call, found: Installer, request: Request, package: Package) -> tuple[Finished, list[str]]:
+def _install(call: Call, found: Installer, request: Request, package: Package) -> tuple[Finished, str]:
+    """Run a package's commands, up to the first that fails."""
     finished: Finished | None = None
-    for command, one_index in _commands(found, request, package):
+    commands = _commands(found, request, package)
+    for command, one_index in commands:
         call.note(f"+ {installer.shown(command)}")
         finished = installer.run(command, aloud=_aloud(call), one_index=one_index)
         if finished.code:
             break
     assert finished is not None
-    return finished, list(finished.command)
+    return finished, " && ".join(installer.shown(command) for command, _ in commands)
 
 
 def _commands(found: Installer, request: Request, package: Package) -> list[tuple[list[str], bool]]:
@@ -116,10 +122,17 @@ def _refusal(call: Call, found: Installer, package: Package) -> str | None:
         call.note(f"+ {installer.shown(command)}    # only to look into it")
         finished = installer.run(command, aloud=_aloud(call))
         if finished.code:
-            return f"there is no {requirement} that can be looked into without running it ({finished.text[-300:]})"
+            last = finished.last_lines[-1].strip() if finished.last_lines else f"exit code {finished.code}"
+            cannot = f"{requirement} cannot be looked into without running it: {last}"
+            return _absent(package, finished) if finished.lacks(package.distribution or "") else cannot
         if _holds_environment(Path(folder), package.env_ids[0].replace("-", "_")):
             return None
     return f"{requirement} is a package of this name, but no environment, and was not installed"
+
+
+def _absent(package: Package, finished: Finished) -> str:
+    offline = " in the cache, and the installer is offline" if "not found in the cache" in finished.text else ""
+    return f"there is no {package.requirement[0]}{offline}"
 
 
 def _holds_environment(folder: Path, module: str) -> bool:
@@ -164,15 +177,15 @@ def _request(call: Call) -> Request:
 def _plan(call: Call, found: Installer, request: Request, packages: Sequence[Package]) -> None:
     """The commands that would be run; nothing is contacted."""
     plans = [[installer.shown(command) for command, _ in _commands(found, request, p)] for p in packages]
-    call.facts |= {"command": plans[0][-1], "distribution": packages[0].distribution}
+    call.facts |= {"command": " && ".join(plans[0]), "distribution": packages[0].distribution}
     call.say("\n".join(plans[0]))
     for plan in plans[1:]:
         call.say("if that package is not there, and this one proves to be an environment:\n" + "\n".join(plan))
 
 
-def _tell(call: Call, resolved: Resolved, command: list[str] | None, what: str) -> None:
+def _tell(call: Call, resolved: Resolved, command: str | None, what: str) -> None:
     call.facts |= {
-        "command": installer.shown(command) if command else None,
+        "command": command,
         "distribution": resolved.distribution,
         "version": resolved.version,
         "entry_point": resolved.entry_point,

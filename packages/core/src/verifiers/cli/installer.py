@@ -25,7 +25,7 @@ from verifiers.errors import ConfigError, RunError
 MAX_LAST_LINES = 15
 """Lines of a failed installer that its error shows."""
 _OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+_LOGIN = re.compile(r"(https?://)[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Finished:
 
     def lacks(self, distribution: str) -> bool:
         """Whether it failed because no index has the distribution, or not in the version asked for."""
-        name = re.escape(distribution)
+        name = rf"(?<![\w-]){re.escape(distribution)}"
         return self.code != 0 and bool(
-            re.search(rf"\b{name} was not found in|there (is|are) no versions? of {name}\b", self.text)
+            re.search(rf"{name} was not found in|there (is|are) no versions? of {name}\b", self.text)
             or re.search(rf"No matching distribution found for {name}\b(?!-)", self.text)
         )
 
@@ -107,11 +107,11 @@ def run(command: Sequence[str], *, aloud: bool, one_index: bool = False) -> Fini
     ) as process:
         assert process.stdout is not None
         try:
-            for line in process.stdout:
+            for line in map(without_logins, process.stdout):
                 if aloud:
                     print(line, end="", file=sys.stderr, flush=True)
                 if line.strip():
-                    lines.append(without_passwords(line.rstrip()))
+                    lines.append(line.rstrip())
         except BaseException:
             process.terminate()
             raise
@@ -119,17 +119,17 @@ def run(command: Sequence[str], *, aloud: bool, one_index: bool = False) -> Fini
 
 
 def shown(command: Sequence[str]) -> str:
-    """The command as it can be pasted into a shell, without passwords."""
-    return without_passwords(shlex.join(command))
+    """The command as it can be pasted into a shell, without logins."""
+    return without_logins(shlex.join(command))
 
 
-def without_passwords(text: str) -> str:
-    """The text with the password of each URL replaced.
+def without_logins(text: str) -> str:
+    """The text with user and password of each web address replaced; tokens are often written in the user's place.
 
-    >>> without_passwords("https://me:secret@host/simple")
-    'https://me:***@host/simple'
+    >>> without_logins("https://me:secret@host/simple, https://token@host, ssh://git@host")
+    'https://***@host/simple, https://***@host, ssh://git@host'
     """
-    return _PASSWORD.sub(r"\1:***@", text)
+    return _LOGIN.sub(r"\1***@", text)
 
 
 def _this_library() -> list[str]:

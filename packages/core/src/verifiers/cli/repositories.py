@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 import importlib_metadata
 
-from verifiers.cli.installer import without_passwords
+from verifiers.cli.installer import without_logins
 from verifiers.cli.project_files import PYPROJECT, Project, project_of
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment
 from verifiers.suggest import closest
@@ -54,7 +54,7 @@ class Repository:
             there = [name for parent in PARENTS for name in _names(clone, parent)]
         wanted = PurePosixPath(self.folders[0]).name
         raise UnknownEnvironment(
-            f"branch {self.branch} of {without_passwords(self.url)} has no {PYPROJECT} in {' or '.join(self.folders)}"
+            f"branch {self.branch} of {without_logins(self.url)} has no {PYPROJECT} in {' or '.join(self.folders)}"
             + closest(wanted, there),
             env_id=wanted,
         )
@@ -125,7 +125,7 @@ def _git(*words: str) -> str:
         raise ConfigError("installing from a repository needs git, and there is none on the path") from None
     if done.returncode:
         said = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip()) or "nothing"
-        raise RunError(without_passwords(f"git {words[0]} ended with exit code {done.returncode}: {said}"))
+        raise RunError(without_logins(f"git {words[0]} ended with exit code {done.returncode}: {said}"))
     return done.stdout
 
 
@@ -144,6 +144,4 @@ def _project(text: str, folder: str, repository: Repository) -> Project:
     try:
         return project_of(tomllib.loads(text), Path(folder))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{folder}/{PYPROJECT} of {without_passwords(repository.url)} is not TOML: {error}"
-        ) from error
+        raise ConfigError(f"{folder}/{PYPROJECT} of {without_logins(repository.url)} is not TOML: {error}") from error

@@ -96,7 +96,7 @@ class Session:
                 except RunMismatch as error:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
                 except RunError:
-                    if newest := checkpoint.newest_valid(plan.folder):
+                    if (newest := checkpoint.newest_valid(plan.folder)) and newest != plan.checkpoint:
                         self._say(f"{newest} is whole: {self._again(plan)} goes on from there")
                     raise
                 finally:

@@ -145,6 +145,8 @@ def _part(block: Any) -> Any:
             return InputAudioContentPart(block.data, block.mime_type.rpartition("/")[2])
         case "resource":
             resource = block.resource
-            return TextContentPart(getattr(resource, "text", None) or f"[{resource.mime_type or 'data'}: {resource.uri}]")
+            return TextContentPart(
+                getattr(resource, "text", None) or f"[{resource.mime_type or 'data'}: {resource.uri}]"
+            )
         case _:
             return TextContentPart(f"[{block.type}: {getattr(block, 'uri', '')}]")

@@ -148,11 +148,11 @@ def _generators(gym: Any) -> list[Generator]:
     given = [gym] if isinstance(gym, str) else gym
     if not isinstance(given, Sequence) or not given:
         raise ConfigError(f"gym is {gym!r}; give a generator's name, a list of names, or a list of {{name, weight}}")
-    found = []
+    found: list[Generator] = []
     for one in given:
         if not isinstance(one, str | Mapping):
             raise ConfigError(f"gym lists {one!r}; give a generator's name or {{name, weight, config}}", key="gym")
-        fields = {"name": one} if isinstance(one, str) else dict(one)
+        fields: dict[str, Any] = {"name": one} if isinstance(one, str) else dict(one)
         check_keywords(fields, ("name", "weight", "config"), "a generator of gym")
         name, weight = fields.get("name"), fields.get("weight", 1.0)
         if not isinstance(name, str):
@@ -160,7 +160,9 @@ def _generators(gym: Any) -> list[Generator]:
         if not isinstance(weight, int | float) or not weight > 0:
             raise ConfigError(f"the weight of the generator {name!r} is {weight!r}; it must be above 0", key="gym")
         if any(other.name == name for other in found):
-            raise ConfigError(f"gym lists the generator {name!r} twice; once is enough, with a larger weight", key="gym")
+            raise ConfigError(
+                f"gym lists the generator {name!r} twice; once is enough, with a larger weight", key="gym"
+            )
         found.append(Generator(name, float(weight), dict(fields.get("config") or {})))
     return found
 

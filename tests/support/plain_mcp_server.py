@@ -1,0 +1,80 @@
+"""An MCP server on stdio written by hand, which starts in a few milliseconds: for tests of servers' lives.
+
+``python plain_mcp_server.py [--starts FILE] [--also TOOL] [--mute]``: notes every start in FILE, offers one more tool
+of the name TOOL, or never answers. It imports no library of the protocol, so it also tests that another author's
+server is understood.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+
+
+def add(a, b):
+    return str(a + b)
+
+
+def process_id():
+    return str(os.getpid())
+
+
+def environment():
+    return json.dumps(dict(os.environ))
+
+
+def crash():
+    print("the reactor is leaking", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def slow(seconds):
+    time.sleep(seconds)
+    return "at last"
+
+
+TOOLS = {function.__name__: function for function in (add, process_id, environment, crash, slow)}
+
+
+def result_of(method, params):
+    if method == "initialize":
+        about = {"name": "plain", "version": "1"}
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": about}
+    if method == "tools/list":
+        return {"tools": [{"name": n, "inputSchema": NUMBERS if n == "add" else {"type": "object"}} for n in TOOLS]}
+    if method == "tools/call":
+        text = TOOLS[params["name"]](**(params.get("arguments") or {}))
+        return {"content": [{"type": "text", "text": text}]}
+    return {}
+
+
+def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--starts", type=Path)
+    arguments.add_argument("--also")
+    arguments.add_argument("--mute", action="store_true")
+    given = arguments.parse_args()
+    if given.starts is not None:
+        with given.starts.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+    if given.also is not None:
+        TOOLS[given.also] = process_id
+    if given.mute:
+        print("I say nothing", file=sys.stderr, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "id" in request and not given.mute:
+            answer = {
+                "jsonrpc": "2.0",
+                "id": request["id"],
+                "result": result_of(request["method"], request.get("params") or {}),
+            }
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What is counted is what is trained, and what is out of order is said."""
+
+import math
+
+import pytest
+import torch
+
+from support.pipeline import pipeline_config
+from verifiers.errors import ConfigError, TooManyFaults
+from verifiers_trainer.batch import Group, Record
+from verifiers_trainer.guards import test_ratio as check_ratio
+from verifiers_trainer.meters import FaultMeter, RatioMeter, alarms
+
+
+def row(**changes):
+    mask = torch.tensor([False, True, True, True, True])
+    return {"loss_mask": mask, "weight": mask.float(), "version": torch.tensor([-2, 4, 4, 3, 3])} | changes
+
+
+def test_ratios_are_over_trained_tokens_and_agreement_over_those_of_the_present_version():
+    meter = RatioMeter(4, kept=(0.5, 2.0), cap=2.5)
+    log_mu = torch.zeros(5)
+    log_pi = torch.log(torch.tensor([float("nan"), 1.0, 1.1, 3.0, 0.4])).nan_to_num(99.0)
+    meter.add(log_pi, log_mu, torch.tensor([9.0, 1.0, 1.0, 2.0, 2.0]), row())
+
+    numbers = meter.summary()
+
+    assert numbers["ratio/mean"] == pytest.approx((1 + 1.1 + 3 + 0.4) / 4)
+    assert numbers["ratio/max"] == pytest.approx(3)
+    assert (numbers["ratio/kept"], numbers["ratio/capped"]) == (0.5, 0.25)
+    assert numbers["entropy"] == 1.5
+    assert meter.num_current == 2
+    assert numbers["sampler/log_ratio_abs"] == pytest.approx(math.log(1.1) / 2)
+    assert numbers["sampler/mismatch_kl"] == pytest.approx((1.1 - math.log(1.1) - 1) / 2, rel=1e-3)
+    assert meter.max_abs == pytest.approx(math.log(1.1))
+
+
+def test_rows_add_up_and_masked_nan_stays_out():
+    one, two = RatioMeter(4), RatioMeter(4)
+    log_pi = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4])
+    one.add(log_pi, torch.zeros(5), None, row())
+    spoilt = log_pi.clone()
+    spoilt[0] = float("nan")
+    two.add(spoilt, torch.zeros(5), None, row(weight=torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0])))
+    two.add(spoilt, torch.zeros(5), None, row(weight=torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0])))
+    assert one.summary() == pytest.approx(two.summary())
+
+
+def test_without_tokens_nothing_is_known():
+    numbers = RatioMeter(0).summary()
+    assert math.isnan(numbers["sampler/log_ratio_abs"])
+    assert numbers["ratio/mean"] == 0
+
+
+def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
+    meter = RatioMeter(4)
+    meter.add(torch.full((5,), 0.01), torch.zeros(5), None, row())
+    config = pipeline_config()
+    with pytest.raises(ConfigError, match=r"disagree by 0.01 nats per token \(0.01 at most; 0.0001 allowed\)"):
+        check_ratio(meter, config, torch.float32)
+    check_ratio(meter, config, torch.bfloat16)
+    check_ratio(meter, pipeline_config(top_p=0.9), torch.float32)
+
+
+def group_of(*records):
+    return Group(0, 5, tuple(Record((), reward, {}, error, None, False, {}) for reward, error in records))
+
+
+def test_a_rollout_that_has_a_reward_has_not_failed():
+    meter = FaultMeter(pipeline_config(max_error_fraction=0.0))
+    meter.add(group_of(*[(0.0, "ToolError: the model's own doing")] * 8))
+    with pytest.raises(TooManyFaults, match="1 of the last 9 rollouts failed, the last with ModelError: x"):
+        meter.add(group_of((math.nan, "ModelError: x")))
+
+
+def test_failures_are_forgotten_after_four_batches_and_early_ones_are_not_judged(caplog):
+    meter = FaultMeter(pipeline_config(max_error_fraction=0.25))  # batches of 8
+    meter.add(group_of(*[(math.nan, "ModelError: x")] * 4))  # all of it, but less than a batch
+    with pytest.raises(TooManyFaults):
+        meter.add(group_of(*[(0.0, None)] * 3, (math.nan, "ModelError: x")))
+    meter.add(group_of(*[(0.0, None)] * 32))
+    meter.add(group_of((math.nan, "ModelError: x")))
+    assert len([record for record in caplog.records if "failed" in record.message]) == 1
+
+
+GOOD = {
+    "sampler/mismatch_kl": 0.01,
+    "ratio/kept": 0.9,
+    "groups/live": 4,
+    "groups/dead": 4,
+    "rollouts/generated": 64,
+    "rollouts/errors": 1,
+    "packing/rows": 4,
+    "packing/fill": 0.9,
+    "time/wait_generation": 1.0,
+    "time/step": 2.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"sampler/mismatch_kl": 0.06}, "mismatch"),
+        ({"ratio/kept": 0.4}, "ratio"),
+        ({"groups/dead": 17}, "dead_groups"),
+        ({"rollouts/errors": 7}, "errors"),
+        ({"packing/fill": 0.6}, "fill"),
+        ({"time/wait_generation": 1.7}, "waiting"),
+    ],
+)
+def test_what_is_out_of_order_raises_its_alarm_alone(change, name):
+    assert alarms(GOOD) == {}
+    assert alarms(GOOD | {"sampler/mismatch_kl": math.nan}) == {}
+    assert list(alarms(GOOD | change)) == [name]

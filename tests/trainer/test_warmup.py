@@ -1,0 +1,94 @@
+"""The supervised warm-up teaches the form of an answer from training rows, stops at its target, and says what is missing."""
+
+import pytest
+import torch
+
+import verifiers as vf
+from support.training import small_policy
+from verifiers.errors import ConfigError
+from verifiers.parsers import XMLParser
+from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.warmup import IGNORED, _encode, _supervised_loss, warm_up
+
+
+def env_of(rows, parser=None):
+    parser = parser or XMLParser(["answer"])
+    return vf.SingleTurnEnv(dataset=rows, parser=parser, rubric=vf.Rubric(funcs=[lambda **_: 0.0], parser=parser))
+
+
+ROWS = [{"question": letter, "answer": letter} for letter in "abcdef"]
+
+
+def test_only_the_answer_and_its_end_are_learned():
+    tokenizer = build_tiny_tokenizer()
+    ids, labels = _encode(tokenizer, [{"role": "user", "content": "ab"}], "<answer>x</answer>")
+    assert len(ids) == len(labels)
+    learned = [token for token in labels if token != IGNORED]
+    assert tokenizer.decode(learned) == "<answer>x</answer><|im_end|>"
+    assert ids[-len(learned) :] == learned
+    assert labels[: -len(learned)] == [IGNORED] * (len(ids) - len(learned))
+
+
+def test_padding_does_not_change_the_loss():
+    model, tokenizer = small_policy(), build_tiny_tokenizer()
+    short = _encode(tokenizer, [{"role": "user", "content": "a"}], "x")
+    long = _encode(tokenizer, [{"role": "user", "content": "abcdefgh"}], "xyzxyz")
+    with torch.no_grad():
+        alone = [_supervised_loss(model, [row], tokenizer.pad_token_id) for row in (short, long)]
+        together = _supervised_loss(model, [short, long], tokenizer.pad_token_id)
+    counts = [sum(label != IGNORED for label in labels) for _, labels in (short, long)]
+    expected = sum(loss * n for loss, n in zip(alone, counts, strict=True)) / sum(counts)
+    assert float(together) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_loss_falls_and_the_target_ends_it():
+    losses, probes = [], iter([0.1, 0.5, 0.9])
+    steps = warm_up(
+        small_policy(),
+        build_tiny_tokenizer(),
+        env_of(ROWS),
+        reward=lambda: next(probes),
+        target=0.8,
+        max_steps=200,
+        probe_every=5,
+        rows_per_step=4,
+        learning_rate=1e-2,
+        on_step=lambda step, loss, reached: losses.append((step, loss, reached)),
+    )
+    assert steps == len(losses) == 15
+    assert [reached for _, _, reached in losses if reached is not None] == [0.1, 0.5, 0.9]
+    assert losses[-1][1] < 0.5 * losses[0][1]
+
+
+def test_without_reaching_the_target_it_ends_at_the_bound_with_cleared_gradients():
+    model = small_policy()
+    assert warm_up(model, build_tiny_tokenizer(), env_of(ROWS), reward=lambda: 0.0, target=1.0, max_steps=3) == 3
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_seed_is_one_warm_up():
+    def trained(seed):
+        model = small_policy()
+        warm_up(
+            model,
+            build_tiny_tokenizer(),
+            env_of(ROWS),
+            reward=float,
+            target=1.0,
+            max_steps=3,
+            rows_per_step=2,
+            seed=seed,
+        )
+        return torch.cat([p.flatten() for p in model.parameters()])
+
+    assert torch.equal(trained(1), trained(1))
+    assert not torch.equal(trained(1), trained(2))
+
+
+def test_what_it_needs_is_named():
+    tokenizer = build_tiny_tokenizer()
+    with pytest.raises(ConfigError, match="XMLParser, not Parser"):
+        warm_up(small_policy(), tokenizer, env_of(ROWS, vf.Parser()), reward=float, target=1.0)
+    only_eval = vf.SingleTurnEnv(eval_dataset=ROWS, parser=XMLParser(["answer"]))
+    with pytest.raises(ConfigError, match="learns from training rows"):
+        warm_up(small_policy(), tokenizer, only_eval, reward=float, target=1.0)
