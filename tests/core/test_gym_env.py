@@ -1,10 +1,6 @@
 """``GymEnv`` over real environments of Gymnasium, and over the older form of ``step`` and ``reset``."""
 
-import importlib.util
 import math
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
@@ -234,63 +230,3 @@ def test_the_sum_of_step_rewards_stands_beside_functions_of_ones_own():
 def test_settings_that_cannot_work_are_refused_at_construction(parameters, said):
     with pytest.raises(ConfigError, match=said):
         GymEnv(**parameters)
-
-
-# --- with and without the library
-
-
-def in_a_process(code, path):
-    """Run ``code`` where the folder ``path`` comes first on the path, and Gymnasium is found only there."""
-    hidden = f"""
-        import sys
-        class OnlyHere:
-            def find_spec(self, name, path=None, target=None):
-                if name == "gymnasium":
-                    from importlib.machinery import PathFinder
-                    found = PathFinder.find_spec(name, [{str(path)!r}])
-                    if found is None:
-                        raise ModuleNotFoundError("No module named 'gymnasium'", name=name)
-                    return found
-        sys.meta_path.insert(0, OnlyHere())
-    """
-    program = textwrap.dedent(hidden) + textwrap.dedent(code)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-
-
-ASK = """
-    import verifiers.environments.integrations as found
-    from verifiers.environments.integrations.gym import GymEnv
-    print(hasattr(found, "GymEnv"))
-    for use in (lambda: found.GymEnv, lambda: GymEnv("CartPole-v1")):
-        try:
-            use()
-        except Exception as error:
-            print(type(error).__name__, error)
-"""
-
-
-def test_without_the_library_the_extra_and_the_command_are_named(tmp_path):
-    said = in_a_process(ASK, tmp_path)
-    sentence = "needs Gymnasium, which is not installed: pip install 'verifiers[gym]'"
-    assert said.stdout.splitlines() == [
-        "False",
-        f"AttributeError vf.GymEnv {sentence}",
-        f"ConfigError GymEnv {sentence}",
-    ], said.stderr
-
-
-def test_a_broken_library_shows_its_own_error(tmp_path):
-    (tmp_path / "gymnasium").mkdir()
-    (tmp_path / "gymnasium" / "__init__.py").write_text("import a_dependency_that_is_gone")
-    said = in_a_process(ASK, tmp_path)
-    assert said.stdout.splitlines() == [
-        "True",
-        "ModuleNotFoundError No module named 'a_dependency_that_is_gone'",
-    ], said.stderr
-
-
-def test_importing_and_finding_the_class_imports_no_gymnasium():
-    code = "import sys, verifiers.environments.integrations as i; i.GymEnv; print('gymnasium' in sys.modules)"
-    assert importlib.util.find_spec("gymnasium") is not None
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert said.stdout.strip() == "False", said.stderr

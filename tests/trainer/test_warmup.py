@@ -1,4 +1,4 @@
-"""The supervised warm-up teaches the form of an answer from training rows, stops at its target, and says what is missing."""
+"""The supervised warm-up teaches the form of an answer from training rows and stops at its target."""
 
 import pytest
 import torch

@@ -131,6 +131,7 @@ class GymEnv(MultiTurnEnv):
     @cleanup
     def close_gym_env(self, state: State) -> None:
         """Close the rollout's environment."""
+        state.pop("gym_observation", None)
         close = getattr(state.get("gym_env"), "close", None)
         if close is not None:
             close()

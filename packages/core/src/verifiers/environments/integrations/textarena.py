@@ -25,11 +25,12 @@ from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
+from verifiers.hooks import Hook
 from verifiers.parsers import Parser, XMLParser
 from verifiers.parsers.parser import identity
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.workers import call_in_thread
-from verifiers.state import State
+from verifiers.state import State, TrajectoryStep
 from verifiers.suggest import closest
 from verifiers.types import Messages
 
@@ -105,25 +106,28 @@ class TextArenaEnv(MultiTurnEnv):
                 raise ConfigError(f"the game {self.game!r} is not for one player: {error}") from error
         state["prompt"] = opened(self.as_prompt(state["prompt"]), self._news(state))
 
-    async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
-        """What the game says to the move in the last message; the end of the game ends the rollout."""
-        move = await maybe_await(self.parser.parse_answer([messages[-1]]))
+    async def add_trajectory_step(self, state: State, step: TrajectoryStep) -> None:
+        """Make the move of the turn, before a limit of turns can end the rollout without it."""
+        await maybe_await(super().add_trajectory_step(state, step))
+        move = await maybe_await(self.parser.parse_answer(step["completion"]))
         game = state["ta_env"]
-        with _lent(state):
+        with Hook(state, f"the move in {self.game}", timing=None), _lent(state):
             done, _info = game.step("" if move is None else str(move))
             news = self._news(state)
         if done:
             news = "\n".join(filter(None, (news, game.state.game_info[0].get("reason"))))
-        response = self.as_prompt([{"role": "user", "content": await maybe_await(self.feedback_fn(news))}])
-        if done:
-            state["final_env_response"] = response
-        return response
+        said = self.as_prompt([{"role": "user", "content": await maybe_await(self.feedback_fn(news))}])
+        state["final_env_response" if done else "ta_feedback"] = said
+
+    def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+        """What the game said to the last move."""
+        return state["ta_feedback"]
 
     @cleanup
     def forget_the_dealing(self, state: State) -> None:
         """Drop what only the playing needed."""
-        state.pop("ta_random", None)
-        state.pop("ta_observation", None)
+        for key in ("ta_random", "ta_observation", "ta_feedback"):
+            state.pop(key, None)
 
     def _news(self, state: State) -> str:
         """What the game shows the player beyond what it showed before."""
