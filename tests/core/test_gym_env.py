@@ -4,10 +4,14 @@ import math
 
 import pytest
 
-pytest.importorskip("gymnasium", reason="the extra 'gym' is not installed", exc_type=ModuleNotFoundError)
+from verifiers.environments.integrations import extras
+
+if not extras.GYM.is_installed:
+    pytest.skip("gymnasium is not installed (the extra 'gym')", allow_module_level=True)
 
 import gymnasium
 
+from verifiers.environments.group import EnvGroup
 from verifiers.environments.integrations.gym import EpisodicSumRubric, GymEnv
 from verifiers.errors import ConfigError
 from verifiers.parsers import XMLParser
@@ -137,6 +141,13 @@ def test_another_number_of_values_is_the_environments_fault():
     results = run(GymEnv(Odd, num_train_episodes=1, num_eval_episodes=0, action_parser=str), "1")
     assert "step() returned 3 values" in results["errors"][0]["message"]
     assert math.isnan(results["rewards"][0])
+
+
+def test_in_a_group_a_row_keeps_its_seed():
+    group = EnvGroup([counter(seed=9, num_train_episodes=0), counter(seed=1, num_train_episodes=0)])
+    results = group.evaluate(ScriptedClient(["9"]), "m")
+    assert [prompt[0]["content"] for prompt in results["prompts"]] == ["at 9", "at 1"]
+    assert results["rewards"] == [0.5, 0.5]
 
 
 # --- what cannot be done

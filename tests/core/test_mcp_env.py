@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mcp", reason="the extra 'mcp' is not installed", exc_type=ModuleNotFoundError)
+from verifiers.environments.integrations import extras
+
+if not extras.MCP.is_installed:
+    pytest.skip("mcp is not installed (the extra 'mcp')", allow_module_level=True)
 
 from verifiers.environments.integrations.mcp import MCPEnv
 from verifiers.environments.tool import ToolEnv
@@ -251,7 +254,7 @@ def test_a_server_that_does_not_start_ends_the_run_with_what_it_said(server, sai
     ("servers", "said"),
     [
         ([], "at least one server"),
-        ([{"name": "x"}], "needs a command"),
+        ([{"name": "x", "env": {"KEY": "sk-secret"}}], "needs a command; found only: name, env$"),
         ([{"name": "x", "command": "y", "arg": []}], "did you mean 'args'"),
         ([{"name": "x", "command": "y", "args": "-v"}], "list of strings"),
         ([{"name": "x", "command": "y"}, {"name": "x", "command": "z"}], "two MCP servers are called 'x'"),
@@ -274,6 +277,7 @@ def test_servers_may_be_described_by_objects():
     with mcp_env(Described()) as env:
         assert isinstance(env, ToolEnv)
         assert env.mcp_servers[0].description == "Sums."
+        assert "env=" not in repr(env.mcp_servers[0])  # its values may be secrets
         assert answers(run(env, call("add", a=1, b=1))) == ["2"]
 
 

@@ -5,7 +5,10 @@ import os
 
 import pytest
 
-pytest.importorskip("reasoning_gym", reason="the extra 'rg' is not installed", exc_type=ModuleNotFoundError)
+from verifiers.environments.integrations import extras
+
+if not extras.REASONING_GYM.is_installed:
+    pytest.skip("reasoning_gym is not installed (the extra 'rg')", allow_module_level=True)
 
 import reasoning_gym
 
@@ -15,11 +18,15 @@ from verifiers.errors import ConfigError, ScoringError
 from verifiers.rubrics.isolation import Processes
 from verifiers.testing import ScriptedClient
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # one event loop: its worker processes take seconds to start
+in_one_loop = pytest.mark.asyncio(loop_scope="module")  # its worker processes take seconds to start
 
 
 def rg_env(gym="chain_sum", **parameters):
     return ReasoningGymEnv(gym, **({"num_train_examples": 4, "num_eval_examples": 3} | parameters))
+
+
+async def run(env, client, **options):
+    return await env.a_evaluate(client, "m", max_concurrent=1, **options)
 
 
 def answering(env, change=str):
@@ -60,15 +67,17 @@ def test_a_mixture_draws_by_weight_and_passes_configurations_on():
 # --- scores
 
 
+@in_one_loop
 @pytest.mark.parametrize("gym", ["chain_sum", "spell_backward", ["chain_sum", "leg_counting"]])
 async def test_the_score_is_the_generators_own(gym):
     env = rg_env(gym)
-    assert await env.a_evaluate(answering(env), "m")["rewards"] == [1.0] * 3
-    wrong = await env.a_evaluate(answering(env, change=lambda answer: "nonsense"), "m")
+    assert (await run(env, answering(env)))["rewards"] == [1.0] * 3
+    wrong = await run(env, answering(env, change=lambda answer: "nonsense"))
     assert all(reward < 1 for reward in wrong["rewards"])
     assert wrong["errors"] == [None] * 3
 
 
+@in_one_loop
 async def test_partial_credit_and_answers_without_a_tag_are_judged_by_the_generator_too():
     env = rg_env("spell_backward")
     row = env.get_eval_dataset()[0]
@@ -76,34 +85,36 @@ async def test_partial_credit_and_answers_without_a_tag_are_judged_by_the_genera
     entry = generator[row["info"]["index"]]
     nearly = row["answer"][:-1] + "x"
     expected = generator.score_answer(nearly, entry)
-    results = await env.a_evaluate(ScriptedClient([f"<answer>{nearly}</answer>"]), "m", num_examples=1)
+    results = await run(env, ScriptedClient([f"<answer>{nearly}</answer>"]), num_examples=1)
     assert results["rewards"] == [expected]
-    assert await env.a_evaluate(ScriptedClient(["no tag"]), "m", num_examples=1)["rewards"] == [0.0]
+    assert (await run(env, ScriptedClient(["no tag"]), num_examples=1))["rewards"] == [0.0]
 
 
+@in_one_loop
 async def test_an_answer_that_a_scorer_stumbles_over_is_worth_nothing():
     config = {"seed": 0, "size": 4}
     generator = reasoning_gym.create_dataset("prime_factorization", **config)
     with pytest.raises(ValueError, match="invalid literal"):
         generator.score_answer("seven", generator[0])
     assert scoring.plain_score("prime_factorization", config, generator[0], "seven") == 0.0
-    results = rg_env("prime_factorization").evaluate(ScriptedClient(["<answer>seven</answer>"]), "m")
+    results = await run(rg_env("prime_factorization"), ScriptedClient(["<answer>seven</answer>"]))
     assert results["rewards"] == [0.0] * 3
     with pytest.raises(ValueError, match="invalid literal"):  # there the scorer is at fault, whatever the answer
         scoring.plain_score("prime_factorization", config, generator[0] | {"answer": "odd"}, "seven")
 
 
+@in_one_loop
 async def test_a_question_that_the_generator_does_not_ask_again_makes_the_reward_unknown():
     env = rg_env()
     row = env.get_eval_dataset()[0] | {"question": "Another?"}
-    results = env.generate([row], ScriptedClient(["<answer>1</answer>"]), "m")
+    results = await env.a_generate([row], ScriptedClient(["<answer>1</answer>"]), "m")
     assert math.isnan(results["rewards"][0])
     assert "PYTHONHASHSEED" in results["errors"][0]["message"]
 
 
 # --- answers that are programs
 
-ATTACKS = {"spiral_matrix": "eval of a literal", "countdown": "sympy"}
+ATTACKS = ("spiral_matrix", "countdown")  # one evaluates the answer itself, one has sympy do it
 
 
 def attack(name, target):
@@ -113,18 +124,17 @@ def attack(name, target):
     return {"name": name, "config": config, "entry": entry, "answer": answer}
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_an_answer_that_is_a_program_is_not_run(name, tmp_path):
+def test_answers_that_are_programs_are_not_run(tmp_path):
     processes = Processes(1)
     try:
-        without_guard = attack(name, tmp_path / "without")
-        processes.call(scoring.plain_score, without_guard, 60.0, "attack")
-        assert (tmp_path / "without").exists()  # what the guard is there for
-        score = processes.call(scoring.score_in_worker, attack(name, tmp_path / "with"), 60.0, "attack")
-        assert score < 0.1
-        assert not (tmp_path / "with").exists()
+        for name in ATTACKS:  # what the guard is there for
+            processes.call(scoring.plain_score, attack(name, tmp_path / f"{name}-without"), 60.0, "attack")
+        for name in ATTACKS:
+            score = processes.call(scoring.score_in_worker, attack(name, tmp_path / f"{name}-with"), 60.0, "attack")
+            assert score < 0.1
     finally:
         processes.close()
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}-without" for name in ATTACKS}
 
 
 def test_the_guard_lets_readers_read_and_refuses_the_rest(tmp_path):
@@ -141,6 +151,7 @@ def test_the_guard_lets_readers_read_and_refuses_the_rest(tmp_path):
             scoring._refuse(event, arguments)
 
 
+@in_one_loop
 async def test_an_answer_that_never_ends_is_worth_nothing_and_its_process_is_killed(monkeypatch):
     monkeypatch.setattr(scoring, "LIMIT_S", 2.0)
     config = {"seed": 0, "size": 4}
@@ -148,6 +159,7 @@ async def test_an_answer_that_never_ends_is_worth_nothing_and_its_process_is_kil
     assert await scoring.score("countdown", config, entry, "9**9**9**9") < 0.1
 
 
+@in_one_loop
 async def test_a_scorer_that_fails_on_its_own_answer_makes_the_reward_unknown():
     config = {"seed": 0, "size": 4}
     entry = reasoning_gym.create_dataset("prime_factorization", **config)[0] | {"answer": "odd"}

@@ -6,7 +6,10 @@ import threading
 
 import pytest
 
-pytest.importorskip("textarena", reason="the extra 'ta' is not installed", exc_type=ModuleNotFoundError)
+from verifiers.environments.integrations import extras
+
+if not extras.TEXTARENA.is_installed:
+    pytest.skip("textarena is not installed (the extra 'ta')", allow_module_level=True)
 
 import textarena
 
@@ -214,7 +217,7 @@ def test_a_game_for_several_players_is_refused_before_the_model_is_asked():
 def test_a_game_that_cannot_be_made_ends_the_run_with_the_reason():
     class Broken(PickAWord):
         def __init__(self):
-            raise LookupError("Resource words not found.")
+            raise LookupError("\n*****\n  Resource \x1b[93mwords\x1b[0m not found.\n  Please use")
 
     textarena.envs.registration.ENV_REGISTRY.pop("Broken-test", None)
     textarena.register("Broken-test", Broken)

@@ -84,7 +84,12 @@ def test_no_sample_is_lost_when_samples_and_ranks_do_not_divide():
 
 @pytest.mark.parametrize(
     ("settings", "longest"),
-    [({}, 512), ({"micro_batch_size": 4}, 1024), ({"micro_batch_tokens": 60}, 60), ({"packing": False}, 5)],
+    [
+        ({"micro_batch_size": 4, "max_seq_len": 100}, 400),
+        ({"micro_batch_size": 4}, 512),
+        ({"micro_batch_tokens": 60}, 60),
+        ({"packing": False}, 5),
+    ],
 )
 def test_what_bounds_a_row(settings, longest):
     groups = [group(*[0, 1] * 100, index=i) for i in range(3)]

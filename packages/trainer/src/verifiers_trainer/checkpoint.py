@@ -227,7 +227,8 @@ def load_scheduler(folder: Path, scheduler: Any) -> None:
 def save_rng(folder: Path) -> None:
     """The state of the random generators of python, numpy and torch."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    legacy: Any = np.random.get_state()
+    name, keys, position, has_gauss, cached = legacy
     tensors = {"torch": torch.random.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
     if torch.cuda.is_available():
         tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}

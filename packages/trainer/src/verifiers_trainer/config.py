@@ -37,12 +37,12 @@ class _RLFields(TrainingArguments):
     # --- what transformers already has, with other defaults -----------------------------------------------------
     output_dir: str | None = None
     """Folder of the run; default ``outputs/<run_name or the time>``."""
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # type: ignore[assignment]
     """Default 1e-5 with LoRA, else 1e-6."""
     lr_scheduler_type: str = "constant"
     max_steps: int = 500
     """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the examples."""
-    bf16: bool | None = None
+    bf16: bool | None = None  # type: ignore[assignment]
     """Compute in bfloat16; None = where an accelerator can. Without one everything is float32."""
     max_grad_norm: float = 1.0
     logging_steps: float = 1
@@ -73,7 +73,7 @@ class _RLFields(TrainingArguments):
     """Rollouts per optimizer step; a multiple of ``rollouts_per_example`` and of ``micro_batch_size``."""
     micro_batch_size: int = 8
     """Rollouts of the longest length that one forward pass holds: with packing, the tokens of a row are bounded by
-    ``micro_batch_size`` x ``max_seq_len`` (and by 1024 where attention has no kernel for packed rows)."""
+    ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention has no kernel for them)."""
     micro_batch_tokens: int | None = None
     """Tokens of one packed row, instead of what follows from ``micro_batch_size``; a longer sample stands alone."""
     packing: bool = True
@@ -185,7 +185,7 @@ class RLConfig(_RLFields):
     Raises ``ConfigError`` at once for unknown names, with the nearest known one.
     """
 
-    @functools.wraps(_RLFields.__init__)
+    @functools.wraps(_RLFields.__init__)  # type: ignore[misc]
     def __init__(self, **settings: Any):
         check_keywords(settings, field_names(), "RLConfig")
         given = set(settings)
@@ -207,6 +207,11 @@ class RLConfig(_RLFields):
             self._given.add(name)
             if name in CHECKPOINTING:
                 self.__dict__.update(dict.fromkeys(CHECKPOINTING, value))
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.output_dir or "outputs")
 
     def private_copy(self) -> RLConfig:
         """A copy that can be changed without changing this one."""

@@ -14,7 +14,7 @@ from verifiers_trainer.engines.embedded import EmbeddedEngine
 
 def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:
     """The embedded engine over ``model``'s own parameters, not yet started."""
-    mode = "deterministic" if config.deterministic else config.embedded_mode
+    mode: Any = "deterministic" if config.deterministic else config.embedded_mode
     if mode == "auto" and env.max_turns == 1 and config.use_cpu:
         mode = "padded"
     return EmbeddedEngine(

@@ -8,7 +8,6 @@ checkpoint holds is ``resuming``'s.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from transformers import Trainer, TrainerCallback
 from verifiers.errors import VerifiersError
 from verifiers_trainer import checkpoint, preparation, resuming
 from verifiers_trainer.batch import StepBatch
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.loggers import MetricsFile
 
 if TYPE_CHECKING:
     from verifiers_trainer.trainer import RLTrainer
@@ -79,8 +80,18 @@ class Loop(TrainerCallback):
 class LoopTrainer(Trainer):
     """A ``Trainer`` whose batches, evaluations and checkpoints are ours; ``RLTrainer`` is the whole of it."""
 
-    _step: dict[str, Any]
+    args: RLConfig
+    model: Any
+    processing_class: Any
+    optimizer: Any
+    lr_scheduler: Any
+    metrics_file: MetricsFile
     _between: dict[str, float]
+
+    @property
+    def last_step(self) -> dict[str, Any]:
+        """The numbers of the newest step."""
+        raise NotImplementedError
 
     def get_train_dataloader(self) -> Any:
         """Blocks for the next batch of the pipeline, for ever."""
@@ -95,7 +106,7 @@ class LoopTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As transformers does; the line of a step has all the numbers of ``metrics.jsonl``."""
         if "loss" in logs:
-            logs = {name: value for name, value in self.last_step.items() if value == value} | logs  # type: ignore[attr-defined]
+            logs = {name: value for name, value in self.last_step.items() if value == value} | logs
         super().log(logs, start_time)
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
@@ -118,22 +129,22 @@ class LoopTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Weights and tokenizer; the pickled arguments that transformers would add are left out."""
-        folder = output_dir or self.args.output_dir
-        os.makedirs(folder, exist_ok=True)
-        preparation.save_weights(self.model, Path(folder), state_dict)
+        folder = Path(output_dir) if output_dir else self.args.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        preparation.save_weights(self.model, folder, state_dict)
         self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         preparation.load_weights(self.model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
-        preparation.load_weights(self.model, Path(self.state.best_model_checkpoint))
+        preparation.load_weights(self.model, Path(self.state.best_model_checkpoint or ""))
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
             checkpoint.load_optimizer(Path(checkpoint_folder), self.optimizer)
             checkpoint.load_scheduler(Path(checkpoint_folder), self.lr_scheduler)
-            self.metrics_file.resume(self.state.global_step)  # type: ignore[attr-defined]
+            self.metrics_file.resume(self.state.global_step)
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:

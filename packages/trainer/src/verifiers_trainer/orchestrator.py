@@ -261,9 +261,7 @@ class Orchestrator:
         except asyncio.CancelledError as error:
             if self._draining:
                 raise
-            self._fail(
-                RunError(f"the rollouts of example {example.example_id} were cancelled from outside"), error
-            )
+            self._fail(RunError(f"the rollouts of example {example.example_id} were cancelled from outside"), error)
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread by next_batch
             self._fail(error)
         finally:

@@ -132,7 +132,8 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
 
     tensors = load_file(folder / "adapter_model.safetensors")
     missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - tensors.keys())
-    return missing, list(set_peft_model_state_dict(model, tensors).unexpected_keys)
+    outcome: Any = set_peft_model_state_dict(model, tensors)
+    return missing, list(outcome.unexpected_keys)
 
 
 def _load_all(model: Any, folder: Path) -> tuple[list[str], list[str]]:

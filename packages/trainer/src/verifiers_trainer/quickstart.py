@@ -262,7 +262,7 @@ def _report(summary: dict[str, Any], before: GenerateOutputs, after: GenerateOut
         f"  model            {output}/model\n"
         "What to try next:\n"
         "  vf-train quickstart --loss dr_grpo --seed 1\n"
-        "  vf-train @ configs/vf-train/tiny-cpu.toml --trainer.args.learning_rate 1e-3\n"
+        "  vf-train @ configs/vf-train/tiny-cpu.toml\n"
         "  vf-eval alphabet-sort -n 5",
         highlight=False,
         markup=False,

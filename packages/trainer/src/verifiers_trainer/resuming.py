@@ -49,7 +49,7 @@ def configuration(trainer: RLTrainer) -> dict[str, Any]:
 def save(trainer: RLTrainer) -> Path:
     """Write the checkpoint of the present step, then remove those that ``save_total_limit`` no longer covers."""
     assert trainer.orchestrator is not None
-    args, state, output = trainer.args, trainer.state, Path(trainer.args.output_dir)
+    args, state, output = trainer.args, trainer.state, trainer.args.folder
     folder = output / f"{checkpoint.PREFIX}{state.global_step}"
     best = output / f"{checkpoint.PREFIX}{state.best_global_step}" if state.best_global_step else None
     if best is not None and args.load_best_model_at_end and (best == folder or best.is_dir()):
@@ -77,7 +77,7 @@ def resolve(trainer: RLTrainer, wanted: str | bool | None) -> Path | None:
         wanted = trainer.args.resume_from_checkpoint
     if not wanted:
         return None
-    output = Path(trainer.args.output_dir)
+    output = trainer.args.folder
     folder = checkpoint.newest_valid(output) if wanted is True else Path(wanted)
     if folder is None:
         raise CheckpointError(f"{output} holds no valid checkpoint to resume from", path=str(output))
@@ -103,7 +103,7 @@ def load(trainer: RLTrainer, folder: Path) -> tuple[PipelineState, int]:
 
 def start_afresh(trainer: RLTrainer) -> None:
     """Move what an earlier run left in the output folder aside: two runs are never mixed, and nothing is lost."""
-    output = Path(trainer.args.output_dir)
+    output = trainer.args.folder
     if checkpoint.steps_in(output) or trainer.metrics_file.holds_steps:
         aside = checkpoint.set_aside(output, (METRICS, COMPLETIONS))
         log.warning(

@@ -18,7 +18,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,8 +63,6 @@ class RLTrainer(LoopTrainer):
         trainer.train()
     """
 
-    args: RLConfig
-
     def __init__(
         self,
         model: Any,
@@ -86,7 +83,7 @@ class RLTrainer(LoopTrainer):
         _check_environment(self.env)
         given = _one_of("processing_class", processing_class, "tokenizer", tokenizer)
         self._examples: Sequence[Example] | None = None
-        self.metrics_file = MetricsFile(Path(settings.output_dir))
+        self.metrics_file = MetricsFile(settings.folder)
         self.engine: Any = None
         self.orchestrator: Orchestrator | None = None
         self.sinks = Sinks(trackers(settings.report_to))
@@ -146,7 +143,9 @@ class RLTrainer(LoopTrainer):
             self._examples = list(table)
         return self._examples
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **keywords: Any) -> TrainOutput:
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: str | bool | None = None, **keywords: Any
+    ) -> TrainOutput:
         """Train for ``max_steps`` optimizer steps; ``True`` resumes from the newest valid checkpoint, a path from it.
 
         Starting afresh in a folder that holds an earlier run moves that run aside. Raises ``RunError`` and its kinds
@@ -257,7 +256,9 @@ class RLTrainer(LoopTrainer):
 
     # --- one optimizer step -------------------------------------------------------------------------------------
 
-    def training_step(self, model: Any, inputs: StepBatch, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(  # type: ignore[override]
+        self, model: Any, inputs: StepBatch, num_items_in_batch: Any = None
+    ) -> Tensor:
         """Forward and backward of every row; the weights of the tokens already make it one mean over the step."""
         started = time.perf_counter()
         model.train()
@@ -320,7 +321,7 @@ class RLTrainer(LoopTrainer):
         return norm
 
     def _non_finite(self, key: str, rows: Sequence[Row]) -> NonFiniteLoss:
-        return guards.non_finite(key, rows, self.state.global_step + 1, Path(self.args.output_dir))
+        return guards.non_finite(key, rows, self.state.global_step + 1, self.args.folder)
 
     def before_step(self) -> None:
         """The optimizer is about to change the weights: nobody may be computing with them."""
@@ -356,7 +357,7 @@ class RLTrainer(LoopTrainer):
         self._raise_alarms()
         self.metrics_file.write(self.state.global_step, self.policy_version, self.last_step)
         if self.args.log_completions:
-            write_completions(Path(self.args.output_dir), self.state.global_step, self._batch)
+            write_completions(self.args.folder, self.state.global_step, self._batch)
 
     def _raise_alarms(self) -> None:
         """Say what is out of order, once for as long as it is."""

@@ -40,7 +40,7 @@ class ServerSpec:
     name: str
     command: str
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
     """Variables that the server sees beside the harmless ones."""
     description: str = ""
 
@@ -57,7 +57,9 @@ class ServerSpec:
         fields = {name: value for name, value in given.items() if value is not None}
         for name in ("name", "command"):
             if not isinstance(fields.get(name), str) or not fields[name]:
-                raise ConfigError(f"an MCP server needs a {name}; found {dict(fields)}", key=name)
+                raise ConfigError(
+                    f"an MCP server needs a {name}; found only: {', '.join(fields) or 'nothing'}", key=name
+                )
         args = fields.get("args", ())
         if isinstance(args, str) or not all(isinstance(one, str) for one in args):
             raise ConfigError(f"the args of the MCP server {fields['name']!r} must be a list of strings", key="args")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -143,10 +144,9 @@ class TextArenaEnv(MultiTurnEnv):
             try:
                 made = extras.TEXTARENA.load("TextArenaEnv").make(self.game)
             except Exception as error:
-                said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 raise ConfigError(
-                    f"the game {self.game!r} cannot be made: {type(error).__name__}: {said} (games with a dictionary "
-                    "download it; offline, run `python -m nltk.downloader words averaged_perceptron_tagger_eng` before)"
+                    f"the game {self.game!r} cannot be made: {type(error).__name__}: {_gist(error)} (games with a "
+                    "dictionary download it; offline, run `python -m nltk.downloader words averaged_perceptron_tagger_eng` before)"
                 ) from error
             self._word_lists = {id(words): words for words in _word_lists(made)}
             self._prototype = made
@@ -156,6 +156,12 @@ def format_prompt(parser: Parser) -> str | None:
     """The format that a parser reads, as an instruction; None for a parser without one."""
     show = getattr(parser, "get_format_str", None)
     return f"Write every message in this format:\n{show()}" if callable(show) else None
+
+
+def _gist(error: Exception) -> str:
+    """The first line with words of an error's text, which NLTK frames and colours."""
+    lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
+    return next((line.strip() for line in lines if any(map(str.isalpha, line))), "no message")
 
 
 def _as_text(observation: Any) -> str:
