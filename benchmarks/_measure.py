@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).with_name("results.json")
 PAIRS = 5
@@ -88,9 +89,8 @@ class Report:
 
     def __init__(self, script: str, given: argparse.Namespace):
         self._script, self._given = script, given
-        everything = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        self._everything: dict[str, dict] = everything
-        self._stored = everything.get(script, {}).get("figures", {})
+        self._everything: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        self._stored = self._everything.get(script, {})
         self._found: dict[str, float] = {}
 
     def figure(self, name: str, value: float, unit: str = "x", to_reach: float | None = None) -> None:
@@ -100,21 +100,18 @@ class Report:
         if to_reach is not None:
             words.append(f"to reach <= {to_reach:g}{unit}: {'yes' if value <= to_reach else 'NO'}")
         if stored := self._stored.get(name):
-            words.append(f"stored {stored:.2f}{unit} ({(value / stored - 1) * 100:+.0f}%)")
+            before = stored["value"]
+            words.append(f"stored {before:.2f}{unit} ({(value / before - 1) * 100:+.0f}%)")
         print("; ".join(words))
 
     def close(self) -> None:
         """With ``--store``, put the figures into ``results.json``; those that were not measured now stay."""
         if not self._given.store:
             return
-        figures = self._stored | self._found
-        self._everything[self._script] = {
-            "date": datetime.date.today().isoformat(),
-            "machine": machine(),
-            "pairs": self._given.pairs,
-            "figures": figures,
-        }
-        RESULTS.write_text(json.dumps(dict(sorted(self._everything.items())), indent=2) + "\n")
+        facts = {"pairs": self._given.pairs, "date": datetime.date.today().isoformat(), "machine": machine()}
+        found = {name: {"value": value, **facts} for name, value in self._found.items()}
+        self._everything[self._script] = self._stored | found
+        RESULTS.write_text(json.dumps(dict(sorted(self._everything.items())), indent=1) + "\n")
 
 
 def machine() -> str:

@@ -37,7 +37,10 @@ def main() -> None:
     print(versions("verifiers", "aiohttp", "msgspec", "openai", "uvloop"))
     with BareServer() as server:
         for case, in_flight in list(CASES.items())[: 1 if given.quick else None]:
-            load = Load(num_calls, min(in_flight, num_calls), with_tokens="log-probs" in case)
+            with_tokens = "log-probs" in case
+            load = Load(
+                num_calls // 5 if with_tokens else num_calls, min(in_flight, num_calls), with_tokens=with_tokens
+            )
             compare(case, load, server.url, given.pairs, report)
     report.close()
 

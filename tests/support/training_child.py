@@ -18,7 +18,8 @@ SAVED = (
 )
 """What must be identical, bit for bit, in two checkpoints of one run."""
 
-PRELOADED = ("verifiers_trainer.trainer", "verifiers_trainer.engines.padded", "transformers.models.qwen3.modeling_qwen3")
+PRELOADED = ("verifiers_trainer.trainer", "transformers.models.qwen3.modeling_qwen3")
+"""Modules alone that are importable without this folder: a fork server does not know the test's ``sys.path``."""
 
 
 def child_context() -> Any:

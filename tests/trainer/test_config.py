@@ -9,7 +9,7 @@ import torch
 import verifiers_trainer
 from verifiers.errors import ConfigError
 from verifiers_trainer.config import RLConfig, _RLFields
-from verifiers_trainer.rules import REFUSED
+from verifiers_trainer.rules import REFUSED, trackers
 
 
 def problems(**settings):
@@ -155,7 +155,18 @@ def test_report_to_none_means_none():
     for nothing in (None, "none", []):
         config = RLConfig(report_to=nothing)
         config.resolve()
-        assert config.report_to == []
+        assert trackers(config.report_to) == []
+
+
+def test_auto_reports_to_wandb_only_where_it_is_installed_and_configured(monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    config = RLConfig(report_to="auto")
+    config.resolve()
+    assert trackers(config.report_to) == []
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("verifiers_trainer.rules.find_spec", lambda name: object())
+    assert trackers(config.report_to) == ["wandb"]
 
 
 def test_a_private_copy_does_not_change_the_original():

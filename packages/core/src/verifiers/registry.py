@@ -109,7 +109,9 @@ def list_environments() -> list[EnvironmentInfo]:
     """The installed environments that have an entry point, sorted by id; imports none of them."""
     return sorted(
         (
-            EnvironmentInfo(entry.name, distribution.name, distribution.version, distribution.metadata.get("Summary") or "")
+            EnvironmentInfo(
+                entry.name, distribution.name, distribution.version, distribution.metadata.get("Summary") or ""
+            )
             for entry, distribution in _entries()
         ),
         key=lambda info: (info.id, info.distribution),

@@ -51,7 +51,8 @@ class _RLFields(TrainingArguments):
     eval_strategy: str = "no"
     eval_steps: float | None = 50
     report_to: Any = "none"
-    """Trackers that get every step's numbers: wandb, trackio, tensorboard, a list of them, or none."""
+    """Trackers that get every step's numbers: wandb, trackio, tensorboard, a list of them, none, or auto:
+    wandb where it is installed and configured."""
 
     # --- model --------------------------------------------------------------------------------------------------
     model_init_kwargs: dict[str, Any] | None = None

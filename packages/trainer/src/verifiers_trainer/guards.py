@@ -6,8 +6,10 @@ batch or a weight.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +18,27 @@ from verifiers.errors import ConfigError, NonFiniteLoss
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.checkpoint import write_json
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.logprobs import check_head, check_packing, install_logprob_forward
 from verifiers_trainer.meters import RatioMeter
 from verifiers_trainer.packing import Row
+
+log = logging.getLogger(__name__)
 
 RESHAPING = frozenset(("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"))
 """Sampling arguments under which the sampled distribution is another than the trained one, on purpose."""
 DUMPED = ("token_ids", "mu", "advantage", "weight", "version")
 FP32_TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
+
+
+def check_forward(model: Any, config: RLConfig) -> None:
+    """Compare our forward with the stock one; fall back, with a warning, where an architecture does not fit."""
+    head = check_head(model)
+    if not head.ok:
+        log.warning("the chunked head differs from the stock one by %.2g: the full head is used", head.difference)
+        install_logprob_forward(model, full_head=True)
+    if config.packing and not (packed := check_packing(model)).ok:
+        log.warning("packed samples see each other (difference %.2g): packing is switched off", packed.difference)
+        config.packing = False
 
 
 def not_a_number(batch: StepBatch, rows: Sequence[Row]) -> tuple[str, list[Row]] | None:

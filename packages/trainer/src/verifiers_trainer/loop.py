@@ -86,12 +86,14 @@ class LoopTrainer(Trainer):
     optimizer: Any
     lr_scheduler: Any
     metrics_file: MetricsFile
+    _batch: StepBatch | None
+    _step: dict[str, Any]
     _between: dict[str, float]
 
     @property
     def last_step(self) -> dict[str, Any]:
-        """The numbers of the newest step."""
-        raise NotImplementedError
+        """The numbers of the newest step, as in ``metrics.jsonl``."""
+        return {**(self._batch.stats if self._batch else {}), **self._step}
 
     def get_train_dataloader(self) -> Any:
         """Blocks for the next batch of the pipeline, for ever."""

@@ -7,7 +7,9 @@ commands collect them all. Nothing is changed here.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -198,7 +200,7 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         found.append(f"sampling_args has {name!r}, which training must know: set the field {name} instead")
     for tracker in trackers(config.report_to):
         if tracker not in TRACKERS:
-            known = (*TRACKERS, "none")
+            known = (*TRACKERS, "auto", "none")
             found.append(f"report_to has {tracker!r}{closest(tracker, known)}; it may have {', '.join(known)}")
     for name, (neutral, instead) in REFUSED.items():
         if (value := getattr(config, name)) not in neutral:
@@ -207,9 +209,11 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
 
 
 def trackers(report_to: Any) -> list[str]:
-    """The names in ``report_to``."""
+    """The names in ``report_to``; "auto" is wandb where it is installed and configured, and else none."""
     named = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    return [name for name in named if name != "none"]
+    configured = bool({"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys()) and find_spec("wandb") is not None
+    named = ["wandb" if name == "auto" and configured else name for name in named]
+    return [name for name in named if name not in ("none", "auto")]
 
 
 CHECKS: tuple[Check, ...] = (check_batch, check_ranges, check_objective, check_combinations)

@@ -36,7 +36,7 @@ from verifiers_trainer.config import RLConfig
 from verifiers_trainer.evaluation import evaluate
 from verifiers_trainer.inference import open_engine, policy_client
 from verifiers_trainer.loggers import MetricsFile, write_completions
-from verifiers_trainer.logprobs import check_head, check_packing, find_causal_lm, install_logprob_forward, uninstall
+from verifiers_trainer.logprobs import find_causal_lm, install_logprob_forward, uninstall
 from verifiers_trainer.loop import FORCED, Loop, LoopTrainer
 from verifiers_trainer.losses import LossInput, anchor_unsampled, loss_parameters, resolve_loss
 from verifiers_trainer.meters import RatioMeter, alarms
@@ -236,23 +236,13 @@ class RLTrainer(LoopTrainer):
     def begin(self) -> None:
         """Start the engine and the pipeline with the weights as they are now."""
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed state has the intervals of its time
-        self._check_forward()
+        guards.check_forward(self.model, self.args)
         self.start_engine()
         self.engine.check_shared()
         self.engine.set_version(self.policy_version)
         self.orchestrator = Orchestrator(self.env, self.examples, self.run_context(), self.args)
         self.orchestrator.start(self.policy_version, self._pipeline)
         self._step_began = time.perf_counter()
-
-    def _check_forward(self) -> None:
-        """Compare our forward with the stock one; fall back, with a warning, where an architecture does not fit."""
-        head = check_head(self.model)
-        if not head.ok:
-            log.warning("the chunked head differs from the stock one by %.2g: the full head is used", head.difference)
-            install_logprob_forward(self.model, full_head=True)
-        if self.args.packing and not (packed := check_packing(self.model)).ok:
-            log.warning("packed samples see each other (difference %.2g): packing is switched off", packed.difference)
-            self.args.packing = False
 
     # --- one optimizer step -------------------------------------------------------------------------------------
 
@@ -366,11 +356,6 @@ class RLTrainer(LoopTrainer):
             log.warning("step %d: %s", self.state.global_step, found[name])
         self._alarmed = set(found)
         self._step |= {f"alarm/{name}": 1 for name in found}
-
-    @property
-    def last_step(self) -> dict[str, Any]:
-        """The numbers of the newest step, as in ``metrics.jsonl``."""
-        return {**(self._batch.stats if self._batch else {}), **self._step}
 
 
 def _private(given: RLConfig | None) -> RLConfig:

@@ -21,9 +21,7 @@ class SingleTurnEnv(MultiTurnEnv):
 
     def __init__(self, **parameters: Any):
         if (given := parameters.pop("max_turns", 1)) != 1:
-            raise ConfigError(
-                f"max_turns is {given!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv"
-            )
+            raise ConfigError(f"max_turns is {given!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv")
         super().__init__(max_turns=1, **parameters)
 
     def env_response(self, messages: Messages, state: State) -> Messages:

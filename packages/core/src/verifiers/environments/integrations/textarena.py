@@ -146,7 +146,8 @@ class TextArenaEnv(MultiTurnEnv):
             except Exception as error:
                 raise ConfigError(
                     f"the game {self.game!r} cannot be made: {type(error).__name__}: {_gist(error)} (games with a "
-                    "dictionary download it; offline, run `python -m nltk.downloader words averaged_perceptron_tagger_eng` before)"
+                    "dictionary download it; where there is no network, run `python -m nltk.downloader words "
+                    "averaged_perceptron_tagger_eng` elsewhere and copy its nltk_data folder)"
                 ) from error
             self._word_lists = {id(words): words for words in _word_lists(made)}
             self._prototype = made
