@@ -122,6 +122,7 @@ class RunDescription:
             status=status,
             seed=self.options.seed,
             resumed=self.resumed,
+            local_model=local_model.describe() if (local_model := getattr(self.client, "local_model", None)) else None,
         )
 
     def versions(self) -> dict[str, Any]:

@@ -145,8 +145,9 @@ def _fresh(output: Path) -> Path:
 def _warm_up(trainer: RLTrainer, console: Console) -> int:
     console.print("1/4 warm-up: supervised steps on right answers, until the form is known")
 
+    rows = [example.row for example in (trainer.env.train_table or [])[:64]]
+
     def reward() -> float:
-        rows = [example.row for example in trainer.env.train_table[:64]]
         return play(trainer, inputs=rows).metadata["avg_reward"]
 
     def show(step: int, loss: float, reached: float | None) -> None:
@@ -170,7 +171,7 @@ def _warm_up(trainer: RLTrainer, console: Console) -> int:
 
 
 def _measure(trainer: RLTrainer, name: str) -> GenerateOutputs:
-    results = play(trainer, num_examples=-1, folder=Path(trainer.args.output_dir) / "eval" / name)
+    results = play(trainer, num_examples=-1, folder=Path(str(trainer.args.output_dir)) / "eval" / name)
     step = "2/4" if name == "before" else "4/4"
     trainer_console(trainer).print(
         f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out words, "

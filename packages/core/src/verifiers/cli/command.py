@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TextIO
@@ -18,8 +17,8 @@ from typing import Any, NoReturn, TextIO
 import click
 
 import verifiers
-from verifiers.cli.streams import UNEXPECTED, results_stream
-from verifiers.errors import ConfigError, VerifiersError
+from verifiers.cli.streams import fail, results_stream
+from verifiers.errors import ConfigError
 from verifiers.suggest import close_match
 
 SCHEMA = 1
@@ -88,7 +87,7 @@ class SmallCommand:
                 except (click.exceptions.Exit, BrokenPipeError):
                     raise
                 except Exception as raised:  # noqa: BLE001 - the last handler: every failure becomes a paragraph
-                    code, error = self._fail(raised, call.verbose)
+                    code, error = fail(raised, command=self.name, verbose=call.verbose)
                 if call.json:
                     facts = dict.fromkeys(self.keys) | call.facts
                     content = {"schema": SCHEMA, "ok": code == 0, "exit_code": code, **facts, "error": error}
@@ -150,20 +149,6 @@ class SmallCommand:
         flags = [*(flag for flag in known if flag.startswith("--")), "--help"]
         match = close_match(name, flags, 0.6) if name.startswith("--") else None
         return f"{name}: no such option" + (f", did you mean {match}?" if match else f" (see {self.name} --help)")
-
-    def _fail(self, error: Exception, verbose: bool) -> tuple[int, dict[str, Any]]:
-        """Say an error in one paragraph; (exit code, its JSON object)."""
-        from verifiers.cli.summary import error_facts
-        from verifiers.messages import escape_control
-        from verifiers.redaction import redacted_text
-
-        known = isinstance(error, VerifiersError)
-        said = str(error) if known else f"unexpected {type(error).__name__}: {error} (-v shows where)"
-        message = escape_control(redacted_text(said))
-        if verbose:
-            print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)
-        print(f"{self.name}: {message}", file=sys.stderr)
-        return error.exit_code if isinstance(error, VerifiersError) else UNEXPECTED, error_facts(error, message)
 
 
 def one_word(call: Call, what: str) -> str:

@@ -107,19 +107,31 @@ def _table(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _headers(value: Any) -> dict[str, str]:
-    """``["Name: value", …]`` or a table, as name -> value."""
+def _by_header(value: Any, separator: str, form: str) -> dict[str, str]:
+    """Texts of the given form, or a table, as header name -> what stands behind the separator."""
     pairs = list(value.items()) if isinstance(value, Mapping) else []
-    for line in [] if isinstance(value, Mapping) else [value] if isinstance(value, str) else value:
-        name, colon, content = str(line).partition(":")
-        if not colon:
-            raise ValueError(f'must be "Name: value", not {line!r}')
+    for line in [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]:
+        name, found, content = str(line).partition(separator)
+        if not found:
+            raise ValueError(f"must be {form}, not {line!r}")
         pairs.append((name, content))
     headers = {str(name).strip(): str(content).strip() for name, content in pairs}
     if bad := [name for name in headers if not name or not name.isascii() or not name.isprintable() or " " in name]:
         raise ValueError(f"has a header name that cannot be sent: {bad[0]!r}")
+    return headers
+
+
+def _headers(value: Any) -> dict[str, str]:
+    headers = _by_header(value, ":", '"Name: value"')
     if bad := [name for name, content in headers.items() if not content.isprintable()]:
         raise ValueError(f"has a value for {bad[0]} with characters that cannot be sent")
+    return headers
+
+
+def _headers_from_state(value: Any) -> dict[str, str]:
+    headers = _by_header(value, "=", "NAME=key")
+    if bad := [name for name, key in headers.items() if not key]:
+        raise ValueError(f"names no key of the state for {bad[0]}; write {bad[0]}=key")
     return headers
 
 
@@ -153,5 +165,6 @@ FLAG = Kind("", _flag, is_flag=True)
 SECONDS = Kind("SECONDS", _seconds, _number_of)
 TABLE = Kind("JSON", _table)
 HEADERS = Kind('"Name: value"', _headers, repeats=True)
+HEADERS_FROM_STATE = Kind("NAME=key", _headers_from_state, repeats=True)
 NAMES = Kind("A,B", _names)
 ANYTHING = Kind("TEXT", lambda value: value)

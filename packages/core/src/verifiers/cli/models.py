@@ -89,6 +89,8 @@ def _local(model: str, note: str | None) -> Choice:
 def _refuse_beside_local(settings: EvalSettings) -> None:
     if settings.api_base_url or settings.api_key_var:
         raise ConfigError(f"-m {settings.model} runs in this process; leave out -b and -k, or name the server's model")
+    if settings.header_from_state:
+        raise ConfigError(f"-m {settings.model} runs in this process and takes no headers; leave out --header-from-state")
 
 
 def _client(settings: EvalSettings) -> Any:
@@ -99,6 +101,7 @@ def _client(settings: EvalSettings) -> Any:
             api_key_var=settings.api_key_var or DEFAULT_KEY,
             client_type=settings.api_client_type or "openai_chat_completions",
             extra_headers=settings.header,
+            extra_headers_from_state=settings.header_from_state,
         )
     )
 
@@ -110,6 +113,10 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     explicit = {name: value for name, value in given.items() if value is not None}
     variants = [replace(variant, headers={**variant.headers, **settings.header}, **explicit) for variant in group]
     if len(variants) > 1 and settings.api_base_url is None:
+        if settings.header_from_state:
+            raise ConfigError(
+                f"--header-from-state needs one endpoint, and {settings.model!r} has {len(variants)}: choose one with -b"
+            )
         return Choice(as_client(ClientConfig(endpoint_configs=tuple(variants))), variants[0].model)
     only = variants[0]
     config = ClientConfig(
@@ -117,6 +124,7 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
         api_key_var=only.api_key_var,
         client_type=only.client_type,
         extra_headers=only.headers,
+        extra_headers_from_state=settings.header_from_state,
     )
     return Choice(as_client(config), only.model)
 

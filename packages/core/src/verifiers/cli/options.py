@@ -15,6 +15,7 @@ from verifiers.cli.kinds import (
     ANYTHING,
     FLAG,
     HEADERS,
+    HEADERS_FROM_STATE,
     NAMES,
     RUN,
     SECONDS,
@@ -52,6 +53,9 @@ class EvalSettings:
         "--api-client-type", choice(*CLIENT_TYPES), None, "How to call the endpoint."
     )
     header: Mapping[str, str] = _setting("--header", HEADERS, {}, "Extra request header; may be repeated.")
+    header_from_state: Mapping[str, str] = _setting(
+        "--header-from-state", HEADERS_FROM_STATE, {}, "Request header with the value of a state key; may be repeated."
+    )
     env_args: Mapping[str, Any] = _setting("-a --env-args", TABLE, {}, "Arguments of the environment's loader.")
     extra_env_kwargs: Mapping[str, Any] = _setting("-x --extra-env-kwargs", TABLE, {}, "Settings for env.set_kwargs.")
     env_dir_path: str = _setting("-p --env-dir-path", TEXT, DEFAULT_ENV_DIR, "Folder of environments not installed.")
@@ -73,6 +77,7 @@ class EvalSettings:
     max_concurrent_scoring: int | None = _setting(
         "--max-concurrent-scoring", integer(1), None, "Reward calls in flight."
     )
+    max_concurrent_tools: int | None = _setting("--max-concurrent-tools", integer(1), None, "Tool calls in flight.")
     independent_scoring: bool = _setting(
         "-i --independent-scoring/--no-independent-scoring", FLAG, False, "Score each rollout alone."
     )
@@ -111,6 +116,9 @@ class CommandSettings:
     )
     abbreviated_summary: bool = _setting("-A --abbreviated-summary", FLAG, False, "Numbers only, no sample rollouts.")
     json: bool = _setting("--json", FLAG, False, "One JSON object on stdout instead of text.")
+    check: bool = _setting(
+        "--check", FLAG, False, "Check each environment with scripted models first; its errors stop the command."
+    )
     dump_config: bool = _setting("--dump-config", FLAG, False, "Print the resolved settings as TOML and stop.")
     dry_run: bool = _setting("--dry-run", FLAG, False, "Resolve everything, show the plan, contact nothing.")
     verbose: bool = _setting("-v --verbose", FLAG, False, "More messages; tracebacks of errors.")
@@ -122,7 +130,7 @@ COMMAND_SETTINGS: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in dataclasses.fields(CommandSettings)
 }
 
-MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header"))
+MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header", "header_from_state"))
 """Tables that a layer of higher precedence adds to, key by key, instead of replacing them."""
 
 REPLACED = {

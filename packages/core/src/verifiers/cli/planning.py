@@ -56,6 +56,7 @@ class Prepared:
             "max_concurrent": settings.max_concurrent,
             "max_concurrent_generation": settings.max_concurrent_generation,
             "max_concurrent_scoring": settings.max_concurrent_scoring,
+            "max_concurrent_tools": settings.max_concurrent_tools,
             "independent_scoring": settings.independent_scoring,
             "max_retries": settings.max_retries,
             "rollout_timeout_s": settings.timeout,

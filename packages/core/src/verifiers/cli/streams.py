@@ -1,6 +1,6 @@
 """The command's streams: results alone on stdout, errors in one paragraph on stderr, log lines through the display.
 
-Nothing here decides what is an error; it says it, without secrets and control characters, and keeps the exit code.
+Nothing here decides what is an error; it says it, without secrets and control characters.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from verifiers.errors import ConfigError, VerifiersError
 
 if TYPE_CHECKING:
     from verifiers.cli.display import Display
-    from verifiers.cli.summary import Report
 
 UNEXPECTED = 3
 """Exit code of an error that is not one of ours."""
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-def fail(report: Report, error: BaseException, verbose: bool) -> None:
-    """Say an error in one paragraph, and keep the worst exit code and the first error."""
-    from verifiers.cli.summary import error_facts
+def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dict[str, Any]]:
+    """Say an error in one paragraph that begins with the command's name; (exit code, the JSON object under ``error``).
+
+    ``hint`` of the object lists what may have been meant, where that is known.
+    """
     from verifiers.messages import escape_control
     from verifiers.redaction import redacted_text
 
@@ -35,9 +36,10 @@ def fail(report: Report, error: BaseException, verbose: bool) -> None:
     message = escape_control(redacted_text(said))
     if verbose:
         print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)
-    print(f"vf-eval: {message}", file=sys.stderr)
-    report.exit_code = max(report.exit_code, known.exit_code if known else UNEXPECTED)
-    report.error = report.error or error_facts(error, message)
+    print(f"{command}: {message}", file=sys.stderr)
+    suggestions = getattr(error, "suggestions", None)
+    hint = ", ".join(suggestions) if suggestions else None
+    return known.exit_code if known else UNEXPECTED, {"type": type(error).__name__, "message": message, "hint": hint}
 
 
 @contextlib.contextmanager

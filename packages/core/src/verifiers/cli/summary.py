@@ -33,6 +33,11 @@ class Report:
     exit_code: int = 0
     error: dict[str, Any] | None = None
 
+    def failed(self, exit_code: int, error: dict[str, Any]) -> None:
+        """Keep the worst exit code and the first error."""
+        self.exit_code = max(self.exit_code, exit_code)
+        self.error = self.error or error
+
     def to_json(self) -> str:
         """The object of ``--json``, on one line."""
         content: dict[str, Any] = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
@@ -41,15 +46,10 @@ class Report:
 
 
 def run_facts(results: Any) -> dict[str, Any]:
-    """A run as an entry of ``runs``; latency is in milliseconds."""
+    """A run as an entry of ``runs``; latency is in milliseconds, ``local_model`` only where that played."""
     facts = results.summary()
-    return {key: facts.get(key) for key in RUN_KEYS}
-
-
-def error_facts(error: BaseException, message: str) -> dict[str, Any]:
-    """An error as the object under ``error``; ``hint`` lists what may have been meant, where that is known."""
-    suggestions = getattr(error, "suggestions", None)
-    return {"type": type(error).__name__, "message": message, "hint": ", ".join(suggestions) if suggestions else None}
+    local_model = results.metadata.get("local_model")
+    return {key: facts.get(key) for key in RUN_KEYS} | ({"local_model": local_model} if local_model else {})
 
 
 def print_summary(results: Any, *, samples: bool, notes: Iterable[str], stream: TextIO) -> None:

