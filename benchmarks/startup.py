@@ -1,4 +1,4 @@
-"""P5: how long until something happens: `import verifiers`, `vf-eval --help`, the first request of `vf-eval`.
+"""P5: how long until something happens: ``import verifiers``, ``vf-eval --help``, the first request of `vf-eval`.
 
     python benchmarks/startup.py [--quick] [--pairs 5] [--store]
 

@@ -72,7 +72,8 @@ def test_everything_wrong_in_files_and_arguments_is_named_with_its_place(refused
     [
         ('model = "m"\nnum_examples = x', "e.toml is not valid TOML: Invalid value (at line 2, column 16)"),
         ('[eval]\nenv_id = "toy"', "e.toml:1: write [[eval]], with two brackets"),
-        ('model = "m"', "e.toml has no [[eval]]: add one"),
+        ('model = "m"', "e.toml has neither [[eval]] nor [[ablation]]: add one"),
+        ('[ablation]\nid = "toy"', "e.toml:1: write [[ablation]], with two brackets, once per ablation"),
         ('[[eval]]\nid = "toy"\nenv_ids = ["toy"]', "has id and env_ids; give one of them"),
         ('[[eval]]\nid = "toy"\nargs = 3', "must be a JSON object"),
         ('[[eval]]\nid = "toy"\nargs = {}\nenv_args = {}', "repeats 'env_args'"),
@@ -81,6 +82,44 @@ def test_everything_wrong_in_files_and_arguments_is_named_with_its_place(refused
 def test_a_file_that_cannot_be_used(refused, eval_folder, text, said):
     (eval_folder / "e.toml").write_text(text)
     assert said in refused("e.toml")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ("", "[[ablation]] number 1 sweeps nothing: add [ablation.sweep] with a list of values to try"),
+        ("[ablation.sweep]", "[[ablation]] number 1 sweeps nothing"),
+        ("[ablation.sweep.args]", "args in [ablation.sweep] of [[ablation]] number 1 is empty; name what to vary"),
+        ("[ablation.sweep]\ntemperature = 0.5", "e.toml:6: temperature in [ablation.sweep] of [[ablation]] number 1 "
+         "must be a list of values to try, not 0.5"),
+        ("[ablation.sweep]\ntemperature = []", "must be a list of values to try, not an empty list"),
+        ("[ablation.sweep.args]\nnum_rows = 3", "args.num_rows in [ablation.sweep] of [[ablation]] number 1 must be "
+         "a list of values to try, not 3"),
+        ("[ablation.sweep]\ntemprature = [1]", "unknown key 'temprature' in [ablation.sweep] of [[ablation]] number "
+         '1, did you mean "temperature"?'),
+        ("[ablation.sweep]\ntemperature = [0.5, 'hot']", "must be a number of at least 0, not 'hot'"),
+        ("[ablation.sweep]\nmax_tokens = [1, 2]", "gives max_tokens a fixed value and sweeps it"),
+        ("[ablation.sweep.sampling_args]\nmax_tokens = [1]", "gives sampling_args.max_tokens a fixed value and sweeps"),
+        ("[ablation.sweep.args]\nbroken_rewards = [true]", "gives env_args.broken_rewards a fixed value and sweeps"),
+        ("[ablation.sweep]\ntemperature = [0]\nsampling_args = { temperature = [1] }", "sweeps temperature twice"),
+        ("[ablation.sweep.args]\nnum_row = [3]", "environment 'toy' does not know 'num_row'"),
+    ],
+)  # fmt: skip
+def test_an_ablation_that_cannot_be_run(refused, eval_folder, sweep, said):
+    (eval_folder / "toy.py").write_text("def load_environment(num_rows=1, broken_rewards=False): ...")
+    fixed = '[[ablation]]\nid = "toy"\nmax_tokens = 5\nargs = { broken_rewards = true }\n'
+    (eval_folder / "e.toml").write_text(fixed + sweep)
+    assert said in refused("e.toml", "-m", "m")
+
+
+def test_everything_wrong_with_ablations_is_named_at_once(refused, eval_folder):
+    (eval_folder / "e.toml").write_text(
+        'modle = "m"\n[[ablation]]\nmax_tokens = 0\n[ablation.sweep]\ntemperature = 1\nnum_example = [1]\n'
+    )
+    paragraph = refused("e.toml", "--temprature", "3")
+    assert "6 things to correct" in paragraph
+    for said in ("--temprature", "'modle'", "has no env_id", "max_tokens", "must be a list", "'num_example'"):
+        assert said in paragraph
 
 
 def test_a_file_that_is_not_there_and_an_id_beside_a_file(refused, eval_folder):
@@ -101,6 +140,10 @@ def test_a_file_that_is_not_there_and_an_id_beside_a_file(refused, eval_folder):
         (["-a", "[1]"], "--env-args must be a JSON object"),
         (["--header", "nocolon"], '--header must be "Name: value"'),
         (["--header", "A: b\nC: d"], "with characters that cannot be sent"),
+        (["--header-from-state", "X-A"], "--header-from-state must be NAME=key, not 'X-A'"),
+        (["--header-from-state", "X-A="], "names no key of the state for X-A; write X-A=key"),
+        (["--header-from-state", "X A=task"], "--header-from-state has a header name that cannot be sent: 'X A'"),
+        (["--max-concurrent-tools", "0"], "--max-concurrent-tools must be a whole number of at least 1, not 0"),
         (["--progress", "loud"], "--progress must be one of auto, bar, plain, json, none, not 'loud'"),
         (["--api-client-type", "soap"], "--api-client-type must be one of"),
         (["--fresh", "-R"], "--fresh starts a new run and --resume goes on with an old one"),
@@ -205,6 +248,16 @@ def test_errors_above_the_allowed_share_are_exit_3_and_below_it_0(vf_eval):
             ran = vf_eval("toy", "-b", server.url, "-n", "4", "-r", "1", "-c", "1", "--max-error-rate", allowed)
             assert ran.code == code
             assert "1 × ModelRefused" in ran.out
+
+
+def test_headers_from_the_state_need_one_endpoint_that_takes_headers(refused, eval_folder):
+    (eval_folder / "e.toml").write_text(
+        '[[endpoint]]\nendpoint_id = "two"\nmodel = "m"\nurl = "http://127.0.0.1:9/v1"\n' * 2
+    )
+    words = ["--header-from-state", "X-Task=task"]
+    paragraph = refused("toy", "-e", "e.toml", "-m", "two", *words)
+    assert "--header-from-state needs one endpoint; 'two' has 2: choose one with -b" in paragraph
+    assert "-m local runs in this process; leave out --header-from-state" in refused("toy", "-m", "local", *words)
 
 
 # --- the disk -----------------------------------------------------------------------------------------------------

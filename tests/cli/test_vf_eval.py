@@ -15,6 +15,8 @@ import pytest
 from support.eval_command import TOY, last_word, odd_only
 from verifiers.cli.options import CLIENT_TYPES, layered
 from verifiers.clients import base
+from verifiers.clients.local import is_installed
+from verifiers.results import load_results
 from verifiers.testing import FakeServer
 
 
@@ -178,6 +180,48 @@ def test_an_environment_is_found_in_the_folder_of_environments(vf_eval, server, 
     assert list(eval_folder.glob("environments/my_game/outputs/evals/*/*/results.jsonl"))
 
 
+def test_an_ablation_runs_every_combination_of_what_it_sweeps(vf_eval, server, eval_folder):
+    (eval_folder / "ablation.toml").write_text(
+        f'api_base_url = "{server.url}"\nnum_examples = 2\nrollouts_per_example = 1\ntemperature = 0.25\n'
+        '[[eval]]\nenv_id = "toy"\n'
+        '[[ablation]]\nid = "toy"\nargs = { broken_rewards = false }\nmax_tokens = 7\n'
+        "[ablation.sweep]\ntemperature = [0.0, 1.0]\n[ablation.sweep.args]\nnum_rows = [3, 5]\n"
+    )
+    ran = vf_eval("ablation.toml", "--json")
+    assert ran.code == 0
+    found = [(run["sampling_args"], run["env_args"]) for run in ran.json["runs"]]
+    assert found == [({"temperature": 0.25}, {})] + [
+        ({"max_tokens": 7, "temperature": temperature}, {"broken_rewards": False, "num_rows": num_rows})
+        for temperature in (0.0, 1.0)
+        for num_rows in (3, 5)
+    ]
+    assert len({run["path"] for run in ran.json["runs"]}) == 5
+    assert "the combination temperature=1.0 env_args.num_rows=3 of the ablation" in vf_eval("ablation.toml").out
+    dumped = tomllib.loads(vf_eval("ablation.toml", "-m", "m", "--dump-config").out)
+    assert [entry["temperature"] for entry in dumped["eval"]] == [0.25, 0.0, 0.0, 1.0, 1.0]
+    plain = vf_eval("ablation.toml", "-m", "m", "-T", "0.5", "--dump-config")  # a flag wins, and no run is made twice
+    assert [entry["env_args"].get("num_rows") for entry in tomllib.loads(plain.out)["eval"]] == [None, 3, 5]
+
+
+def test_whole_tables_can_be_swept_and_several_environments(vf_eval, eval_folder):
+    (eval_folder / "a.toml").write_text(
+        'model = "m"\n[[ablation]]\nenv_ids = ["toy", "vf-toy"]\n[ablation.sweep]\n'
+        "args = [{ num_rows = 1 }, { num_rows = 2, broken_rewards = true }]\n"
+    )
+    entries = tomllib.loads(vf_eval("a.toml", "-b", "http://127.0.0.1:9/v1", "--dump-config").out)["eval"]
+    tables = [{"num_rows": 1}, {"num_rows": 2, "broken_rewards": True}]
+    wanted = [(env_id, table) for env_id in ("toy", "vf-toy") for table in tables]
+    assert [(entry["env_id"], entry["env_args"]) for entry in entries] == wanted
+
+
+def test_limits_of_tools_and_headers_from_the_state_reach_the_run(vf_eval, server, eval_folder):
+    words = ["-n", "2", "-r", "1", "--header-from-state", "X-Example=example_id", "--max-concurrent-tools", "2"]
+    assert vf_eval("toy", "-b", server.url, *words).code == 0
+    assert {hit.headers["x-example"] for hit in server.hits[-2:]} == {"0", "1"}
+    (entry,) = tomllib.loads(vf_eval("toy", "-b", server.url, "-m", "m", *words, "--dump-config").out)["eval"]
+    assert (entry["header_from_state"], entry["max_concurrent_tools"]) == ({"X-Example": "example_id"}, 2)
+
+
 # --- the model --------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +264,17 @@ def test_without_key_server_or_local_model_three_ways_are_named(vf_eval, monkeyp
         assert way in paragraph
 
 
+@pytest.mark.skipif(not is_installed(), reason="the extra verifiers[local] is not installed")
+def test_a_run_of_the_local_model_says_which_model_that_was(vf_eval, server):
+    run = vf_eval("toy", "-m", "local", "-n", "1", "-r", "1", "-t", "4", "--json").json["runs"][0]
+    stored = json.loads((Path(run["path"]) / "metadata.json").read_text())
+    assert run["local_model"] == stored["local_model"] == load_results(run["path"]).metadata.local_model
+    assert run["local_model"].keys() == {"name", "file", "sha256", "quantisation"}
+    assert len(run["local_model"]["sha256"]) == 64
+    served = vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1", "--json").json["runs"][0]
+    assert "local_model" not in served
+
+
 # --- the command itself -------------------------------------------------------------------------------------------
 
 
@@ -257,7 +312,8 @@ def test_the_flags_are_frozen(vf_eval):
         "--model --api-base-url --api-key-var --endpoints-path --api-client-type --header --env-args "
         "--extra-env-kwargs --env-dir-path --num-examples --rollouts-per-example --shuffle --no-shuffle "
         "--shuffle-seed --seed --max-tokens --temperature --sampling-args --max-concurrent "
-        "--max-concurrent-requests --max-concurrent-generation --max-concurrent-scoring --independent-scoring "
+        "--max-concurrent-requests --max-concurrent-generation --max-concurrent-scoring --max-concurrent-tools "
+        "--header-from-state --check --independent-scoring "
         "--no-independent-scoring --max-retries --timeout --abort-after --max-error-rate --output-dir "
         "--save-results --save-dataset --no-save --save-every --resume --fresh --no-fresh --retry-errors "
         "--no-retry-errors --state-columns --save-to-hf-hub --no-save-to-hf-hub --hf-hub-dataset-name --progress "

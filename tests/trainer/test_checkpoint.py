@@ -19,7 +19,8 @@ from verifiers_trainer.pending import load_pipeline, save_pipeline
 from verifiers_trainer.samples import Turn
 from verifiers_trainer.schedule import PipelineState
 
-STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "deterministic": True}
+"""Deterministic, so that a checkpoint always has finished rollouts that wait to be trained."""
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,9 @@ def test_a_policy_learns_a_toy_task_one_step_off_policy(tmp_path):
     rewards = [step["reward/mean"] for step in log.steps]
     assert sum(rewards[:3]) / 3 < 0.3
     assert sum(rewards[-3:]) / 3 > 0.9
-    assert [step["staleness/max"] for step in log.steps[1:]] == [1] * 39
+    ages = [step["staleness/max"] for step in log.steps[1:]]
+    assert set(ages) <= {0, 1}  # 0 where a group without signal was replaced while the step waited
+    assert sum(ages) > 30
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

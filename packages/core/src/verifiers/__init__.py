@@ -5,6 +5,8 @@
     results = env.evaluate(client, model="…", num_examples=20, rollouts_per_example=4)
 
 Every name is imported on first use, so ``import verifiers`` is fast and needs neither torch nor datasets nor openai.
+Names and modules of older versions (``verifiers.envs``, ``verifiers.utils.data_utils``) lead to the present ones; the
+tables are in ``compat``.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import importlib
 import logging
 from typing import Any
+
+from verifiers import older_modules
 
 __version__ = "0.2.0"
 
@@ -62,10 +66,18 @@ _HOME = {name: f"verifiers.{module}" for module, names in _MODULES.items() for n
 _SUBMODULES = frozenset("types errors clients testing parsers rubrics environments results".split())
 """Modules that are part of the public interface: ``vf.types`` works without importing it."""
 
-_TRAINER = frozenset(("RLTrainer", "RLConfig", "get_model", "get_tokenizer", "get_model_and_tokenizer"))
+_TRAINER = frozenset(
+    "RLTrainer RLConfig GRPOTrainer GRPOConfig grpo_defaults lora_defaults get_model get_tokenizer "
+    "get_model_and_tokenizer".split()
+)
 """Names that the package verifiers-trainer provides."""
 
+_INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv".split())
+"""Names that need an extra; like the trainer's they are not in ``__all__``, so that ``import *`` always works."""
+
 __all__ = sorted(_HOME)
+
+older_modules.register()
 
 
 def __getattr__(name: str) -> Any:
@@ -73,16 +85,24 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), name)
     elif name in _TRAINER:
         value = _from_trainer(name)
+    elif name in _INTEGRATIONS:
+        value = getattr(importlib.import_module("verifiers.environments.integrations"), name)
     elif name in _SUBMODULES:
         value = importlib.import_module(f"verifiers.{name}")
     else:
-        compat = importlib.import_module("verifiers.compat")
-
-        if name not in compat.NAMES:
-            raise AttributeError(f"module 'verifiers' has no attribute {name!r}{_suggestion(name)}")
-        value = __getattr__(compat.NAMES[name])
+        value = _older(name)
     globals()[name] = value
     return value
+
+
+def _older(name: str) -> Any:
+    compat = older_modules.compat
+    if name in compat.LATER:
+        raise AttributeError(f"vf.{name}: {compat.LATER[name]}")
+    if name not in compat.NAMES:
+        raise AttributeError(f"module 'verifiers' has no attribute {name!r}{_suggestion(name)}")
+    compat.note(name, compat.NAMES[name])
+    return __getattr__(compat.NAMES[name])
 
 
 def _from_trainer(name: str) -> Any:
@@ -100,9 +120,9 @@ def _from_trainer(name: str) -> Any:
 def _suggestion(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, [*_HOME, *_TRAINER], n=1)
+    near = difflib.get_close_matches(name, [*_HOME, *_TRAINER, *_INTEGRATIONS], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_TRAINER})
+    return sorted({*globals(), *_HOME, *_TRAINER, *_INTEGRATIONS})

@@ -1,13 +1,12 @@
 """Every historical spelling of core, in one place; the rest of the code knows only the canonical names.
 
 Each table maps an old name to the canonical one. Using an old name logs one debug line per process; giving both
-spellings of one thing is a ``ConfigError``.
+spellings of one thing is a ``ConfigError``. ``older_modules`` gives the modules of ``MODULES`` their life.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +28,8 @@ RUN_OPTIONS = {
 
 SAMPLING_ARGS = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
 
+JUDGE_PARAMETERS = {"client": "judge_client", "template": "judge_prompt"}
+
 NAMES = {
     "Error": "RolloutError",
     "InvalidModelResponseError": "MalformedResponse",
@@ -37,6 +38,141 @@ NAMES = {
     "ChatMessage": "Message",
 }
 """Old names of ``verifiers`` itself, resolved by its ``__getattr__``."""
+
+_EDITION = "it is not part of this edition"
+LATER = {
+    "SandboxEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools call your sandbox",
+    "PythonEnv": f"{_EDITION}; write a vf.StatefulToolEnv with a tool that runs code in a sandbox of yours",
+    "HarborEnv": f"{_EDITION}; write a vf.MultiTurnEnv around the task's commands",
+    "BrowserEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools drive the browser",
+    "CliAgentEnv": f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands",
+    "RLMEnv": f"{_EDITION}; write a vf.StatefulToolEnv with a tool that asks the model again",
+    "OpenEnvEnv": f"{_EDITION}; a vf.GymEnv steps anything with reset and step",
+    "OpenCodeEnv": f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands",
+    "ComposableEnv": f"{_EDITION}; a vf.EnvGroup combines environments",
+    "AnthropicMessagesClient": f"{_EDITION}; any object with complete(request) is a vf.Client",
+    "OpenAIResponsesClient": f"{_EDITION}; use vf.OpenAIChatCompletionsClient",
+    "RendererClient": f"{_EDITION}; vf.OpenAIChatCompletionsClient keeps the ids the server saw",
+    "NeMoRLChatCompletionsClient": f"{_EDITION}; use vf.OpenAIChatCompletionsClient",
+    "OpenAIChatCompletionsTokenClient": "it is not needed: vf.OpenAIChatCompletionsClient keeps the ids the server saw",
+    "start_server": f"{_EDITION}; environments run in the process of their caller",
+    "stop_server": f"{_EDITION}; environments run in the process of their caller",
+    "serve": f"{_EDITION}; environments run in the process of their caller",
+    "update": f"{_EDITION}; change the state in env_response or setup_state",
+    "Taskset": f"{_EDITION}; a dataset and a vf.Rubric under a vf.MultiTurnEnv say the same",
+    "Harness": f"{_EDITION}; override rollout(self, input, client, model, sampling_args) of an environment",
+}
+"""Names of ``verifiers`` that an older version had and this one has not, with what to use instead."""
+
+MODULES: dict[str, str] = {
+    "envs": "verifiers.environments verifiers.environments.integrations",
+    "envs.environment": "verifiers.environments.base",
+    "envs.singleturn_env": "verifiers.environments.single_turn",
+    "envs.multiturn_env": "verifiers.environments.multi_turn",
+    "envs.tool_env": "verifiers.environments.tool",
+    "envs.stateful_tool_env": "verifiers.environments.stateful_tool",
+    "envs.env_group": "verifiers.environments.group verifiers.environments.group_rubric",
+    "envs.sandbox_env": "",
+    "envs.python_env": "",
+    "envs.textarena_env": "verifiers.environments.integrations",
+    "envs.reasoninggym_env": "verifiers.environments.integrations",
+    "envs.integrations": "verifiers.environments.integrations",
+    "envs.integrations.textarena_env": "verifiers.environments.integrations",
+    "envs.integrations.reasoninggym_env": "verifiers.environments.integrations",
+    "envs.experimental": "verifiers.environments.integrations",
+    "envs.experimental.gym_env": "verifiers.environments.integrations",
+    "envs.experimental.mcp_env": "verifiers.environments.integrations",
+    "rubrics.experimental": "verifiers.rubrics",
+    "rubrics.experimental.hybrid_math_rubric": "verifiers.rubrics.hybrid_math_rubric",
+    "clients.client": "verifiers.clients.base",
+    "trainers": "verifiers_trainer",
+    "rl": "verifiers_trainer",
+    "rl.trainer": "verifiers_trainer",
+    "scripts": "",
+    "scripts.eval": "verifiers.cli.eval",
+    "scripts.init": "verifiers.cli.init",
+    "scripts.install": "verifiers.cli.install",
+    "scripts.setup": "verifiers.cli.setup",
+    "scripts.tui": "verifiers.cli.tui",
+    "utils": "",
+    "utils.async_utils": "verifiers.dual",
+    "utils.data_utils": "verifiers.text verifiers.example_datasets",
+    "utils.env_utils": "verifiers.registry",
+    "utils.error_utils": "",
+    "utils.eval_utils": "verifiers.results",
+    "utils.install_utils": "verifiers.registry",
+    "utils.logging_utils": "verifiers.logs verifiers.results",
+    "utils.message_utils": "verifiers.messages",
+    "utils.metric_utils": "verifiers.statistics",
+    "utils.path_utils": "",
+    "utils.response_utils": "",
+    "utils.save_utils": "verifiers.rows",
+    "utils.tool_utils": "verifiers.tools",
+    "utils.usage_utils": "",
+}
+"""Module below ``verifiers`` -> the modules that have its names now, asked in this order after ``MODULE_NAMES``."""
+
+MODULE_NAMES: dict[str, dict[str, str]] = {
+    "types": {
+        "RolloutTiming": "verifiers.state:Timing",
+        "EndpointClientConfig": "verifiers.clients:EndpointConfig",
+        "ResponseMessage": "verifiers.types:AssistantMessage",
+        "ImageUrlSource": "verifiers.types:AttributeDict",
+        "InputAudioSource": "verifiers.types:AttributeDict",
+        "ChatCompletion": "openai.types.chat:ChatCompletion",
+        "Completion": "openai.types:Completion",
+    },
+    "clients.client": {"resolve_client": "verifiers.clients:as_client"},
+    "envs.sandbox_env": {"SandboxEnv": "verifiers:SandboxEnv"},
+    "envs.python_env": {"PythonEnv": "verifiers:PythonEnv"},
+    "utils.async_utils": {
+        "maybe_semaphore": "verifiers.historical.conversations:maybe_semaphore",
+        "NullAsyncContext": "contextlib:nullcontext",
+    },
+    "utils.data_utils": {"format_dataset": "verifiers.historical.conversations:format_dataset"},
+    "utils.message_utils": {
+        name: f"verifiers.historical.conversations:{name}" for name in ("sanitize_tool_calls", "strip_nones_from_content")
+    },
+    "utils.tool_utils": {
+        "convert_func_to_oai_tool": "verifiers.tools:tool_from_function",
+        "convert_func_to_tool_def": "verifiers.tools:tool_from_function",
+    },
+    "utils.response_utils": {
+        name: f"verifiers.historical.conversations:{name}"
+        for name in ("parse_response_messages", "parse_response_tokens", "parse_is_truncated")
+    },
+    "utils.error_utils": {
+        name: f"verifiers.historical.conversations:{name}" for name in ("ErrorChain", "get_vf_error_chain")
+    },
+    "utils.install_utils": {
+        name: f"verifiers.historical.commands:{name}"
+        for name in (
+            "normalize_package_name is_hub_env check_hub_env_installed install_from_hub install_from_local "
+            "install_from_repo"
+        ).split()
+    },
+    "utils.eval_utils": {
+        "load_endpoints": "verifiers.clients:load_endpoints",
+        "print_results": "verifiers.historical.commands:print_results",
+        "load_toml_config": "verifiers.historical.commands:load_toml_config",
+    },
+    "utils.save_utils": {
+        "make_serializable": "verifiers.rows:json_ready",
+        **{
+            name: f"verifiers.historical.saving:{name}"
+            for name in (
+                "GenerateOutputsBuilder states_to_outputs load_outputs save_outputs save_new_outputs save_metadata "
+                "validate_resume_metadata extract_usage_tokens"
+            ).split()
+        },
+    },
+    "utils.path_utils": {
+        name: f"verifiers.historical.saving:{name}"
+        for name in ("is_valid_eval_results_path", "find_latest_incomplete_eval_results_path")
+    },
+    "utils.usage_utils": {"extract_usage_tokens": "verifiers.historical.saving:extract_usage_tokens"},
+}
+"""Module below ``verifiers`` -> its names that are spelt otherwise now, or stand elsewhere: ``module:name``."""
 
 
 def rename(given: Mapping[str, Any], table: Mapping[str, str], where: str = "the call") -> dict[str, Any]:
@@ -60,6 +196,8 @@ def note(old: str, new: str) -> None:
 @functools.cache
 def parameters_of(cls: type) -> tuple[str, ...]:
     """The constructor parameters of ``cls`` and of its bases, by name."""
+    import inspect
+
     names: dict[str, None] = {}
     for base in cls.__mro__:
         constructor = base.__dict__.get("__init__")

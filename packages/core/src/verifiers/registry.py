@@ -62,7 +62,7 @@ class EnvironmentInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class Found:
     """Where an id leads: what to import, and the distribution it comes from (None: a bare module)."""
 
     module: str
@@ -86,7 +86,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     loader's own passes as it is.
     """
     wanted = parse_env_id(env_id)
-    found = _find(wanted)
+    found = find(wanted)
     if wanted.version not in (None, "latest", found.version):
         installed = f"{found.version} is installed" if found.version else "the installed version is unknown"
         raise UnknownEnvironment(
@@ -94,8 +94,8 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
             f"vf-install {env_id}",
             env_id=env_id,
         )
-    loader = _import_loader(env_id, found)
-    _check_arguments(env_id, loader, env_args)
+    loader = import_loader(env_id, found)
+    check_arguments(env_id, loader, env_args)
     env = _build(env_id, found, loader, env_args)
     if not env.env_id:
         env.env_id = wanted.without_version
@@ -135,7 +135,8 @@ def normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _find(wanted: EnvironmentId) -> _Found:
+def find(wanted: EnvironmentId) -> Found:
+    """Where an id leads, its version not compared. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError``."""
     name = normalize_name(wanted.name)
     entries = list(_entries())
     other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
@@ -143,8 +144,8 @@ def _find(wanted: EnvironmentId) -> _Found:
         if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
             return _only(wanted.name, offers)
     for module in dict.fromkeys(_module_names(wanted.name)):
-        if _binds_loader(module):
-            return _Found(module, LOADER, *_distribution_of(module))
+        if _has_loader(module):
+            return Found(module, LOADER, *_distribution_of(module))
     known = [entry.name for entry, _ in entries]
     suggestions = close_matches(wanted.name, known)
     hint = f", did you mean {' or '.join(map(repr, suggestions))}? If not," if suggestions else ";"
@@ -164,8 +165,8 @@ def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
             yield entry, entry.dist
 
 
-def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> _Found:
-    found = {_Found(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
+def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
+    found = {Found(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
     if len(found) > 1:
         raise EnvironmentLoadError(
             f"environment {name!r} is offered by {' and by '.join(sorted(map(str, found)))}; uninstall all but one",
@@ -182,7 +183,7 @@ def _module_names(name: str) -> Iterator[str]:
         yield f"vf_{module}"
 
 
-def _binds_loader(module: str) -> bool:
+def _has_loader(module: str) -> bool:
     """Whether a top-level module outside the standard library binds the loader, by reading its source."""
     if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
         return False
@@ -197,6 +198,11 @@ def _binds_loader(module: str) -> bool:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return False
+    return binds_loader(tree)
+
+
+def binds_loader(tree: ast.Module) -> bool:
+    """Whether a module of this source would have the loader once it is imported."""
     return any(LOADER in _names_bound_by(statement) for statement in _top_level(tree.body))
 
 
@@ -232,7 +238,8 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
     return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
 
 
-def _import_loader(env_id: str, found: _Found) -> Callable[..., Any]:
+def import_loader(env_id: str, found: Found) -> Callable[..., Any]:
+    """The loader, imported and not called. Raises: ``EnvironmentLoadError``, or the loader's own ``UsageError``."""
     try:
         target: Any = importlib.import_module(found.module)
         for attribute in found.attribute.split("."):
@@ -246,7 +253,7 @@ def _import_loader(env_id: str, found: _Found) -> Callable[..., Any]:
     return target
 
 
-def _check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> None:
+def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> None:
     """Refuse arguments that do not fit the loader's signature. Raises: ``ConfigError``."""
     try:
         parameters = inspect.signature(loader).parameters.values()
@@ -263,7 +270,7 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[
         )
 
 
-def _build(env_id: str, found: _Found, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> Environment:
+def _build(env_id: str, found: Found, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> Environment:
     from verifiers.environments.base import Environment
 
     try:

@@ -98,6 +98,12 @@ class RunDescription:
     def base_url(self) -> str:
         return str(getattr(self.client, "base_url", "") or "")
 
+    @property
+    def local_model(self) -> dict[str, str] | None:
+        """``name file sha256 quantisation`` of the model in this process; None when a server answers."""
+        model = getattr(self.client, "local_model", None)
+        return None if model is None else model.describe()
+
     def metadata(self, rows: Sequence[RolloutOutput], status: str) -> GenerateMetadata:
         """Statistics of ``rows`` with what the run is; ``status`` is running, complete, interrupted or failed."""
         spent = time.time() - self.started
@@ -122,7 +128,7 @@ class RunDescription:
             status=status,
             seed=self.options.seed,
             resumed=self.resumed,
-            local_model=local_model.describe() if (local_model := getattr(self.client, "local_model", None)) else None,
+            local_model=self.local_model,
         )
 
     def versions(self) -> dict[str, Any]:

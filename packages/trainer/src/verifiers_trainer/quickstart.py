@@ -42,7 +42,7 @@ ENVIRONMENT_ARGS: dict[str, Any] = {
     "num_train_examples": 2000,
     "num_eval_examples": 200,
 }
-WARM_UP_TARGET = 0.60
+WARM_UP_TARGET = 0.65
 """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
 EVAL_ROLLOUTS = 4
 NUM_TRANSCRIPTS = 3
@@ -116,9 +116,9 @@ def _config(output: Path, seed: int, steps: int, loss: str) -> RLConfig:
         micro_batch_size=8,
         max_seq_len=48,
         max_tokens=16,
-        learning_rate=4e-4,
+        learning_rate=2.5e-4,
         lr_scheduler_type="linear",
-        warmup_steps=10,
+        warmup_steps=20,
         advantage="mean_std",
         use_lora=False,
         save_steps=max(1, steps),

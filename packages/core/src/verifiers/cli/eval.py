@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from verifiers.cli.arguments import CommandLine, parse
-from verifiers.cli.entries import raise_together, resolve
-from verifiers.cli.options import EvalSettings
+from verifiers.cli.entries import Evaluation, raise_together, resolve
 from verifiers.cli.streams import UNEXPECTED, fail, logging_to, results_stream
-from verifiers.cli.toml_args import dump
+from verifiers.cli.toml_dump import dump
 from verifiers.errors import RunError, UsageError, VerifiersError
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def run_command(argv: Sequence[str]) -> int:
         except BrokenPipeError:  # the reader of our stdout left; there is nobody to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
-            fail(report, error, line.command.verbose)
+            report.failed(*fail(error, command="vf-eval", verbose=line.command.verbose))
         if line.command.json:
             print(report.to_json(), file=out)
     return report.exit_code
@@ -73,18 +72,22 @@ class _Command:
 
     def run(self) -> None:
         """Everything in order; failures raise."""
-        entries = resolve(self.line)
+        evaluations = resolve(self.line)
         if self.command.dump_config:
             from verifiers.cli.models import named
 
-            print(dump([(env_id, named(settings)) for env_id, settings in entries]), end="", file=self.out)
+            print(dump([(one.env_id, named(one.settings)) for one in evaluations]), end="", file=self.out)
             return
         from verifiers.cli.display import make_display
         from verifiers.dual import run_in_private_loop
 
         display = make_display(self.command.progress, self.command.quiet)
         with logging_to(display, self.command.verbose, self.command.quiet):
-            prepared = _prepare_all(entries)
+            if self.command.check:
+                from verifiers.cli.checking import check_all
+
+                check_all(evaluations, display)
+            prepared = _prepare_all(evaluations)
             for note in dict.fromkeys(p.choice.note for p in prepared if p.choice.note):
                 display.note(note)
             if self.command.dry_run:
@@ -130,7 +133,7 @@ class _Command:
             results = await self._run(prepared, display, progress)
         except (RunError, UsageError) as error:
             display.finish(error.exit_code)
-            fail(self.report, error, self.command.verbose)
+            self._fail(error)
             if isinstance(error, RunError) and progress.done:
                 self._say_how_to_resume("stopped")
             return
@@ -138,7 +141,7 @@ class _Command:
         display.finish(UNEXPECTED if verdict else 0)
         self._show(prepared, results)
         if verdict:
-            fail(self.report, RunError(f"{prepared.env_id}: {verdict}"), self.command.verbose)
+            self._fail(RunError(f"{prepared.env_id}: {verdict}"))
 
     async def _run(self, prepared: Prepared, display: Display, progress: Progress) -> Any:
         from verifiers.run_directory import is_complete
@@ -169,9 +172,12 @@ class _Command:
         if not self.command.json:
             if len(self.report.runs) > 1:
                 print(file=self.out)
-            notes = _notes(prepared)
+            notes = _notes(prepared, results)
             print_summary(results, samples=not self.command.abbreviated_summary, notes=notes, stream=self.out)
             self.out.flush()
+
+    def _fail(self, error: VerifiersError) -> None:
+        self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
 
     def _say_how_to_resume(self, what: str) -> None:
         """What is kept, and the command that goes on."""
@@ -192,22 +198,23 @@ class _Command:
 # --- before the run ----------------------------------------------------------------------------------------------
 
 
-def _prepare_all(entries: Sequence[tuple[str, EvalSettings]]) -> list[Prepared]:
-    """Load, choose and plan every entry; contacts nobody. Raises: everything wrong together."""
+def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
+    """Load, choose and plan every evaluation; contacts nobody. Raises: everything wrong together."""
     from verifiers.cli.models import Choice, choose
     from verifiers.cli.planning import load, prepare
 
     prepared: list[Prepared] = []
     problems: list[str | VerifiersError] = []
     choices: dict[str, Choice] = {}
-    for env_id, settings in entries:
+    for evaluation in evaluations:
+        settings = evaluation.settings
         who = repr((settings.model, settings.api_base_url, settings.api_key_var, settings.api_client_type,
-                    settings.endpoints_path, settings.header))  # fmt: skip
+                    settings.endpoints_path, settings.header, settings.header_from_state))  # fmt: skip
         try:
-            env = load(env_id, settings)
+            env = load(evaluation.env_id, settings)
             if who not in choices:
                 choices[who] = choose(settings)
-            prepared.append(prepare(env_id, env, settings, choices[who]))
+            prepared.append(prepare(evaluation, env, choices[who]))
         except UsageError as error:
             problems.append(error)
     raise_together(problems)
@@ -267,15 +274,14 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
     return None
 
 
-def _notes(prepared: Prepared) -> list[str]:
-    local = getattr(prepared.choice.client, "local_model", None)
-    if local is None:
-        return []
-    facts = local.describe()
-    return [
-        f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its scores "
-        "are no statement about the environment"
-    ]
+def _notes(prepared: Prepared, results: Any) -> list[str]:
+    notes = [f"the combination {prepared.varied} of the ablation"] if prepared.varied else []
+    if facts := results.metadata.local_model:
+        notes.append(
+            f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "
+            "scores are no statement about the environment"
+        )
+    return notes
 
 
 if __name__ == "__main__":

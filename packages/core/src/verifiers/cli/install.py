@@ -143,7 +143,7 @@ def _holds_environment(folder: Path, module: str) -> bool:
     for place in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
             tree = ast.parse((folder / place).read_bytes())
-            if any(registry.LOADER in registry._names_bound_by(s) for s in registry._top_level(tree.body)):
+            if registry.binds_loader(tree):
                 return True
     return False
 

@@ -151,7 +151,7 @@ def _from_repository(request: Request, wanted: EnvironmentId, name: str) -> Pack
 
 def _is_installed(wanted: EnvironmentId) -> bool:
     try:
-        found = registry._find(wanted)
+        found = registry.find(wanted)
     except UsageError:
         return False
     return found.distribution is not None and wanted.version in (None, "latest", found.version)

@@ -67,8 +67,8 @@ def main() -> None:
 
 
 def _resolve(env_id: str) -> Resolved:
-    found = registry._find(registry.parse_env_id(env_id))
-    registry._import_loader(env_id, found)
+    found = registry.find(registry.parse_env_id(env_id))
+    registry.import_loader(env_id, found)
     return Resolved(env_id, found.distribution, found.version, f"{found.module}:{found.attribute}")
 
 

@@ -90,7 +90,7 @@ def _refuse_beside_local(settings: EvalSettings) -> None:
     if settings.api_base_url or settings.api_key_var:
         raise ConfigError(f"-m {settings.model} runs in this process; leave out -b and -k, or name the server's model")
     if settings.header_from_state:
-        raise ConfigError(f"-m {settings.model} runs in this process and takes no headers; leave out --header-from-state")
+        raise ConfigError(f"-m {settings.model} runs in this process; leave out --header-from-state")
 
 
 def _client(settings: EvalSettings) -> Any:
@@ -115,7 +115,7 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     if len(variants) > 1 and settings.api_base_url is None:
         if settings.header_from_state:
             raise ConfigError(
-                f"--header-from-state needs one endpoint, and {settings.model!r} has {len(variants)}: choose one with -b"
+                f"--header-from-state needs one endpoint; {settings.model!r} has {len(variants)}: choose one with -b"
             )
         return Choice(as_client(ClientConfig(endpoint_configs=tuple(variants))), variants[0].model)
     only = variants[0]

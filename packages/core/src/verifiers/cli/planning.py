@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers import registry
+from verifiers.cli.entries import Evaluation
 from verifiers.cli.models import Choice
 from verifiers.cli.options import EvalSettings
 from verifiers.cli.toml_args import environment_defaults
@@ -33,9 +34,8 @@ from verifiers.run_identity import fingerprint
 class Prepared:
     """One evaluation, ready to run."""
 
-    env_id: str
+    evaluation: Evaluation
     env: Environment
-    settings: EvalSettings
     choice: Choice
     num_rollouts: int
     num_examples: int
@@ -45,9 +45,23 @@ class Prepared:
     """Whether the endpoint was asked already."""
 
     @property
+    def env_id(self) -> str:
+        return self.evaluation.env_id
+
+    @property
+    def settings(self) -> EvalSettings:
+        return self.evaluation.settings
+
+    @property
+    def varied(self) -> str:
+        """The values of an ablation's combination, ``temperature=0.5 env_args.max_turns=3``; else empty."""
+        return " ".join(f"{name}={value!r}" for name, value in self.evaluation.combination.items())
+
+    @property
     def label(self) -> str:
         """How displays call it."""
-        return f"{self.env_id} · {self.choice.model or 'model of the server'}"
+        parts = (self.env_id, self.choice.model or "model of the server", self.varied)
+        return " · ".join(part for part in parts if part)
 
     def options(self) -> dict[str, Any]:
         """The keywords of ``evaluate``, apart from displays."""
@@ -136,10 +150,10 @@ def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Calla
     The check imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
     and for arguments that do not fit. Raises: ``UnknownEnvironment``.
     """
-    found = registry._find(registry.parse_env_id(env_id))
+    found = registry.find(registry.parse_env_id(env_id))
 
     def check(env_args: Mapping[str, Any]) -> None:
-        registry._check_arguments(env_id, registry._import_loader(env_id, found), env_args)
+        registry.check_arguments(env_id, registry.import_loader(env_id, found), env_args)
 
     return environment_defaults(found.module, found.distribution, problems), check
 
@@ -155,10 +169,10 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
     return env
 
 
-def prepare(env_id: str, env: Environment, settings: EvalSettings, choice: Choice) -> Prepared:
+def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
     """Read the data, check the rubric and name the directory. Raises: ``UsageError``; contacts and writes nothing."""
-    plan = _plan(env, settings)
-    prepared = Prepared(env_id, env, settings, choice, len(plan), len(plan.examples))
+    plan = _plan(env, evaluation.settings)
+    prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
     options, _ = parse(env, prepared.options())
     check_before_run(env, plan, options)
     prepared.locate()

