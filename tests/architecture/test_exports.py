@@ -99,7 +99,7 @@ def test_no_error_of_a_provider_or_a_transport_leaks(client_of):
 
 RAISED_AS_PROTOCOL = frozenset(
     "AttributeError KeyError IndexError TypeError ValueError NotImplementedError AssertionError StopIteration "
-    "TimeoutError CancelledError RuntimeError LookupError SystemExit".split()
+    "TimeoutError CancelledError RuntimeError LookupError SystemExit ImportError ModuleNotFoundError".split()
 )
 """Builtin errors that say something to Python itself or to the caller of an internal function."""
 OPERATING_SYSTEM = {n for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, OSError)}

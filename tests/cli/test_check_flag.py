@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-from support.eval_command import TOY, last_word
+from support.eval_command import TOY, end, last_word, start
 from verifiers.testing import FakeServer
 
-BROKEN = """
+SLOW = """
+import asyncio
 import verifiers as vf
 
-def load_environment(answers: bool = True, **more):
-    rows = [{"question": f"say {i}", **({"answer": str(i)} if answers else {})} for i in range(3)]
+class Game(vf.SingleTurnEnv):
+    async def setup_state(self, state):
+        print("playing", flush=True)
+        await asyncio.sleep(60)
+
+def load_environment():
+    return Game(eval_dataset=[{"question": "say 1"}], rubric=vf.Rubric(funcs=[lambda completion: 1.0]))
+"""
+BROKEN = """
+import random
+import verifiers as vf
+
+def load_environment(**more):
+    rows = [{"question": f"say {i}", "answer": str(random.random())} for i in range(3)]
 
     def exact(completion, answer):
         return float(completion[-1]["content"] == answer)
-
-    def away(completion):
-        raise KeyError("no such column")
 
     class Game(vf.SingleTurnEnv):
         @vf.cleanup
         async def close(self, state):
             raise RuntimeError("the board is gone")
 
-    return Game(eval_dataset=rows, rubric=vf.Rubric(funcs=[exact, away]), **more)
+    return Game(eval_dataset=rows, rubric=vf.Rubric(funcs=[exact]), **more)
 """
-"""Two things are wrong with it: a reward function and a clean-up hook."""
+"""Two things are wrong with it: its rows differ from one building to the next, and its clean-up hook raises."""
 WARNED = TOY.replace("num_rows: int = 6", "num_rows = 6")
 
 
@@ -42,7 +54,7 @@ def test_errors_are_all_said_and_no_request_is_made(vf_eval, server, eval_folder
     ran = vf_eval("toy", "-b", server.url, "--check")
     assert (ran.code, ran.out) == (2, "")
     assert "vf-eval: the check found errors, so nothing was run\ntoy: " in ran.err
-    for said in ("the board is gone", "no such column", "    at:  toy.py:", "    fix: "):
+    for said in ("the board is gone", "differ", "    at:  toy.py:", "    fix: "):
         assert said in ran.err
     assert (server.count, len(server.other_hits)) == before
     assert not (eval_folder / "outputs").exists()
@@ -79,6 +91,16 @@ def test_the_arguments_of_the_evaluation_are_those_that_are_checked(vf_eval, ser
     assert vf_eval(*words).code == 0
     ran = vf_eval(*words, "-a", '{"broken_rewards": true}')
     assert (ran.code, "the judge is away" in ran.err) == (2, True)
+
+
+def test_ctrl_c_ends_a_check(eval_folder):
+    (eval_folder / "toy.py").write_text(SLOW)
+    child = start(eval_folder, "toy", "-m", "m", "-b", "http://127.0.0.1:9/v1", "--check")
+    assert child.stdout is not None
+    assert child.stdout.readline() == "playing\n"
+    child.send_signal(signal.SIGINT)
+    ran = end(child)
+    assert (ran.code, ran.err) == (130, "vf-eval: interrupted; nothing was run\n")
 
 
 def test_json_carries_the_report(vf_eval, server, eval_folder):

@@ -1,13 +1,15 @@
 """Every row of the tables of older spellings leads to the canonical one."""
 
+import json
 import logging
 
 import pytest
 
 import verifiers as vf
-from support.small_envs import row, single_turn
+from support.small_envs import exact, row, single_turn
 from verifiers import compat
 from verifiers.options import COUNTS, SAMPLING_NAMES, RunOptions
+from verifiers.testing import ByteTokenizer, ScriptedClient
 
 
 @pytest.mark.parametrize(("old", "new"), compat.NAMES.items())
@@ -65,3 +67,52 @@ def test_constructor_parameters_of_a_class_and_its_bases():
     names = compat.parameters_of(Mine)
     assert {"board_size", "max_turns", "dataset", "rubric"} <= set(names)
     assert "kwargs" not in names
+
+
+@pytest.mark.parametrize(("old", "new"), compat.JUDGE_PARAMETERS.items())
+def test_older_parameters_of_a_judge(old, new):
+    value = ScriptedClient("x") if old == "client" else "{response}"
+    given = {"template": "{response}", old: value}
+    assert getattr(vf.JudgeRubric(**given), new) is value
+    with pytest.raises(vf.ConfigError, match="older name"):
+        vf.JudgeRubric(**{old: value, new: value})
+
+
+def test_older_names_of_a_rubrics_methods():
+    rubric = vf.Rubric(funcs=[exact], weights=[0.5])
+    assert rubric._get_reward_func_names() == ["exact"]
+    assert rubric._get_reward_funcs() == [exact]
+    assert rubric._get_reward_weights() == [0.5]
+
+
+def test_the_size_of_a_thread_pool_is_accepted():
+    assert single_turn(max_workers=8).max_workers == 8
+
+
+def test_the_tokenizer_by_its_older_name_and_by_both():
+    env, client = single_turn(1), ScriptedClient("1")
+    results = env.evaluate(client, "m")
+    columns = {"prompts": results.prompt, "completions": results.completion, "states": results.state}
+    columns["rewards"] = results.reward
+    for method in (env.process_env_results, env.process_env_results_vllm):
+        processed = method(**columns, processing_class=ByteTokenizer(), max_seq_len=-1)
+        assert processed.source == ["retokenised"]
+
+
+def test_keys_of_the_state_that_are_computed():
+    state = single_turn(1).rollout(row(), ScriptedClient("1"), "m")
+    assert (state["id"], state["turn"], len(state["responses"])) == (0, 1, 1)
+
+
+def test_seconds_and_milliseconds_are_both_written():
+    metadata = single_turn(1).evaluate(ScriptedClient("1"), "m").metadata
+    assert metadata["time_ms"] == metadata["time"] * 1000 > 0
+
+
+def test_a_metric_of_older_files_has_its_present_name(tmp_path):
+    older = {"example_id": 0, "prompt": [], "completion": [], "reward": 1.0, "correct_answer_reward_func": 1.0}
+    (tmp_path / "results.jsonl").write_text(json.dumps(older) + "\n")
+    (tmp_path / "metadata.json").write_text(json.dumps({"avg_metrics": {"correct_answer_reward_func": 1.0}}))
+    results = vf.load_results(tmp_path)
+    assert results["metrics"] == {"correct_answer": [1.0]}
+    assert "correct_answer_reward_func" not in results.outputs[0]

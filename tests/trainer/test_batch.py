@@ -1,13 +1,17 @@
 """Finished groups become one batch: who is in the baseline, who carries loss, how rows are cut, what is counted."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+import verifiers as vf
 from support.pipeline import pipeline_config
+from verifiers.state import TrajectoryStep, record_tokens
+from verifiers.types import ResponseTokens
 from verifiers_trainer.batch import Group, Record, build, reward_histogram
-from verifiers_trainer.samples import Turn
+from verifiers_trainer.samples import Turn, merge_turns
 
 
 def record(reward, tokens=3, prompt=2, version=0, error=None, truncated=False, metrics=None):
@@ -134,3 +138,77 @@ def test_the_histogram_counts_unknown_rewards_too():
     assert reward_histogram([group(0, 1, 1, 0.33333)]) == {0.0: 1, 0.333: 1, 1.0: 2}
     ((value, count),) = reward_histogram([group(math.nan, math.nan)]).items()
     assert (math.isnan(value), count) == (True, 2)
+
+
+def test_truncated_rollouts_get_the_reward_zero_only_when_asked():
+    cut = vf.State(reward=0.9, is_truncated=True)
+    whole = vf.State(reward=0.9)
+    assert Record.of(cut).reward == 0.9
+    assert Record.of(cut, zero_truncated=True).reward == 0.0
+    assert Record.of(whole, zero_truncated=True).reward == 0.9
+    failed = vf.State(reward=float("nan"), is_truncated=True, error=vf.RolloutTimeout("too long"))
+    assert math.isnan(Record.of(failed, zero_truncated=True).reward)
+
+
+# --- the turns of a finished rollout ----------------------------------------------------------------------------
+
+
+def state_of(*prompts_and_completions, drop=()):
+    """A rollout whose steps were recorded as the runner records them; ``drop``: steps its author took out again."""
+    state, steps = vf.State(), []
+    for version, (prompt, completion) in enumerate(prompts_and_completions):
+        previous = steps[-1] if steps else None
+        sampled = ResponseTokens(
+            np.array(prompt, np.int32),
+            np.array(completion, np.int32),
+            np.full(len(completion), -0.5, np.float32),
+            version,
+        )
+        tokens = record_tokens(sampled, version == 1, previous)
+        steps.append(TrajectoryStep([], [], tokens=tokens, is_truncated=version == 1, previous=previous))
+    state["trajectory"] = [step for number, step in enumerate(steps) if number not in drop]
+    return state
+
+
+GROWING = ([1, 2], [3]), ([1, 2, 3, 4], [5, 6]), ([1, 2, 3, 4, 5, 6], [7]), ([1, 2, 3, 4, 5, 6, 7, 8, 9], [])
+REWRITTEN = ([1, 2], [3, 4]), ([1, 2, 4, 5], [6]), ([1, 2, 4, 5, 6, 7], [8]), ([9, 1], [2]), ([9, 1, 2], [3])
+
+
+@pytest.mark.parametrize("drop", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("turns", [GROWING, REWRITTEN], ids=["growing", "rewritten"])
+def test_turns_are_what_was_sent_and_sampled_whatever_they_share(turns, drop):
+    record = Record.of(state_of(*turns, drop=drop))
+
+    kept = [turn for number, turn in enumerate(turns) if number not in drop]
+    assert [(t.prompt_ids.tolist(), t.completion_ids.tolist()) for t in record.turns] == list(kept)
+    assert [turn.version for turn in record.turns] == [n for n in range(len(turns)) if n not in drop]
+    for before, turn in itertools.pairwise(record.turns):
+        everything = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
+        assert turn.prompt_ids[: turn.shared].tolist() == everything[: turn.shared]
+    assert [turn.is_truncated for turn in record.turns] == [n == 1 for n in range(len(turns)) if n not in drop]
+
+
+def test_a_hint_of_another_turn_than_the_one_before_would_be_wrong():
+    """The twin: taken over as it is, what the third step shares with the second would be claimed of the first."""
+    state = state_of(([1, 2], [3]), ([7, 8, 9, 9], [6]), ([7, 8, 9, 9, 6, 5], [4]), drop=(1,))
+    first, third = Record.of(state).turns
+    assert state["trajectory"][1]["tokens"].shared == 5
+    assert third.shared == 0
+    assert len(merge_turns([first, third])) == 2
+    wrong = Turn(third.prompt_ids, third.completion_ids, third.logprobs, shared=5)
+    assert len(merge_turns([first, wrong])) == 1
+
+
+def test_steps_without_tokens_are_no_turns():
+    state = state_of(*GROWING)
+    state["trajectory"].insert(1, TrajectoryStep([], []))
+    assert len(Record.of(state).turns) == 4
+    assert Record.of(vf.State()).turns == ()
+
+
+def test_prompts_that_continue_each_other_are_kept_once():
+    turns = [(list(range(1, 4 * n + 2)), [4 * n + 2, 4 * n + 3]) for n in range(20)]
+    record = Record.of(state_of(*turns))
+    memory = {id(turn.prompt_ids.base): turn.prompt_ids.base.nbytes for turn in record.turns}
+    assert list(memory.values()) == [4 * len(turns[-1][0])]
+    assert sum(turn.prompt_ids.nbytes for turn in record.turns) > 9 * sum(memory.values())

@@ -175,3 +175,4 @@ def test_the_learning_curve_is_drawn_with_gaps_and_evaluations(tmp_path):
 def test_the_running_mean_looks_back_ten_steps_over_gaps():
     values = np.array([1.0, np.nan, 3.0, *[5.0] * 10])
     assert running_mean(values)[[0, 1, 2, 12]].tolist() == [1, 1, 2, 5]
+    assert np.isnan(running_mean(np.array([np.nan]))).all()

@@ -17,6 +17,7 @@ from transformers import CohereConfig, FalconMambaConfig, Gemma2Config, GraniteC
 
 from support.tiny_models import VOCABULARY, build, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
+from verifiers_trainer import logprobs as logprobs_module
 from verifiers_trainer.logprobs import (
     LogitTransform,
     check_head,
@@ -242,6 +243,45 @@ def test_logits_of_more_than_a_chunk_never_exist(full_head, bound):
     with LargestOutput() as largest:
         model(input_ids=tokens).logprobs.sum().backward()
     assert largest.elements == bound  # for the full head, the twin, all logits at once
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3, tied", "lora on the head", "lora, head saved"])
+@pytest.mark.parametrize(("kept_bytes", "head_calls"), [(None, 5), (0, 10)], ids=["small", "large"])
+def test_small_logits_are_kept_for_the_gradient_and_large_ones_made_again(name, kept_bytes, head_calls, monkeypatch):
+    model = MODELS[name]()
+    install_logprob_forward(model, chunk_tokens=6)
+    tokens, positions = packed_row()  # 26 tokens that something predicts: five chunks
+
+    def gradient():
+        return gradients(model, model(input_ids=tokens, position_ids=positions, inv_temperature=1.3).logprobs.sum())
+
+    expected = gradient()
+    if kept_bytes is not None:
+        monkeypatch.setattr(logprobs_module, "KEPT_LOGITS_BYTES", kept_bytes)
+    calls = []
+    find_causal_lm(model).get_output_embeddings().register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(gradient(), expected)
+    assert len(calls) == head_calls
+
+
+def test_logits_of_unknown_size_and_those_of_a_fixed_number_of_head_calls_are_made_again():
+    head, hidden, labels = nn.Linear(8, 20), torch.randn(6, 8, requires_grad=True), torch.arange(6)
+
+    def calls(head_function, **options):
+        seen = []
+
+        def counted(values):
+            seen.append(1)
+            return head_function(values)
+
+        if isinstance(head_function, nn.Module):
+            counted.weight = head_function.weight
+        chunked_logprobs(hidden, counted, labels, **options)[0].sum().backward()
+        return len(seen)
+
+    assert calls(head) == 1
+    assert calls(head, num_chunks=1) == 2
+    assert calls(lambda values: head(values)) == 2
 
 
 # --- samples kept apart -------------------------------------------------------------------------------------------

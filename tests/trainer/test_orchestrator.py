@@ -281,7 +281,7 @@ def test_a_group_that_somebody_else_cancels_is_an_error_and_not_a_silence():
     policy.held = True
     with pipeline(policy) as orchestrator:
         eventually(lambda: policy.in_flight)
-        orchestrator._loop.call_soon_threadsafe(orchestrator.running[0].task.cancel)
+        orchestrator._thread.loop.call_soon_threadsafe(orchestrator.running[0].task.cancel)
         with pytest.raises(RunError, match="example 0 were cancelled"):
             orchestrator.next_batch()
 
@@ -311,7 +311,7 @@ def test_a_wait_for_a_hook_names_the_hook():
 
 
 def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
-    monkeypatch.setattr("verifiers_trainer.orchestrator.ANSWER_S", 0.2)
+    monkeypatch.setattr("verifiers_trainer.loop_thread.ANSWER_S", 0.2)
     release = threading.Event()
 
     class Blocks(vf.SingleTurnEnv):
@@ -339,7 +339,7 @@ def test_close_leaves_no_thread_and_no_task():
         policy.held = True
         orchestrator.close()
         assert all(task.cancelled() for task in tasks)
-        assert orchestrator._loop.is_closed()
+        assert orchestrator._thread.loop.is_closed()
         assert not [t for t in set(threading.enumerate()) - before if t.name == "verifiers-orchestrator"]
         orchestrator.close()
 

@@ -10,6 +10,16 @@ from support.training import small_config, small_policy, toy_env, weights_hash
 from verifiers.errors import CheckpointError, ConfigError
 from verifiers_trainer import preparation
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.trainer import RLTrainer
+
+
+def look_up(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: what to look up
+    """
+    return word
 
 
 def test_a_model_without_a_name_needs_its_tokenizer(tmp_path):
@@ -34,6 +44,96 @@ def test_an_environment_in_completion_mode_needs_no_chat_template():
     preparation.require_chat_template(tokenizer, env)
     with pytest.raises(ConfigError, match="no chat template"):
         preparation.require_chat_template(tokenizer, toy_env())
+
+
+# --- does the template only append? -----------------------------------------------------------------------------
+
+STRIPPING = """\
+{%- for message in messages %}
+    {%- set content = message.content or '' %}
+    {%- if message.role == 'assistant' and not loop.last and '</think>' in content %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+class Talk(vf.MultiTurnEnv):
+    def env_response(self, messages, state):
+        return [{"role": "user", "content": "Go on."}]
+
+
+def talk(**options):
+    return Talk(dataset=[{"question": "a"}], rubric=toy_env().rubric, **options)
+
+
+def tokenizer_with(template):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        talk(),
+        talk(max_turns=3),
+        vf.EnvGroup([toy_env(), vf.EnvGroup([talk(), talk(max_turns=2)])]),
+        vf.ToolEnv(dataset=[{"question": "a"}], rubric=toy_env().rubric, tools=[look_up]),
+    ],
+    ids=["without a bound", "three turns", "groups", "tools"],
+)
+def test_a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required(env, caplog):
+    tokenizer = tokenizer_with(STRIPPING)
+
+    preparation.probe_template(tokenizer, env, required=False)
+
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "differs at token" in record.message
+    assert "<think>" in record.message
+    assert "use a chat template that keeps them" in record.message
+    with pytest.raises(ConfigError, match=r"(?s)differs at token.*set require_increasing_context=False"):
+        preparation.probe_template(tokenizer, env, required=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "env"),
+    [
+        (STRIPPING, toy_env()),
+        (STRIPPING, vf.EnvGroup([toy_env(), toy_env()])),
+        (STRIPPING, talk(message_type="completion")),
+        (None, talk()),
+    ],
+    ids=["one turn", "a group of one turn", "plain text", "a template that appends"],
+)
+def test_nothing_is_said_where_no_turn_can_be_rewritten(template, env, caplog):
+    preparation.probe_template(tokenizer_with(template), env, required=True)
+    assert not caplog.records
+
+
+def test_a_template_that_cannot_be_probed_is_a_warning_and_an_error_when_required(caplog):
+    tokenizer = tokenizer_with("{{- raise_exception('a system message first, please') }}")
+    preparation.probe_template(tokenizer, talk(), required=False)
+    assert "is not known" in caplog.text
+    assert "a system message first" in caplog.text
+    with pytest.raises(ConfigError, match="a system message first"):
+        preparation.probe_template(tokenizer, talk(), required=True)
+
+
+def test_the_trainer_looks_before_anything_starts(tmp_path, caplog):
+    def trainer(**settings):
+        return RLTrainer(small_policy(), talk(), small_config(tmp_path, **settings), tokenizer_with(STRIPPING))
+
+    assert trainer().engine is None
+    assert "does not only append" in caplog.text
+    with pytest.raises(ConfigError, match="does not only append"):
+        trainer(require_increasing_context=True)
+
+
+# --- adapters, dropout, precision, weights ----------------------------------------------------------------------
 
 
 def test_the_lora_fields_make_the_adapter_and_the_seed_its_weights(tmp_path):

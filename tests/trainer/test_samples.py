@@ -110,8 +110,12 @@ def test_credit_per_turn_follows_the_turn_into_its_sample():
     first, second = rollout_samples(turns, [1.0, 2.0, 3.0]).samples
     assert first.advantages.tolist() == [0, 0, 1]
     assert second.advantages.tolist() == [0, 0, 2, 0, 3]
-    with pytest.raises(ValueError):
-        rollout_samples(turns, [1.0, 2.0])
+    for number in (1, 2, 4):
+        with pytest.raises(ValueError, match=f"{number} advantages for 3 turns"):
+            rollout_samples(turns, [1.0] * number)
+    for one in (2.0, 2, np.float32(2.0), np.array(2.0)):
+        (kept,) = rollout_samples(turns[:1], one).samples
+        assert kept.advantages.tolist() == [0, 0, 2]
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ MODULES: dict[str, str] = {
 }
 """Module below ``verifiers`` -> the modules that have its names now, asked in this order after ``MODULE_NAMES``."""
 
+_CONVERSATIONS = "verifiers.historical.conversations"
 MODULE_NAMES: dict[str, dict[str, str]] = {
     "types": {
         "RolloutTiming": "verifiers.state:Timing",
@@ -126,24 +127,22 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     "envs.sandbox_env": {"SandboxEnv": "verifiers:SandboxEnv"},
     "envs.python_env": {"PythonEnv": "verifiers:PythonEnv"},
     "utils.async_utils": {
-        "maybe_semaphore": "verifiers.historical.conversations:maybe_semaphore",
+        "maybe_semaphore": f"{_CONVERSATIONS}:maybe_semaphore",
         "NullAsyncContext": "contextlib:nullcontext",
     },
-    "utils.data_utils": {"format_dataset": "verifiers.historical.conversations:format_dataset"},
+    "utils.data_utils": {"format_dataset": f"{_CONVERSATIONS}:format_dataset"},
     "utils.message_utils": {
-        name: f"verifiers.historical.conversations:{name}" for name in ("sanitize_tool_calls", "strip_nones_from_content")
+        name: f"{_CONVERSATIONS}:{name}" for name in ("sanitize_tool_calls", "strip_nones_from_content")
     },
     "utils.tool_utils": {
         "convert_func_to_oai_tool": "verifiers.tools:tool_from_function",
         "convert_func_to_tool_def": "verifiers.tools:tool_from_function",
     },
     "utils.response_utils": {
-        name: f"verifiers.historical.conversations:{name}"
+        name: f"{_CONVERSATIONS}:{name}"
         for name in ("parse_response_messages", "parse_response_tokens", "parse_is_truncated")
     },
-    "utils.error_utils": {
-        name: f"verifiers.historical.conversations:{name}" for name in ("ErrorChain", "get_vf_error_chain")
-    },
+    "utils.error_utils": {name: f"{_CONVERSATIONS}:{name}" for name in ("ErrorChain", "get_vf_error_chain")},
     "utils.install_utils": {
         name: f"verifiers.historical.commands:{name}"
         for name in (

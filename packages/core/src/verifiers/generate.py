@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from typing import Any
 
 from verifiers.dataset import examples_from
+from verifiers.dual import maybe_await
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, JournalError
 from verifiers.options import DEFAULT_CONCURRENCY, RunOptions, count, parse
@@ -28,6 +29,7 @@ from verifiers.run_directory import RunDirectory, default_root, read_config, run
 from verifiers.run_identity import fingerprint
 from verifiers.run_results import RunResults
 from verifiers.runner import Job, Progress, RunContext, Runner
+from verifiers.two_stages import play_then_score
 
 __all__ = ["Plan", "check_before_run", "evaluate", "generate", "run"]
 
@@ -117,12 +119,13 @@ async def _run_owed(
 ) -> GenerateOutputs:
     options, plan = describe.options, describe.plan
     results = RunResults(describe, directory)
-    left = _left(describe, results, directory, stack)
+    left = await _left(describe, results, directory, stack)
     progress = options.progress or Progress()
     progress.total, describe.resumed = len(plan), len(left.done)
     progress.done = progress.resumed = len(left.done)
     status = "failed"
     try:
+        await _call_back(describe, "on_start", len(left.jobs))
         if left.jobs:
             results.write_metadata(describe.metadata(results.in_order(), "running"))
             await _play(describe, left.jobs, given_client, progress, results)
@@ -149,7 +152,7 @@ async def _play(
     env, options, client = describe.env, describe.options, describe.client
     preflight = getattr(client, "preflight", None)
     if options.preflight and preflight is not None and (note := await preflight(describe.model)):
-        env.logger.warning("%s", note)
+        await _warn(describe, note)
     context = RunContext(
         client=client,
         model=describe.model,
@@ -165,8 +168,11 @@ async def _play(
         given_client=given_client,
     )
     limit = DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent
-    runner = Runner(env, context, results, min(limit, len(jobs)), options.abort_after, progress)
-    await runner.run(jobs)
+    limit = min(limit, len(jobs))
+    if options.interleave_scoring or not context.score:
+        await Runner(env, context, results, limit, options.abort_after, progress).run(jobs)
+    else:
+        await play_then_score(env, context, results, jobs, limit, options.abort_after, progress)
 
 
 def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:
@@ -191,7 +197,9 @@ def _open_directory(describe: RunDescription, stack: ExitStack) -> RunDirectory 
     return stack.enter_context(RunDirectory.create_or_resume(path, config, describe.noted()))
 
 
-def _left(describe: RunDescription, results: RunResults, directory: RunDirectory | None, stack: ExitStack) -> Owed:
+async def _left(
+    describe: RunDescription, results: RunResults, directory: RunDirectory | None, stack: ExitStack
+) -> Owed:
     """Read the rows that are durable into ``results``, and say what is owed."""
     durable: dict[str, dict[str, Any]] = {}
 
@@ -209,10 +217,31 @@ def _left(describe: RunDescription, results: RunResults, directory: RunDirectory
     for job, row in left.done:
         results.take(job, row)
     if left.num_foreign:
-        describe.env.logger.warning(
-            "%s holds %d rows of rollouts that are not in this plan (removed or edited examples, or a smaller plan); "
-            "they are kept and not counted",
-            describe.path,
-            left.num_foreign,
+        await _warn(
+            describe,
+            f"{describe.path} holds {left.num_foreign} rows of rollouts that are not in this plan (removed or edited "
+            "examples, or a smaller plan); they are kept and not counted",
         )
+    if directory is not None:
+        done = f"; {len(left.done)} of {len(describe.plan)} rollouts are done already" if left.done else ""
+        await _call_back(describe, "on_log", f"results are saved in {describe.path}{done}")
     return left
+
+
+# --- what it says --------------------------------------------------------------------------------------------------
+
+
+async def _warn(describe: RunDescription, text: str) -> None:
+    describe.env.logger.warning("%s", text)
+    await _call_back(describe, "on_log", text)
+
+
+async def _call_back(describe: RunDescription, name: str, said: Any) -> None:
+    """Call a callback of the options, where there is one; what it raises is logged and stops nothing."""
+    callback = getattr(describe.options, name)
+    if callback is None:
+        return
+    try:
+        await maybe_await(callback(said))
+    except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
+        describe.env.logger.warning("%s raised %s: %s", name, type(error).__name__, error)

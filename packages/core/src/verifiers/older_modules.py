@@ -33,12 +33,17 @@ class OlderModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            return [known for known in dir(self) if not known.startswith("_")]
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            return [known for known in dir(self) if not known.startswith("_") and self._has(known)]
         value = resolve(self.__name__, name)
         self.__dict__[name] = value
         return value
+
+    def _has(self, name: str) -> bool:
+        """Whether a name can be had in this installation."""
+        try:
+            return hasattr(self, name)
+        except ImportError:
+            return False
 
     def __dir__(self) -> list[str]:
         short = self.__name__.removeprefix(f"{PACKAGE}.")
@@ -64,6 +69,8 @@ def resolve(module: str, name: str) -> Any:
     *Raises* ImportError for a name that is known and cannot be had here, AttributeError for an unknown one.
     """
     short = module.removeprefix(f"{PACKAGE}.")
+    if name.startswith("_"):
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
     if target := compat.MODULE_NAMES.get(short, {}).get(name):
         home, _, new = target.partition(":")
         value = _value(module, home, new)
@@ -71,7 +78,7 @@ def resolve(module: str, name: str) -> Any:
         return value
     for home in compat.MODULES.get(short, "").split():
         found = _load(module, home)
-        if not name.startswith("_") and hasattr(found, name):
+        if hasattr(found, name):
             compat.note(module, home)
             return getattr(found, name)
     if name in _promised():
@@ -89,7 +96,7 @@ def _value(module: str, home: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(home), name)
     except AttributeError as error:
-        raise ImportError(f"{module}: {error}", name=module) from error
+        raise ImportError(str(error), name=module) from error
 
 
 def _load(module: str, home: str) -> ModuleType:

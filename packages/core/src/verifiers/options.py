@@ -47,6 +47,8 @@ class RunOptions:
     """Score each rollout alone: no group functions, no advantages."""
     score_rollouts: bool | None = None
     """False leaves rewards unknown; None asks the environment."""
+    interleave_scoring: bool = True
+    """False: score only when all rollouts are played; none of them is durable before it is scored."""
     max_retries: int = 0
     """Times a rollout is played again after a retryable fault that is not the model's."""
     rollout_timeout_s: float | None = 3600.0
@@ -75,8 +77,12 @@ class RunOptions:
     """Ask the endpoint whether it is there before the first rollout."""
     progress: Progress | None = None
     """An object that shows how far the run is, for displays."""
+    on_start: Callable[[int], Any] | None = None
+    """Called once as ``on_start(num_owed)``, before the first rollout. Sync or async, like the other callbacks."""
     on_progress: Callable[..., Any] | None = None
-    """Called as ``on_progress(outputs, metadata)`` with the rows that just became durable. Sync or async."""
+    """Called as ``on_progress(outputs, metadata)`` with the rows that just became durable."""
+    on_log: Callable[[str], Any] | None = None
+    """Called as ``on_log(text)`` with what the run has to say: where it saves, what it found there, warnings."""
     push_to_hub: bool = False
     """Publish the rows as the dataset ``hub_name`` at the end."""
     hub_name: str | None = None

@@ -18,7 +18,7 @@ import inspect
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -136,7 +136,14 @@ class Progress:
 
 
 async def play_and_score(env: Environment, job: Job, context: RunContext) -> State:
-    """One rollout from its row to its individual scores; its own failure is a value on the state.
+    """One rollout from its row to its individual scores; its own failure is a value on the state."""
+    state = await play_job(env, job, context)
+    await score(env, state, context)
+    return state
+
+
+async def play_job(env: Environment, job: Job, context: RunContext) -> State:
+    """One rollout, not scored; its own failure is a value on the state.
 
     A ``retryable`` fault that is not the model's is played again, ``max_retries`` times; the attempts are counted.
     (Model calls were repeated already, by the client.)
@@ -147,7 +154,6 @@ async def play_and_score(env: Environment, job: Job, context: RunContext) -> Sta
         error = state["error"]
         if error is None or not error.retryable or isinstance(error, ModelError):
             break
-    await score(env, state, context)
     return state
 
 
@@ -269,11 +275,14 @@ def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
     return first
 
 
+Player = Callable[[Environment, Job, RunContext], Awaitable[State]]
+
+
 class Runner:
     """Plays a plan with bounded workers.
 
     ``abort_after`` consecutive failures of one cause with no success between them stop the run as ``TooManyFaults``
-    (0 = never). ``concurrency`` is the number of rollouts in flight.
+    (0 = never). ``concurrency`` is the number of rollouts in flight. ``play`` makes the finished state of a job.
     """
 
     def __init__(
@@ -284,8 +293,9 @@ class Runner:
         concurrency: int,
         abort_after: int = 32,
         progress: Progress | None = None,
+        play: Player = play_and_score,
     ):
-        self.env, self.context, self.sink = env, context, sink
+        self.env, self.context, self.sink, self.play = env, context, sink, play
         self.concurrency, self.abort_after = concurrency, abort_after
         self.progress = context.progress = progress or context.progress or Progress()
         self._groups: dict[int, list[tuple[Job, State]]] = {}
@@ -320,7 +330,7 @@ class Runner:
                 return
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
-                state = await play_and_score(self.env, job, self.context)
+                state = await self.play(self.env, job, self.context)
                 await self._finish(job, state)
                 self._guard(state)
             except BaseException as error:
@@ -375,4 +385,4 @@ class Runner:
             ) from error
 
 
-__all__ = ["Job", "Progress", "RunContext", "Runner", "Sink", "play_and_score", "play_group", "score"]
+__all__ = ["Job", "Progress", "RunContext", "Runner", "Sink", "play_and_score", "play_group", "play_job", "score"]

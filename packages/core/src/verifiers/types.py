@@ -349,3 +349,10 @@ class Response:
         """The completion's text, "" when there is none."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
+
+
+def __getattr__(name: str) -> Any:
+    """Names that older versions keep here and this one elsewhere; ``older_modules`` knows where."""
+    from verifiers.older_modules import resolve
+
+    return resolve(__name__, name)

@@ -13,16 +13,18 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers.state import State
+from verifiers.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers_trainer.advantages import compute_advantages, is_dead
 from verifiers_trainer.aggregation import step_weights
-from verifiers_trainer.config import RLConfig
 from verifiers_trainer.packing import Row, fill, pack
 from verifiers_trainer.samples import RolloutSamples, Turn, rollout_samples
+
+if TYPE_CHECKING:
+    from verifiers_trainer.config import RLConfig
 
 ROW_TOKENS, ROW_TOKENS_CPU = 1024, 512
 """Bounds on a row where attention costs the square of its length, as everywhere without kernels for packed rows.
@@ -43,12 +45,12 @@ class Record:
     """``prompt``, ``completion`` and ``answer``, for the log alone."""
 
     @classmethod
-    def of(cls, state: State) -> Record:
-        """What to keep of a finished rollout."""
+    def of(cls, state: State, zero_truncated: bool = False) -> Record:
+        """What to keep of a finished rollout; ``zero_truncated`` makes 0 the reward of one cut by a length limit."""
         error = state["error"]
-        reward = state["reward"]
+        reward = 0.0 if zero_truncated and state["is_truncated"] and error is None else state["reward"]
         return cls(
-            turns=tuple(_turn(step) for step in state["trajectory"] if step["tokens"] is not None),
+            turns=_turns(state["trajectory"]),
             reward=math.nan if reward is None else float(reward),
             metrics=dict(state["metrics"]),
             error=None if error is None else f"{type(error).__name__}: {error}",
@@ -67,17 +69,47 @@ class Record:
         return sum(len(turn.completion_ids) for turn in self.turns)
 
 
-def _turn(step: Any) -> Turn:
-    tokens = step["tokens"]
-    prompt_ids, completion_ids, logprobs = tokens.arrays()
-    return Turn(
-        prompt_ids=prompt_ids,
-        completion_ids=completion_ids,
-        logprobs=logprobs,
-        version=tokens["version"],
-        is_truncated=step["is_truncated"],
-        shared=tokens.shared,
-    )
+def _turns(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
+    """The turns of the steps that have tokens; linear in their tokens while each prompt continues the turn before."""
+    turns: list[Turn] = []
+    run: list[tuple[TrajectoryStepTokens, bool, int]] = []
+    before, end, shared_of_first = None, 0, 0
+    for step in steps:
+        tokens = _stored(step, "tokens")
+        if tokens is None:
+            continue
+        shared = tokens.shared if tokens._previous is before else 0
+        if run and shared < end:
+            turns += _turns_of(run, shared_of_first)
+            run = []
+        if not run:
+            shared_of_first = shared
+        end = tokens.num_tokens
+        run.append((tokens, _stored(step, "is_truncated"), end))
+        before = tokens
+    return tuple(turns + _turns_of(run, shared_of_first)) if run else ()
+
+
+def _turns_of(run: Sequence[tuple[TrajectoryStepTokens, bool, int]], shared: int) -> list[Turn]:
+    """Turns of which each begins with all of the one before: their prompts are views of one array.
+
+    ``run``: tokens, whether a limit cut the turn, where the turn ends; ``shared``: of the first one.
+    """
+    pieces: list[np.ndarray] = []
+    for tokens, _, _ in run:
+        pieces.append(tokens.new_prompt_ids() if pieces else tokens.prompt_array())
+        pieces.append(_stored(tokens, "completion_ids"))
+    ids = np.concatenate(pieces[:-1]) if len(run) > 1 else pieces[0]
+    turns = []
+    for (tokens, is_truncated, end), sampled in zip(run, pieces[1::2], strict=True):
+        prompt_ids, logprobs = ids[: end - len(sampled)], _stored(tokens, "completion_logprobs")
+        turns.append(Turn(prompt_ids, sampled, logprobs, _stored(tokens, "version"), is_truncated, shared))
+        shared = end
+    return turns
+
+
+_stored = dict.__getitem__
+"""What a step or its tokens hold; reading by key would make lists of arrays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,11 @@ class _RLFields(TrainingArguments):
     """Tokens that the policy did not sample carry no loss."""
     mask_truncated_completions: bool = False
     """Rollouts cut by a length limit carry no loss."""
+    zero_truncated_completions: bool = False
+    """Rollouts cut by a length limit get the reward 0, whatever the rubric says of them."""
+    require_increasing_context: bool = False
+    """Refuse a chat template that rewrites earlier turns, instead of warning: with it every turn of a multi-turn
+    rollout is a sample of its own."""
 
     # --- inference ----------------------------------------------------------------------------------------------
     embedded_mode: str = "auto"

@@ -1,9 +1,10 @@
-"""Log-probability and entropy of every token of a packed row, without ever holding the logits of more than one chunk.
+"""Log-probability and entropy of every token of a packed row, in bounded memory: logits exist for a chunk at a time.
 
 `install_logprob_forward` replaces the forward of one causal-LM *instance*, also inside a PEFT or distributed wrapper,
 so the wrapper's hooks still fire. The replaced forward runs the backbone with ``use_cache=False`` and no attention
 mask: only then does transformers keep samples with reset ``position_ids`` apart; with either of the two they attend
-to each other without a word. The head runs in chunks that are recomputed in the backward pass.
+to each other without a word. The head runs in chunks. Where all logits of a row together are small, they are kept
+for the backward pass; otherwise each chunk is computed again there.
 
 `check_packing` and `check_head` compare this with the stock model and are meant to run once at start-up:
 architectures with recurrent or convolutional state are not kept apart by any mask, and some treat their logits in
@@ -27,6 +28,8 @@ from transformers.utils import ModelOutput
 from verifiers.errors import ConfigError
 
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
+KEPT_LOGITS_BYTES = 64 * 2**20
+"""All logits of a row, as fp32, up to which they are kept for the backward pass and not computed again."""
 HEAD_TOLERANCE, PACKING_TOLERANCE = 1e-4, 1e-3
 HALF_TOLERANCE, HALF_SHAPE_TOLERANCE = 2e-2, 0.25
 """Half precision, of the mean: for equal shapes, and where another shape alone moves results (0.05 was measured with
@@ -96,18 +99,20 @@ def chunked_logprobs(
     """(log-prob of ``labels``, entropy), both [N], of the distributions that ``head`` makes of ``hidden`` [N, D].
 
     A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number. ``head`` runs
-    outside autocast in the precision of its weight; everything after it is at least fp32. Logits live for one chunk
-    of ``chunk_tokens`` (default 1024, 256 on a CPU) and are recomputed for the gradient. ``num_chunks`` fixes the
-    number of head calls instead: ranks of a ZeRO-3 run must agree on it, because each call gathers the weights.
+    outside autocast in the precision of its weight; everything after it is at least fp32. Logits are made in chunks
+    of ``chunk_tokens`` (default 1024, 256 on a CPU), and recomputed for the gradient unless those of all N tokens are
+    known to fit ``KEPT_LOGITS_BYTES``. ``num_chunks`` fixes the number of head calls of a pass instead: ranks of a
+    ZeRO-3 run must agree on it, because each call gathers the weights, and there logits are always recomputed.
     """
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     inv_temperature = torch.as_tensor(inv_temperature, device=hidden.device).reshape(-1).expand(len(labels))
     size = chunk_tokens or (CHUNK_TOKENS_CPU if hidden.device.type == "cpu" else CHUNK_TOKENS)
     sizes = _even_sizes(len(labels), num_chunks or max(1, math.ceil(len(labels) / size)))
     run = _Chunk(head, transform)
+    recompute = torch.is_grad_enabled() and (num_chunks is not None or not _is_small(head, len(labels)))
     pieces = []
     for chunk in zip(hidden.split(sizes), labels.split(sizes), inv_temperature.split(sizes), strict=True):
-        pieces.append(checkpoint(run, *chunk, use_reentrant=False) if torch.is_grad_enabled() else run(*chunk))
+        pieces.append(checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk))
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
@@ -132,6 +137,14 @@ class _Chunk:
             with torch.no_grad():  # last, so that the recomputation stops before it
                 entropy = torch.special.entr(torch.softmax(logits, dim=-1)).sum(-1)
         return logprobs, entropy
+
+
+def _is_small(head: Any, num_tokens: int) -> bool:
+    """Whether the logits of so many tokens are small; a head whose vocabulary is not known counts as large."""
+    weight = getattr(head, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:  # a partitioned weight has another shape
+        return False
+    return num_tokens * weight.shape[0] * 4 <= KEPT_LOGITS_BYTES
 
 
 def _even_sizes(total: int, parts: int) -> list[int]:

@@ -22,12 +22,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,15 +36,15 @@ from verifiers.errors import ConfigError, GenerationStalled, NoLearningSignal, R
 from verifiers.runner import Job, Progress, RunContext, play_group
 from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_histogram
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.loop_thread import LoopThread
 from verifiers_trainer.meters import FaultMeter
 from verifiers_trainer.schedule import PipelineState, Schedule
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0
-"""How long the pipeline's loop may take to answer before it counts as blocked."""
 CANCEL_S = 20.0
 CLOSE_S = 30.0
+BLOCKED = "all rollouts stand still, because code of the environment blocks their event loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +75,8 @@ class Orchestrator:
         self._faults = FaultMeter(config)
         self._batches_without_signal = 0
         self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = LoopThread("verifiers-orchestrator")
+        self._changed = asyncio.Condition()
         self._draining = False
 
     # --- for the trainer's thread -------------------------------------------------------------------------------
@@ -89,10 +86,7 @@ class Orchestrator:
         self.version = version
         if state is not None:
             self.state = state
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(ready,), name="verifiers-orchestrator", daemon=True)
         self._thread.start()
-        ready.wait()
         self._call(self._admit)
 
     def next_batch(self) -> StepBatch:
@@ -136,30 +130,17 @@ class Orchestrator:
 
     def close(self) -> None:
         """Cancel what runs and end the thread; calling it again does nothing."""
-        thread, loop = self._thread, self._loop
-        if thread is None or loop is None:
+        if not self._thread.is_running:
             return
-        self._thread, self._draining = None, True
-        cancelled = asyncio.run_coroutine_threadsafe(self._cancel_all(), loop)
+        self._draining = True
         try:
-            cancelled.result(timeout=CLOSE_S)
-        except FutureTimeout:
-            log.warning("rollouts could not be stopped within %g s: %s", CLOSE_S, self._describe_running())
+            self._thread.wait(self._cancel_all(), CLOSE_S, lambda: TimeoutError(self._describe_running()))
+        except TimeoutError as error:
+            log.warning("rollouts could not be stopped within %g s: %s", CLOSE_S, error)
         finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(timeout=ANSWER_S)
+            self._thread.stop()
 
     # --- between the two threads --------------------------------------------------------------------------------
-
-    def _serve(self, ready: threading.Event) -> None:
-        self._loop = loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        self._changed = asyncio.Condition()
-        loop.call_soon(ready.set)
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
 
     def _call(self, function: Callable[[], Any]) -> Any:
         """What ``function`` returns, called on the loop."""
@@ -169,34 +150,20 @@ class Orchestrator:
 
         return self._wait(run(), "the pipeline does not answer")
 
-    def _wait(self, work: Any, otherwise: str) -> Any:
+    def _wait(self, work: Coroutine[Any, Any, Any], otherwise: str) -> Any:
         timeout_s = self.config.generation_timeout
-        assert self._loop is not None
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout=timeout_s)
-        except FutureTimeout:
-            if future.done():  # a TimeoutError of the work itself
-                raise
-            future.cancel()
-            awaited = self._where_blocked() or self._describe_running()
-            raise GenerationStalled(
+
+        def stalled() -> GenerationStalled:
+            place = self._thread.where_blocked()
+            awaited = self._describe_running() if place is None else f"{BLOCKED} at {place}"
+            return GenerationStalled(
                 f"{otherwise} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or look at why they take "
                 "so long",
                 waiting_for=awaited,
                 elapsed_s=timeout_s,
-            ) from None
+            )
 
-    def _where_blocked(self) -> str | None:
-        """The line that keeps the loop from going on; None when it does go on."""
-        assert self._loop is not None
-        answered = threading.Event()
-        self._loop.call_soon_threadsafe(answered.set)
-        if answered.wait(ANSWER_S) or self._thread is None or self._thread.ident is None:
-            return None
-        frame = sys._current_frames().get(self._thread.ident)
-        at = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
-        return f"all rollouts stand still, because code of the environment blocks their event loop{at}"
+        return self._thread.wait(work, timeout_s, stalled)
 
     def _describe_running(self) -> str:
         flights = list(self.running.items())
@@ -257,7 +224,9 @@ class Orchestrator:
         jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
         try:
             states = await play_group(self.env, jobs, context)
-            self._collect(Group(index, example.example_id, tuple(Record.of(state) for state in states)))
+            cut_is_zero = self.config.zero_truncated_completions
+            records = tuple(Record.of(state, cut_is_zero) for state in states)
+            self._collect(Group(index, example.example_id, records))
         except asyncio.CancelledError as error:
             if self._draining:
                 raise

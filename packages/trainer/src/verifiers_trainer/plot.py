@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,8 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = [row for row in read_metrics(metrics) if "reward/mean" in row]
+    lines = read_metrics(metrics)
+    rows = [row for row in lines if "reward/mean" in row]
     steps = np.array([row["step"] for row in rows])
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(3, 1), sharex=True)
     for name, colour in (("reward/mean", "tab:blue"), ("reward/exact_match", "tab:green")):
@@ -27,7 +27,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
         if not np.isnan(values).all():
             top.plot(steps, values, color=colour, alpha=0.25)
             top.plot(steps, running_mean(values), color=colour, label=f"{name} (mean of {SMOOTHING_STEPS} steps)")
-    for row in itertools.chain(row for row in read_metrics(metrics) if "eval_reward" in row):
+    for row in [row for row in lines if row.get("eval_reward") is not None]:
         top.errorbar(row["step"], row["eval_reward"], yerr=1.96 * (row.get("eval_reward_stderr") or 0), fmt="ko", ms=4)
     top.set_ylabel("reward")
     top.set_title(title)
@@ -45,4 +45,5 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
 
 def running_mean(values: np.ndarray) -> np.ndarray:
     """The mean of each value and the up to nine before it, [n]."""
-    return np.array([np.nanmean(values[max(0, i + 1 - SMOOTHING_STEPS) : i + 1]) for i in range(len(values))])
+    windows = [values[max(0, i + 1 - SMOOTHING_STEPS) : i + 1] for i in range(len(values))]
+    return np.array([np.nan if np.isnan(window).all() else np.nanmean(window) for window in windows])

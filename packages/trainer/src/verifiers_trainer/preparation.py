@@ -6,6 +6,7 @@ Everything is checked before any work; nothing here starts a thread or touches a
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from verifiers.context_check import check_increasing_context
 from verifiers.environments.base import Environment
+from verifiers.environments.group import EnvGroup
 from verifiers.errors import CheckpointError, ConfigError
 from verifiers_trainer.checkpoint import reading
 from verifiers_trainer.config import RLConfig
@@ -43,6 +46,38 @@ def require_chat_template(tokenizer: Any, env: Environment) -> None:
             f"the tokenizer {name!r} has no chat template, and the environment speaks in messages: set "
             "tokenizer.chat_template, use an instruct model, or message_type='completion'"
         )
+
+
+def probe_template(tokenizer: Any, env: Environment, required: bool) -> None:
+    """Warn when ``env`` has several turns and the chat template rewrites earlier ones; ``ConfigError`` if ``required``.
+
+    Single-turn environments and those of plain text are not looked at; of a group, its members are.
+    """
+    for member in _members(env):
+        if member.max_turns == 1 or member.message_type != "chat":
+            continue
+        try:
+            report = check_increasing_context(tokenizer, tools=member.tool_defs or None)
+        except ConfigError as error:  # it may still render what this environment says
+            if required:
+                raise
+            log.warning("whether the chat template only appends is not known: %s", error)
+            return
+        if not report.ok:
+            found = f"the chat template does not only append: {report.first_difference}\n{report.advice}"
+            if required:
+                raise ConfigError(f"{found} To train so all the same, set require_increasing_context=False.")
+            log.warning("%s", found)
+            return
+
+
+def _members(env: Environment) -> Iterator[Environment]:
+    """The environments that play: those of a group, also of groups in groups, or the one itself."""
+    if isinstance(env, EnvGroup):
+        for member in env.envs:
+            yield from _members(member)
+    else:
+        yield env
 
 
 def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:

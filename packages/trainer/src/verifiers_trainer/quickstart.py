@@ -42,7 +42,7 @@ ENVIRONMENT_ARGS: dict[str, Any] = {
     "num_train_examples": 2000,
     "num_eval_examples": 200,
 }
-WARM_UP_TARGET = 0.65
+WARM_UP_TARGET = 0.70
 """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
 EVAL_ROLLOUTS = 4
 NUM_TRANSCRIPTS = 3
@@ -115,8 +115,9 @@ def _config(output: Path, seed: int, steps: int, loss: str) -> RLConfig:
         rollouts_per_example=8,
         micro_batch_size=8,
         max_seq_len=48,
-        max_tokens=16,
-        learning_rate=2.5e-4,
+        max_tokens=12,
+        zero_truncated_completions=True,
+        learning_rate=3e-4,
         lr_scheduler_type="linear",
         warmup_steps=20,
         advantage="mean_std",

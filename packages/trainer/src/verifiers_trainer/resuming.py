@@ -27,7 +27,7 @@ DECISIVE = """advantage aggregation batch_size delta deterministic dual_clip eps
 loss_kwargs lora_alpha lora_rank lr_scheduler_type mask_env_responses mask_ratio_high mask_ratio_low
 mask_truncated_completions max_grad_norm max_off_policy_steps max_seq_len max_tokens min_group_fraction min_p oversample
 ratio_cap ratio_floor repetition_penalty rollouts_per_example sampling_args seed shuffle_dataset temperature top_k top_p
-use_lora weight_decay zero_variance""".split()
+use_lora weight_decay zero_truncated_completions zero_variance""".split()
 """Fields that must be equal for a checkpoint to be continued: they decide what is sampled and what is minimised."""
 WEIGHTS_ONLY = "weights_only"
 

@@ -12,7 +12,8 @@ groups are formed; the weights of tokens in `aggregation`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ import numpy as np
 
 NOT_SAMPLED = -2
 """Version of a token no policy sampled: prompts, tool results, offline text. (-1 is "sampled, version unknown".)"""
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+_TURN_ARRAYS = (("prompt_ids", _INT32), ("completion_ids", _INT32), ("logprobs", _FLOAT32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +43,11 @@ class Turn:
     """Leading prompt tokens the caller knows to equal the previous turn's prompt and completion; not compared."""
 
     def __post_init__(self) -> None:
-        for name, dtype in (("prompt_ids", np.int32), ("completion_ids", np.int32), ("logprobs", np.float32)):
-            array = np.asarray(getattr(self, name), dtype=dtype)
+        for name, dtype in _TURN_ARRAYS:
+            given = getattr(self, name)
+            if type(given) is np.ndarray and given.dtype == dtype and given.ndim == 1:
+                continue
+            array = np.asarray(given, dtype=dtype)
             if array.ndim != 1:
                 raise ValueError(f"{name} of a turn must have one dimension, got shape {array.shape}")
             object.__setattr__(self, name, array)
@@ -49,7 +55,7 @@ class Turn:
             raise ValueError(
                 f"a turn has {len(self.completion_ids)} completion ids and {len(self.logprobs)} log-probabilities"
             )
-        if np.ndim(self.version) and np.shape(self.version) != self.completion_ids.shape:
+        if type(self.version) is not int and np.shape(self.version) not in ((), self.completion_ids.shape):
             raise ValueError(
                 f"a turn has {len(self.completion_ids)} completion ids and versions of shape {np.shape(self.version)}"
             )
@@ -120,7 +126,7 @@ def merge_turns(turns: Sequence[Turn], *, mask_env_responses: bool = True) -> li
     said between turns carries loss too (never the first prompt of a sample). A sample without any completion token
     is left out.
     """
-    return _samples(turns, np.zeros(len(turns), np.float32), mask_env_responses)
+    return _samples(turns, [0.0] * len(turns), mask_env_responses)
 
 
 def rollout_samples(
@@ -141,12 +147,12 @@ def rollout_samples(
     whose advantage is NaN carry no loss and give no samples; ``excluded`` says which. Raises ValueError when the
     number of advantages is not the number of turns.
     """
-    per_turn = np.broadcast_to(np.asarray(advantage, dtype=np.float32), (len(turns),))
+    per_turn = _per_turn(advantage, len(turns))
     excluded = _exclusion(turns, per_turn, max_seq_len, mask_truncated)
     if excluded:
         return RolloutSamples((), excluded)
-    identity = {"inv_temperature": 1.0 / temperature, "rollout": rollout, "group": group, "live": live}
-    return RolloutSamples(tuple(_samples(turns, per_turn, mask_env_responses, **identity)))
+    samples = _samples(turns, per_turn, mask_env_responses, 1.0 / temperature, rollout, group, live)
+    return RolloutSamples(tuple(samples), None if samples else "empty")
 
 
 def is_truncated(turns: Sequence[Turn]) -> bool:
@@ -159,14 +165,23 @@ def is_overlong(turns: Sequence[Turn], max_seq_len: int) -> bool:
     return any(turn.num_tokens > max_seq_len for turn in turns)
 
 
-def _exclusion(turns: Sequence[Turn], advantages: np.ndarray, limit: int | None, mask_truncated: bool) -> str | None:
-    if np.isnan(advantages).any():
+def _per_turn(advantage: float | Sequence[float], num_turns: int) -> list[float]:
+    if isinstance(advantage, float) or np.ndim(advantage) == 0:
+        return [float(advantage)] * num_turns  # type: ignore[arg-type]
+    per_turn = [float(one) for one in advantage]
+    if len(per_turn) != num_turns:
+        raise ValueError(f"{len(per_turn)} advantages for {num_turns} turns: give one number, or one per turn")
+    return per_turn
+
+
+def _exclusion(turns: Sequence[Turn], advantages: list[float], limit: int | None, mask_truncated: bool) -> str | None:
+    if any(map(math.isnan, advantages)):
         return "unscored"
     if limit is not None and is_overlong(turns, limit):
         return "overlong"
     if mask_truncated and is_truncated(turns):
         return "truncated"
-    return None if any(len(turn.completion_ids) for turn in turns) else "empty"
+    return None
 
 
 def _chains(turns: Sequence[Turn]) -> list[list[int]]:
@@ -195,28 +210,30 @@ def _continues(turn: Turn, earlier: Turn, known: int) -> bool:
     return tail_equal and (known >= start or np.array_equal(turn.prompt_ids[known:start], earlier.prompt_ids[known:]))
 
 
-def _samples(turns: Sequence[Turn], advantages: np.ndarray, mask_env_responses: bool, **identity: Any) -> list[Sample]:
+def _samples(turns: Sequence[Turn], advantages: list[float], mask_env_responses: bool, *identity: Any) -> list[Sample]:
     samples = []
     for chain in _chains(turns):
         members = [turns[i] for i in chain]
-        if any(len(turn.completion_ids) for turn in members):
-            samples.append(_assemble(members, advantages[chain], mask_env_responses, identity))
+        if any([len(turn.completion_ids) for turn in members]):
+            samples.append(_assemble(members, [advantages[i] for i in chain], mask_env_responses, identity))
     return samples
 
 
 def _assemble(
-    chain: Sequence[Turn], advantages: np.ndarray, mask_env_responses: bool, identity: Mapping[str, Any]
+    chain: Sequence[Turn], advantages: list[float], mask_env_responses: bool, identity: tuple[Any, ...]
 ) -> Sample:
     """One sample of turns that each begin with all of the one before: the last one holds every id."""
-    last = chain[-1]
-    size = last.num_tokens
-    loss_mask = np.zeros(size, dtype=bool)
-    logprobs = np.zeros(size, dtype=np.float32)
-    versions = np.full(size, NOT_SAMPLED, dtype=np.int32)
-    per_token = np.zeros(size, dtype=np.float32)
+    token_ids = np.concatenate((chain[-1].prompt_ids, chain[-1].completion_ids))
+    size = len(token_ids)
+    loss_mask = np.zeros(size, bool)
+    logprobs = np.zeros(size, np.float32)
+    versions = np.empty(size, np.int32)
+    versions.fill(NOT_SAMPLED)
+    per_token = np.zeros(size, np.float32)
     before = len(chain[0].prompt_ids)
     for turn, advantage in zip(chain, advantages, strict=True):
-        start, end = len(turn.prompt_ids), turn.num_tokens
+        start = len(turn.prompt_ids)
+        end = start + len(turn.completion_ids)
         if not mask_env_responses:
             loss_mask[before:start] = True
             per_token[before:start] = advantage
@@ -225,5 +242,4 @@ def _assemble(
         versions[start:end] = turn.version
         per_token[start:end] = advantage
         before = end
-    token_ids = np.concatenate([last.prompt_ids, last.completion_ids])
-    return Sample(token_ids, loss_mask, logprobs, versions, per_token, **identity)
+    return Sample(token_ids, loss_mask, logprobs, versions, per_token, *identity)

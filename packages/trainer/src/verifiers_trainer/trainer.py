@@ -27,10 +27,10 @@ from transformers.trainer_utils import TrainOutput
 
 from verifiers.dataset import Example
 from verifiers.environments.base import Environment
-from verifiers.errors import ConfigError, DatasetError, NonFiniteLoss
+from verifiers.errors import DatasetError, NonFiniteLoss
 from verifiers.registry import load_environment
 from verifiers.runner import RunContext
-from verifiers_trainer import checkpoint, guards, preparation, resuming
+from verifiers_trainer import arguments, checkpoint, guards, preparation, resuming
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.evaluation import evaluate
@@ -38,7 +38,7 @@ from verifiers_trainer.inference import open_engine, policy_client
 from verifiers_trainer.loggers import MetricsFile, write_completions
 from verifiers_trainer.logprobs import find_causal_lm, install_logprob_forward, uninstall
 from verifiers_trainer.loop import FORCED, Loop, LoopTrainer
-from verifiers_trainer.losses import LossInput, anchor_unsampled, loss_parameters, resolve_loss
+from verifiers_trainer.losses import LossInput, anchor_unsampled, resolve_loss
 from verifiers_trainer.meters import RatioMeter, alarms
 from verifiers_trainer.orchestrator import Orchestrator
 from verifiers_trainer.packing import Row
@@ -77,11 +77,11 @@ class RLTrainer(LoopTrainer):
         config: RLConfig | None = None,
         eval_env: Environment | str | None = None,
     ):
-        settings = _private(_one_of("args", args, "config", config))
+        settings = arguments.settled(arguments.either("args", args, "config", config))
         self.env = load_environment(env) if isinstance(env, str) else env
         self.eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or self.env)
-        _check_environment(self.env)
-        given = _one_of("processing_class", processing_class, "tokenizer", tokenizer)
+        arguments.check_environment(self.env)
+        given = arguments.either("processing_class", processing_class, "tokenizer", tokenizer)
         self._examples: Sequence[Example] | None = None
         self.metrics_file = MetricsFile(settings.folder)
         self.engine: Any = None
@@ -101,10 +101,11 @@ class RLTrainer(LoopTrainer):
         with checkpoint.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             model, tokenizer = preparation.load(model, given, settings.model_init_kwargs)
             preparation.require_chat_template(tokenizer, self.env)
+            preparation.probe_template(tokenizer, self.env, settings.require_increasing_context)
             model = preparation.prepare(model, settings, peft_config)
             if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
                 settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
-            self.loss = resolve_loss(settings.loss, **_parameters(settings))
+            self.loss = resolve_loss(settings.loss, **arguments.loss_parameters_of(settings))
             super().__init__(
                 model=model,
                 args=settings,
@@ -139,7 +140,7 @@ class RLTrainer(LoopTrainer):
         if self._examples is None:
             table = self.env.train_table if self.env.train_table is not None else self.env.eval_table
             if not len(table):
-                raise DatasetError(f"the dataset of {_name(self.env)} is empty: nothing to train on")
+                raise DatasetError(f"the dataset of {arguments.name_of(self.env)} is empty: nothing to train on")
             self._examples = list(table)
         return self._examples
 
@@ -356,39 +357,3 @@ class RLTrainer(LoopTrainer):
             log.warning("step %d: %s", self.state.global_step, found[name])
         self._alarmed = set(found)
         self._step |= {f"alarm/{name}": 1 for name in found}
-
-
-def _private(given: RLConfig | None) -> RLConfig:
-    settings = given if given is not None else RLConfig()
-    if not isinstance(settings, RLConfig):
-        raise ConfigError(f"args must be an RLConfig, not {type(settings).__name__}")
-    settings = settings.private_copy()
-    settings.resolve(settings.world_size)
-    if settings.world_size > 1:
-        raise ConfigError(f"training runs in one process for now, and this is one of {settings.world_size}")
-    settings._n_gpu = min(settings.n_gpu, 1)  # of several devices the first: the model is never replicated
-    return settings
-
-
-def _one_of(first: str, a: Any, second: str, b: Any) -> Any:
-    if a is not None and b is not None and a is not b:
-        raise ConfigError(f"{second} is another name of {first}; give one of them")
-    return a if a is not None else b
-
-
-def _name(env: Environment) -> str:
-    return env.env_id or type(env).__name__
-
-
-def _check_environment(env: Environment) -> None:
-    if not isinstance(env, Environment):
-        raise ConfigError(f"env must be an environment or the id of one, not {type(env).__name__}")
-    if not env.get_reward_funcs():
-        raise ConfigError(f"the environment {_name(env)} has no reward function: nothing to train on")
-
-
-def _parameters(settings: RLConfig) -> dict[str, Any]:
-    """The parameters that the chosen loss takes, explicit ``loss_kwargs`` last."""
-    taken = loss_parameters(settings.loss)
-    named = settings.loss_parameters()
-    return {name: value for name, value in named.items() if taken is not None and name in taken} | settings.loss_kwargs

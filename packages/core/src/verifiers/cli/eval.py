@@ -51,8 +51,9 @@ def run_command(argv: Sequence[str]) -> int:
         report = Report()
         try:
             _Command(line, list(argv), report, out).run()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # before the first rollout; later `interrupt` answers
             report.exit_code = INTERRUPTED
+            print("vf-eval: interrupted; nothing was run", file=sys.stderr)
         except BrokenPipeError:  # the reader of our stdout left; there is nobody to tell
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
@@ -82,11 +83,12 @@ class _Command:
         from verifiers.dual import run_in_private_loop
 
         display = make_display(self.command.progress, self.command.quiet)
-        with logging_to(display, self.command.verbose, self.command.quiet):
-            if self.command.check:
-                from verifiers.cli.checking import check_all
+        if self.command.check:
+            from verifiers.cli.checking import check_all
 
+            with logging_to(display, self.command.verbose, quiet=True):  # the reports say it all, and once
                 check_all(evaluations, display)
+        with logging_to(display, self.command.verbose, self.command.quiet):
             prepared = _prepare_all(evaluations)
             for note in dict.fromkeys(p.choice.note for p in prepared if p.choice.note):
                 display.note(note)

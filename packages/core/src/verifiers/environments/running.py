@@ -134,6 +134,20 @@ class Runs:
 
     process_env_results_vllm = process_env_results
 
+    def _get_eval_inputs(self, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
+        """For older trainers; see ``historical.running``."""
+        from verifiers.historical.running import eval_inputs
+
+        env: Any = self
+        return eval_inputs(env, num_examples, rollouts_per_example)
+
+    def _prepare_rollout_results(self, all_states: Any, *args: Any, **facts: Any) -> Any:
+        """For older trainers; see ``historical.running``."""
+        from verifiers.historical.running import rollout_results
+
+        env: Any = self
+        return rollout_results(env, all_states, *args, **facts)
+
 
 async def _play_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     from verifiers.single import rollout

@@ -1,0 +1,184 @@
+"""Functions of older utilities that nothing but packages written for older versions calls."""
+
+import json
+import time
+
+import pytest
+
+import verifiers as vf
+from support.small_envs import add_one, row, single_turn, sums
+from verifiers.testing import ScriptedClient
+from verifiers.utils.data_utils import format_dataset
+from verifiers.utils.error_utils import ErrorChain, get_vf_error_chain
+from verifiers.utils.eval_utils import load_toml_config, print_results
+from verifiers.utils.install_utils import (
+    check_hub_env_installed,
+    install_from_hub,
+    install_from_local,
+    install_from_repo,
+    is_hub_env,
+    normalize_package_name,
+)
+from verifiers.utils.message_utils import sanitize_tool_calls, strip_nones_from_content
+from verifiers.utils.path_utils import find_latest_incomplete_eval_results_path, is_valid_eval_results_path
+from verifiers.utils.response_utils import parse_is_truncated, parse_response_messages, parse_response_tokens
+from verifiers.utils.save_utils import (
+    GenerateOutputsBuilder,
+    extract_usage_tokens,
+    load_outputs,
+    make_serializable,
+    save_metadata,
+    save_new_outputs,
+    save_outputs,
+    states_to_outputs,
+    validate_resume_metadata,
+)
+
+
+def results(count=2, **options):
+    return single_turn(count).evaluate(ScriptedClient(add_one, tokens=True), "m", **options)
+
+
+def test_a_formatted_dataset_is_that_of_an_environment():
+    from datasets import Dataset
+
+    made = format_dataset(Dataset.from_list(sums(2)), system_prompt="Add.", map_kwargs={"num_proc": 2})
+    assert made.to_list() == single_turn(2, system_prompt="Add.").get_dataset().to_list()
+
+
+def test_tool_calls_are_written_as_text_and_read_again():
+    said = vf.AssistantMessage(tool_calls=[vf.ToolCall("c", "add", {"n": 1})])
+    written = sanitize_tool_calls([vf.UserMessage("hi"), said])
+    assert [json.loads(call)["function"]["name"] for call in written[1]["tool_calls"]] == ["add"]
+    row_of_a_dataset = vf.SingleTurnEnv(dataset=[{"prompt": written}]).sample_prompts(1)[0]
+    assert row_of_a_dataset["prompt"][1].tool_calls[0].name == "add"
+    assert sanitize_tool_calls("text") == strip_nones_from_content("text") == "text"
+
+
+def test_nones_inside_content_are_removed():
+    part = {"type": "text", "text": "a", "image_url": None}
+    assert strip_nones_from_content([{"role": "user", "content": [part]}]) == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    ]
+
+
+async def test_a_response_is_taken_apart():
+    env, client = single_turn(1), ScriptedClient("1", tokens=True)
+    state = await env.rollout(row(), client, "m")
+    step = state["trajectory"][0]
+    response = await env.get_model_response(state, state["prompt"])
+    assert await parse_response_messages(response) == step["completion"]
+    assert (await parse_response_tokens(response))["completion_ids"] == step["tokens"]["completion_ids"]
+    assert await parse_is_truncated(response) is False
+    assert await parse_is_truncated(vf.Response(vf.AssistantMessage("x"), "length")) is True
+    assert await parse_response_messages(vf.Response(vf.TextMessage("4")), "completion") == "4"
+    assert await parse_response_tokens(vf.Response(vf.AssistantMessage("x"))) is None
+    assert extract_usage_tokens(response) == (response.usage.prompt_tokens, response.usage.completion_tokens)
+    assert extract_usage_tokens(None) == (0, 0)
+
+
+def test_a_chain_of_errors():
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            raise vf.ToolCallError("outer") from inner
+    except vf.ToolCallError as error:
+        chain = get_vf_error_chain(error)
+    assert isinstance(chain, ErrorChain)
+    assert vf.ToolError in chain
+    assert KeyError in chain
+    assert OSError not in chain
+    assert str(chain) == "ToolCallError -> KeyError"
+    assert [type(link) for link in chain] == [vf.ToolCallError, KeyError]
+    assert "'inner'" in repr(chain)
+
+
+def test_rows_are_saved_added_and_read(tmp_path):
+    outputs = states_to_outputs(results(3)["states"], ["trajectory"])
+    save_outputs(outputs[:1], tmp_path / "run")
+    save_new_outputs(outputs[1:], tmp_path / "run")
+    read = load_outputs(tmp_path / "run")
+    assert [output["reward"] for output in read] == [1.0] * 3
+    assert read[0]["completion"] == outputs[0]["completion"]
+    with pytest.raises(vf.ConfigError, match="mode"):
+        save_outputs(outputs, tmp_path, mode="x")
+
+
+def test_metadata_are_saved_and_compared(tmp_path):
+    builder = GenerateOutputsBuilder(env_id="sums", model="m", rollouts_per_example=2)
+    builder.add_outputs(reversed(results(2, rollouts_per_example=2).outputs))
+    made = builder.build(sort_by_example_id=True)
+    assert made["example_ids"] == [0, 0, 1, 1]
+    assert builder.build()["example_ids"] == [1, 1, 0, 0]
+    assert not is_valid_eval_results_path(tmp_path)
+    save_outputs(made.outputs, tmp_path)
+    save_metadata(builder.build_metadata(), tmp_path)
+    assert is_valid_eval_results_path(tmp_path)
+    validate_resume_metadata(tmp_path, env_id="sums", model="m", rollouts_per_example=2)
+    with pytest.raises(vf.RunMismatch, match="model is 'm' there and 'n' here") as caught:
+        validate_resume_metadata(tmp_path, env_id="sums", model="n")
+    assert caught.value.differences == {"model": ("m", "n")}
+    with pytest.raises(vf.ConfigError, match=r"no metadata\.json"):
+        validate_resume_metadata(tmp_path / "elsewhere", model="m")
+
+
+def test_the_newest_unfinished_run_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, (model, status) in enumerate(
+        [("m", "interrupted"), ("m", "running"), ("m", "complete"), ("n", "running")]
+    ):
+        folder = tmp_path / f"outputs/evals/sums--{model}/{number}"
+        save_outputs(results(1).outputs, folder)
+        save_metadata({"env_id": "sums", "model": model, "num_examples": 1, "status": status}, folder)
+        time.sleep(0.02)
+    found = find_latest_incomplete_eval_results_path("sums", "m", num_examples=1)
+    assert found.name == "1"
+    assert find_latest_incomplete_eval_results_path("sums", "m", num_examples=2) is None
+    assert find_latest_incomplete_eval_results_path("other", "m") is None
+
+
+def test_values_become_plain_json():
+    assert make_serializable({"a": float("nan"), "b": vf.UserMessage("x")}) == {
+        "a": None,
+        "b": {"role": "user", "content": "x"},
+    }
+
+
+def test_ids_and_packages():
+    assert normalize_package_name("My-Env.2") == "my_env_2"
+    assert is_hub_env("owner/name")
+    assert not is_hub_env("name")
+    assert not check_hub_env_installed("owner/no-such-environment")
+
+
+@pytest.mark.parametrize(
+    "install",
+    [
+        lambda: install_from_hub("owner/../x"),
+        lambda: install_from_local("../x", "nowhere"),
+        lambda: install_from_repo("../x"),
+    ],
+)
+def test_an_installation_that_cannot_be_says_so_and_is_false(install, capsys):
+    assert install() is False
+    assert "vf-install:" in capsys.readouterr().err
+
+
+def test_a_run_is_printed(capsys):
+    print_results(results())
+    shown = capsys.readouterr().out
+    assert "1.000" in shown
+    assert "example" in shown
+    print_results(results(), num_samples=0)
+    assert len(capsys.readouterr().out) < len(shown)
+
+
+def test_evaluations_of_a_file(tmp_path):
+    file = tmp_path / "eval.toml"
+    file.write_text('model = "m"\n[[eval]]\nenv_id = "a"\n[[eval]]\nenv_id = "b"\nmodel = "n"\n')
+    assert load_toml_config(file) == [{"model": "m", "env_id": "a"}, {"model": "n", "env_id": "b"}]
+    file.write_text('env_id = "a"')
+    assert load_toml_config(file) == [{"env_id": "a"}]
+    with pytest.raises(vf.ConfigError, match="nowhere"):
+        load_toml_config(tmp_path / "nowhere.toml")

@@ -1,0 +1,242 @@
+"""Modules of older versions: each leads to what has its names now, costs nothing until then, says what is missing."""
+
+import importlib
+import inspect
+import logging
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import verifiers as vf
+from verifiers import compat, older_modules
+
+ROWS = {
+    "envs": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv EnvGroup",
+    "envs.environment": "Environment",
+    "envs.singleturn_env": "SingleTurnEnv",
+    "envs.multiturn_env": "MultiTurnEnv",
+    "envs.tool_env": "ToolEnv",
+    "envs.stateful_tool_env": "StatefulToolEnv",
+    "envs.env_group": "EnvGroup EnvGroupRubric",
+    "envs.experimental.gym_env": "EpisodicSumRubric",
+    "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
+    "parsers.parser": "Parser",
+    "parsers.xml_parser": "XMLParser",
+    "parsers.think_parser": "ThinkParser",
+    "parsers.maybe_think_parser": "MaybeThinkParser",
+    "rubrics": "Rubric RubricGroup JudgeRubric ToolRubric",
+    "rubrics.rubric": "Rubric",
+    "rubrics.rubric_group": "RubricGroup",
+    "rubrics.judge_rubric": "JudgeRubric",
+    "rubrics.math_rubric": "MathRubric",
+    "rubrics.tool_rubric": "ToolRubric",
+    "rubrics.experimental.hybrid_math_rubric": "HybridMathRubric",
+    "clients.client": "Client resolve_client",
+    "scripts.eval": "main",
+    "scripts.init": "main",
+    "scripts.install": "main",
+    "types": (
+        "State RolloutInput RolloutOutput TrajectoryStep TrajectoryStepTokens RolloutScore RolloutScores "
+        "GenerateOutputs "
+        "GenerateMetadata ProcessedOutputs Timing Usage ErrorInfo SamplingArgs Info RewardFunc DatasetBuilder Message "
+        "Messages ChatMessage ModelResponse ClientConfig EndpointConfig RolloutTiming ResponseMessage ResponseTokens "
+        "ImageUrlSource InputAudioSource EndpointClientConfig ChatCompletion Completion"
+    ),
+    "utils.async_utils": "maybe_await maybe_semaphore NullAsyncContext",
+    "utils.data_utils": (
+        "extract_boxed_answer extract_hash_answer strip_non_numeric load_example_dataset format_dataset "
+        "BOXED_SYSTEM_PROMPT THINK_BOXED_SYSTEM_PROMPT"
+    ),
+    "utils.message_utils": (
+        "messages_to_printable message_to_printable concat_messages normalize_messages sanitize_tool_calls "
+        "strip_nones_from_content"
+    ),
+    "utils.tool_utils": "convert_func_to_oai_tool convert_func_to_tool_def",
+    "utils.env_utils": "load_environment",
+    "utils.install_utils": (
+        "parse_env_id normalize_package_name is_hub_env check_hub_env_installed install_from_hub install_from_local "
+        "install_from_repo"
+    ),
+    "utils.eval_utils": "make_dataset print_results load_endpoints load_toml_config",
+    "utils.save_utils": (
+        "GenerateOutputsBuilder state_to_output states_to_outputs load_outputs save_outputs save_new_outputs "
+        "save_metadata validate_resume_metadata make_serializable extract_usage_tokens"
+    ),
+    "utils.path_utils": "is_valid_eval_results_path find_latest_incomplete_eval_results_path",
+    "utils.error_utils": "ErrorChain get_vf_error_chain",
+    "utils.response_utils": "parse_response_messages parse_response_tokens parse_is_truncated",
+    "utils.logging_utils": "setup_logging print_prompt_completions_sample",
+    "utils.metric_utils": "mean",
+    "utils.usage_utils": "extract_usage_tokens",
+}
+"""What older code imports, module by module."""
+EXTRAS = {
+    "envs.textarena_env": ("TextArenaEnv", "textarena", "ta"),
+    "envs.reasoninggym_env": ("ReasoningGymEnv", "reasoning_gym", "rg"),
+    "envs.integrations.textarena_env": ("TextArenaEnv", "textarena", "ta"),
+    "envs.integrations.reasoninggym_env": ("ReasoningGymEnv", "reasoning_gym", "rg"),
+    "envs.experimental.gym_env": ("GymEnv", "gymnasium", "gym"),
+    "envs.experimental.mcp_env": ("MCPEnv", "mcp", "mcp"),
+}
+"""Module -> (class, library, extra)."""
+TRAINERS = ("trainers", "rl", "rl.trainer")
+"""Their names are only listed here: taking one imports torch."""
+NOT_YET = {"envs.sandbox_env": "SandboxEnv", "envs.python_env": "PythonEnv", "envs": "SandboxEnv"}
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, name) for m, names in ROWS.items() for name in names.split()])
+def test_a_name_of_an_older_module(module, name):
+    scope = {}
+    exec(f"from verifiers.{module} import {name}", scope)
+    value = scope[name]
+    if name in vf.__all__ or name in compat.NAMES:
+        assert value is getattr(vf, name)
+    assert value is getattr(importlib.import_module(f"verifiers.{module}"), name)
+
+
+def test_every_module_of_the_table_is_tried_or_only_holds_others():
+    holders = {"envs.integrations", "envs.experimental", "rubrics.experimental", "scripts", "utils"}
+    not_there = {"scripts.setup", "scripts.tui"}
+    assert set(compat.MODULES) - set(ROWS) - set(EXTRAS) - set(NOT_YET) - set(TRAINERS) == holders | not_there
+    assert set(compat.MODULE_NAMES) <= set(ROWS) | set(NOT_YET)
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_a_class_that_needs_a_library_is_there_or_says_what_to_install(module):
+    name, library, extra = EXTRAS[module]
+    found = importlib.import_module(f"verifiers.{module}")
+    if importlib.util.find_spec(library) is not None:
+        assert getattr(found, name) is getattr(vf, name)
+        return
+    with pytest.raises(ImportError, match=rf"pip install 'verifiers\[{extra}\]'"):
+        exec(f"from verifiers.{module} import {name}")
+    with pytest.raises(AttributeError, match=rf"pip install 'verifiers\[{extra}\]'"):
+        getattr(vf, name)
+
+
+@pytest.mark.parametrize(("module", "name"), NOT_YET.items())
+def test_what_this_edition_has_not_is_an_import_error_that_names_a_substitute(module, name):
+    with pytest.raises(ImportError, match=r"not part of this edition; write a vf\.StatefulToolEnv"):
+        exec(f"from verifiers.{module} import {name}")
+
+
+@pytest.mark.parametrize("name", ["setup", "tui"])
+def test_a_command_that_this_edition_has_not(name):
+    with pytest.raises(ImportError, match=f"verifiers.scripts.{name}: this edition has no verifiers.cli.{name}"):
+        exec(f"from verifiers.scripts.{name} import main")
+
+
+def test_unknown_names_and_modules_are_the_usual_errors():
+    import verifiers.envs
+    import verifiers.utils
+
+    assert not hasattr(verifiers.envs, "NothingEnv")
+    assert not hasattr(verifiers.types, "Nothing")
+    with pytest.raises(ImportError, match="cannot import name 'NothingEnv'"):
+        from verifiers.envs import NothingEnv  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'verifiers\.utils\.nothing'"):
+        import verifiers.utils.nothing
+
+
+def test_modules_behave_as_modules():
+    import verifiers.utils.data_utils as data_utils
+
+    assert vf.utils.data_utils is data_utils is sys.modules["verifiers.utils.data_utils"]
+    assert "format_dataset" in dir(data_utils)
+    assert importlib.util.find_spec("verifiers.utils.data_utils").name == "verifiers.utils.data_utils"
+    assert not hasattr(data_utils, "__file__")
+    assert inspect.ismodule(data_utils)
+    scope = {}
+    exec("from verifiers.envs import *", scope)
+    assert scope["SingleTurnEnv"] is vf.SingleTurnEnv
+
+
+def test_what_comes_from_an_older_module_pickles_under_its_present_name():
+    from verifiers.envs import SingleTurnEnv
+    from verifiers.types import RolloutTiming
+
+    assert pickle.loads(pickle.dumps(RolloutTiming())) == vf.Timing()
+    assert b"verifiers.environments" in pickle.dumps(SingleTurnEnv)
+
+
+def test_registering_imports_nothing_and_keeps_a_module_that_is_there():
+    code = (
+        "import sys, verifiers\n"
+        "ours = {n: type(m).__name__ for n, m in sys.modules.items() if n.startswith('verifiers.')}\n"
+        "print(sorted(n for n, kind in ours.items() if kind == 'module'))\n"
+        "print(list(ours.values()).count('OlderModule'))\n"
+    )
+    loaded, count = run(code).splitlines()
+    assert loaded == "['verifiers.compat', 'verifiers.errors', 'verifiers.older_modules']"
+    assert int(count) == len(compat.MODULES)
+    before = sys.modules["verifiers.utils"]
+    older_modules.register()
+    assert sys.modules["verifiers.utils"] is before
+
+
+def test_a_use_is_noted_once_per_process(caplog):
+    compat.note.cache_clear()
+    with caplog.at_level(logging.DEBUG, "verifiers.compat"):
+        for _ in range(2):
+            older_modules.resolve("verifiers.utils.async_utils", "maybe_semaphore")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("module", TRAINERS)
+def test_the_trainers_modules_have_its_names(module):
+    names = {"RLTrainer", "RLConfig", "get_model", "get_tokenizer", "get_model_and_tokenizer"}
+    assert names <= set(dir(importlib.import_module(f"verifiers.{module}")))
+
+
+WITHOUT_TRAINER = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name == "verifiers_trainer":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="verifiers_trainer")
+sys.meta_path.insert(0, Absent())
+for statement in (
+    "from verifiers.trainers import GRPOTrainer, GRPOConfig", "from verifiers.rl.trainer import RLTrainer",
+    "import verifiers.rl; verifiers.rl.RLConfig",
+):
+    try:
+        exec(statement)
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_the_trainers_modules_say_what_to_install():
+    lines = run(WITHOUT_TRAINER).splitlines()
+    assert len(lines) == 3
+    for module, line in zip(("trainers", "rl.trainer", "rl"), lines, strict=True):
+        assert line == (
+            f"verifiers.{module}: it is in the trainer, which is not installed: pip install 'verifiers[rl]'"
+        )
+
+
+# --- names of other versions
+
+
+@pytest.mark.parametrize("name", compat.LATER)
+def test_a_name_of_another_edition_is_explained(name):
+    with pytest.raises(AttributeError) as caught:
+        getattr(vf, name)
+    assert str(caught.value).startswith(f"vf.{name}: it is not ")
+    assert not hasattr(vf, name)
+    assert name not in dir(vf)
+
+
+def test_substitutes_exist():
+    words = {word.strip(",;.:") for text in compat.LATER.values() for word in text.split() if word.startswith("vf.")}
+    assert words
+    for word in words:
+        assert word.removeprefix("vf.") in dir(vf), word
