@@ -206,3 +206,23 @@ def test_every_field_of_ours_is_read_somewhere():
     own = set(_RLFields.__annotations__)
     of_transformers = {"eval_steps", "logging_steps", "lr_scheduler_type", "max_grad_norm", "save_steps"}
     assert own - read - of_transformers == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "aggregation"),
+    [
+        ("grpo", "ppo", "sequence_mean"),
+        ("bnpo", "ppo", "token_mean"),
+        ("dapo", "ppo", "token_mean"),
+        ("dr_grpo", "ppo", "constant_length"),
+        ("gspo", "gspo", "sequence_mean"),
+        ("cispo", "cispo", "token_mean"),
+    ],
+)
+def test_the_name_of_an_objective_means_its_loss_and_its_aggregation(name, loss, aggregation):
+    config = RLConfig(loss=name)
+    config.resolve()
+    assert (config.loss, config.aggregation) == (loss, aggregation)
+    chosen = RLConfig(loss=name, aggregation="prompt_mean")
+    chosen.resolve()
+    assert chosen.aggregation == "prompt_mean"

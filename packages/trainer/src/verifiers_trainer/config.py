@@ -31,6 +31,15 @@ log = logging.getLogger(__name__)
 CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
 """Two names of one switch: transformers' older and newer one."""
 
+OBJECTIVES = {
+    "grpo": ("ppo", "sequence_mean"),  # arXiv 2402.03300
+    "bnpo": ("ppo", "token_mean"),
+    "dapo": ("ppo", "token_mean"),  # arXiv 2503.14476; its clip-higher is epsilon_high = 0.28
+    "dr_grpo": ("ppo", "constant_length"),  # arXiv 2503.20783
+    "gspo": ("gspo", "sequence_mean"),  # arXiv 2507.18071
+}
+"""Names of the field that mean a loss and an aggregation together; a given ``aggregation`` wins."""
+
 
 @dataclass
 class _RLFields(TrainingArguments):
@@ -96,7 +105,7 @@ class _RLFields(TrainingArguments):
 
     # --- objective ----------------------------------------------------------------------------------------------
     loss: Any = "cispo"
-    """A name of ``losses.LOSSES``, ``"package.module:function"``, or a function."""
+    """A name of ``losses.LOSSES`` or ``OBJECTIVES``, ``"package.module:function"``, or a function."""
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
     """Parameters of the loss, over the ones below."""
     ratio_cap: float = 5.0
@@ -272,6 +281,10 @@ class RLConfig(_RLFields):
             derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
         if not self.is_given("output_dir") and self.run_name:
             derived["output_dir"] = str(Path("outputs") / self.run_name)
+        if isinstance(self.loss, str) and self.loss in OBJECTIVES:
+            derived["loss"], aggregation = OBJECTIVES[self.loss]
+            if not self.is_given("aggregation"):
+                derived["aggregation"] = aggregation
         self.__dict__.update(derived)
         self._set_precision()
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
