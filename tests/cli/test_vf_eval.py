@@ -180,6 +180,13 @@ def test_an_environment_is_found_in_the_folder_of_environments(vf_eval, server, 
     assert list(eval_folder.glob("environments/my_game/outputs/evals/*/*/results.jsonl"))
 
 
+def test_an_environment_of_one_file_is_found_in_the_folder(vf_eval, server, eval_folder):
+    (eval_folder / "environments").mkdir(exist_ok=True)
+    (eval_folder / "environments" / "lone_file.py").write_text(TOY)
+    assert vf_eval("lone-file", "-b", server.url, "-n", "1").code == 0
+    assert "lone-files" in vf_eval("lone-files", "-b", server.url, "-n", "1").stderr
+
+
 def test_an_ablation_runs_every_combination_of_what_it_sweeps(vf_eval, server, eval_folder):
     (eval_folder / "ablation.toml").write_text(
         f'api_base_url = "{server.url}"\nnum_examples = 2\nrollouts_per_example = 1\ntemperature = 0.25\n'

@@ -186,14 +186,17 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
 
 
 def offer_folder(env_id: str, env_dir: str) -> None:
-    """Let the environment be found in ``env_dir``: its folder goes to the end of the path, after all installed ones."""
+    """Let the environment be found in ``env_dir``, as a folder or as one file: at the end of the path, after all others."""
     name = registry.parse_env_id(env_id).name
     module = re.sub(r"[-.]", "_", registry.normalize_name(name))
     base = Path(env_dir).expanduser().resolve()
-    for folder in dict.fromkeys((name, module, module.removeprefix("vf_"), registry.normalize_name(name))):
-        for place in (base / folder, base / folder / "src"):
-            if place.is_dir() and str(place) not in sys.path:
-                sys.path.append(str(place))
+    folders = dict.fromkeys((name, module, module.removeprefix("vf_"), registry.normalize_name(name)))
+    places = [place for folder in folders for place in (base / folder, base / folder / "src")]
+    if any((base / f"{single}.py").is_file() for single in (module, f"vf_{module}")):
+        places.append(base)
+    for place in places:
+        if place.is_dir() and str(place) not in sys.path:
+            sys.path.append(str(place))
 
 
 def from_run(settings: EvalSettings, given: Mapping[str, Any]) -> EvalSettings:
