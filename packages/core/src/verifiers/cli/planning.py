@@ -186,7 +186,7 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
 
 
 def offer_folder(env_id: str, env_dir: str) -> None:
-    """Let the environment be found in ``env_dir``, as a folder or as one file: at the end of the path, after all others."""
+    """Let the environment be found in ``env_dir``, as a folder or as one file, after all that are installed."""
     name = registry.parse_env_id(env_id).name
     module = re.sub(r"[-.]", "_", registry.normalize_name(name))
     base = Path(env_dir).expanduser().resolve()
