@@ -10,7 +10,7 @@ from support.import_graph import CORE, TRAINER, cycle, imports
 
 LAYERS = [
     "types errors",
-    "dual encoding redaction statistics suggest compat older_modules decorators failpoints logs text durable "
+    "dual encoding redaction statistics suggest compat older_modules decorators failpoints garbage logs text durable "
     "run_identity",
     "messages parsers dataset dataset_arrow dataset_sources example_datasets steps state trajectories hooks "
     "tool_examples context_check",

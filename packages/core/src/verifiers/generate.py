@@ -20,6 +20,7 @@ from verifiers.dataset import examples_from
 from verifiers.dual import maybe_await
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, JournalError
+from verifiers.garbage import fewer_collections
 from verifiers.options import DEFAULT_CONCURRENCY, RunOptions, count, parse
 from verifiers.plan import Owed, Plan, owed
 from verifiers.results import GenerateOutputs, fill_advantages
@@ -169,10 +170,11 @@ async def _play(
     )
     limit = DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent
     limit = min(limit, len(jobs))
-    if options.interleave_scoring or not context.score:
-        await Runner(env, context, results, limit, options.abort_after, progress).run(jobs)
-    else:
-        await play_then_score(env, context, results, jobs, limit, options.abort_after, progress)
+    with fewer_collections():
+        if options.interleave_scoring or not context.score:
+            await Runner(env, context, results, limit, options.abort_after, progress).run(jobs)
+        else:
+            await play_then_score(env, context, results, jobs, limit, options.abort_after, progress)
 
 
 def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:
