@@ -131,4 +131,12 @@ def _loop_is_running() -> bool:
 
 async def maybe_await(value: Any) -> Any:
     """The value, awaited when it is awaitable: author-supplied callables may be sync or async."""
-    return await value if inspect.isawaitable(value) else value
+    return await value if is_awaitable(value) else value
+
+
+_PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple))
+
+
+def is_awaitable(value: Any) -> bool:
+    """``inspect.isawaitable``, which is slow for the plain values that synchronous callables mostly return."""
+    return type(value) not in _PLAIN and inspect.isawaitable(value)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import math
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verifiers.dataset import Example, copy_row
+from verifiers.dual import is_awaitable
 from verifiers.environments.base import Environment
 from verifiers.environments.running import Runs
 from verifiers.errors import ModelError, RolloutTimeout, RunError, TooManyFaults
@@ -246,7 +246,7 @@ async def _monitor(env: Environment, state: State) -> None:
     for function in env.monitor_rubric.functions:
         try:
             value = function(Supply(state, loop_workers().processes))
-            value = finite_value(await value if inspect.isawaitable(value) else value, function.name)
+            value = finite_value(await value if is_awaitable(value) else value, function.name)
         except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
             env.logger.warning("the monitored metric %s failed: %s", function.name, error)
             value = math.nan

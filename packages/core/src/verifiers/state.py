@@ -20,11 +20,12 @@ __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepToke
 class Timing(AttributeDict):
     """Where a rollout's time went, in milliseconds, and when it began (epoch seconds)."""
 
+    _ZERO = dict.fromkeys(
+        ("setup_ms", "generation_ms", "model_ms", "env_ms", "scoring_ms", "total_ms", "overhead_ms", "start_time"), 0.0
+    )
+
     def __init__(self, **given: float):
-        fields = dict.fromkeys(
-            ("setup_ms", "generation_ms", "model_ms", "env_ms", "scoring_ms", "total_ms", "overhead_ms"), 0.0
-        )
-        super().__init__(fields | {"start_time": 0.0} | given)
+        super().__init__(self._ZERO, **given)
 
 
 class InputView(MutableMapping):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from verifiers.dual import is_awaitable
 from verifiers.errors import ScoringError
 from verifiers.rubrics.arguments import GroupSupply, Supply
 from verifiers.rubrics.functions import RewardFunction, finite_value, scoring_error, value_list
@@ -184,6 +185,11 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
 
 
 async def _set_advantages(plan: Plan, states: Sequence[State]) -> None:
+    if len(states) == 1 and plan.advantage is None:  # nobody to compare with
+        (state,) = states
+        state["advantage"] = NAN if state["reward"] is None or math.isnan(state["reward"]) else 0.0
+        _fill_steps(state, "advantage")
+        return
     rewards = [NAN if state["reward"] is None else state["reward"] for state in states]
     known = [state for state, reward in zip(states, rewards, strict=True) if not math.isnan(reward)]
     if plan.advantage is None:
@@ -218,7 +224,7 @@ async def _outcomes(segment: Sequence[RewardFunction], supply: Supply) -> list[A
     else:
         outcomes = await workers().run(segment, supply)
     for index, outcome in enumerate(outcomes):
-        if inspect.isawaitable(outcome):  # a plain function that returned a coroutine
+        if is_awaitable(outcome):  # a plain function that returned a coroutine
             outcome = await _bounded(segment[index], supply, outcome)
         if isinstance(outcome, Raised):
             outcome = Raised(scoring_error(outcome.error, segment[index].name))
@@ -259,7 +265,7 @@ async def call(function: Callable[..., Any], *args: Any, limit_s: float | None =
         value = function(*args, **kwargs)
     else:
         value = await call_in_thread(function, *args, limit_s=limit_s, **kwargs)
-    if inspect.isawaitable(value):
+    if is_awaitable(value):
         async with asyncio.timeout(limit_s):
             return await value
     return value
