@@ -1,7 +1,7 @@
 """Fewer garbage collections while a run lasts.
 
 A run allocates thousands of small objects that live until its end. Python's collector, at its default thresholds, goes
-over them again and again and finds nothing: a quarter of the CPU time of a rollout at 512 in flight. Inside
+over them again and again and finds nothing: a fifth of the CPU time of a rollout at 512 in flight. Inside
 ``fewer_collections`` it runs more rarely; afterwards the process has the thresholds it had. Cycles are still found.
 
 Thresholds belong to the whole process: of several runs at once the first one sets them and the last one gives them
