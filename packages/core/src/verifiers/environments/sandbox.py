@@ -1,0 +1,285 @@
+"""``SandboxEnv``: the model runs shell commands in a sandbox of its rollout's own.
+
+Promise: a rollout that calls no tool opens no sandbox; one that does has one, from its first call to its end, and it is
+closed then whatever happened: an error, a time-out, a cancellation. What code does wrong (a failing command, a limit, a
+time-out) is text for the model; a sandbox that does not work is the rollout's ``SandboxError``, and its reward unknown.
+
+How code is isolated is ``verifiers.sandbox``; what the model reads is written in ``sandbox_text``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifiers import compat
+from verifiers.clients.loops import PerLoop
+from verifiers.decorators import cleanup, setup
+from verifiers.dual import NOTHING, maybe_await
+from verifiers.environments.sandbox_text import command_text, has_failed
+from verifiers.environments.stateful_tool import StatefulToolEnv
+from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable, ToolError, UsageError, VerifiersError
+from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
+from verifiers.state import State
+from verifiers.types import Messages, ToolCall
+
+FIRST, LAST = 1000, -1000
+"""Priorities around those of an author's clean-up handlers: ``post_rollout`` comes first, closing last."""
+
+
+@dataclass(slots=True)
+class SandboxUse:
+    """What one rollout does with its sandbox: ``state["sandbox"]``. The numbers stay when it is closed."""
+
+    spec: SandboxSpec
+    sandbox: Sandbox | None = None
+    """Open from the first call until the rollout ends."""
+    is_over: bool = False
+    num_calls: int = 0
+    """Calls that were run."""
+    num_errors: int = 0
+    """Calls that failed, or that could not be run."""
+    ready_wait_s: float = 0.0
+    command_s: float = 0.0
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def sandbox_ready_wait_time(state: State) -> float:
+    """Seconds until the rollout's sandbox was open; 0 when none was needed."""
+    return _use_of(state).ready_wait_s
+
+
+def sandbox_command_execution_time(state: State) -> float:
+    """Seconds that the rollout's commands took, together."""
+    return _use_of(state).command_s
+
+
+def tool_errors(state: State) -> float:
+    """Tool calls that failed (an exception, an exit code, a limit, a time-out) or could not be made."""
+    return float(_use_of(state).num_errors)
+
+
+class SandboxEnv(StatefulToolEnv):
+    """A ``StatefulToolEnv`` whose tool ``bash(command)`` runs in the rollout's sandbox.
+
+    ``sandbox``: a backend or its name; "auto" takes the first real one whose probe passes. ``memory_gb``,
+    ``disk_size_gb`` and ``timeout_minutes`` bound one sandbox, ``timeout_per_command_seconds`` one call,
+    ``max_startup_wait_seconds`` its opening. ``environment_vars`` are all that code inside sees; ``working_dir`` is
+    where it starts. ``max_tool_result_chars`` is 20,000 here. Parameters of remote services (``docker_image``,
+    ``gpu_count``, …) are accepted, kept in ``remote_options`` and of no effect on a local sandbox.
+
+    To offer further tools that use it: ``add_tool(self.mine, args_to_skip=["state"])`` with an ``async def mine(self,
+    …, state)`` that awaits ``self.run_code(state, code_or_argv)`` or ``self.get_sandbox(state)``; an override of
+    ``update_tool_args`` calls ``super()``'s.
+
+    *Raises* ConfigError for a parameter that cannot be used, at the first rollout for a package that is not installed.
+    """
+
+    packages: tuple[str, ...] = ()
+    """Distributions that code inside can import."""
+
+    def __init__(
+        self,
+        sandbox: str | SandboxBackend = "auto",
+        memory_gb: float = 2,
+        cpu_cores: float = 1,
+        disk_size_gb: float = 5,
+        timeout_per_command_seconds: float = 30,
+        timeout_minutes: float = 60,
+        environment_vars: Mapping[str, str] | None = None,
+        working_dir: str | None = None,
+        max_startup_wait_seconds: float = 60,
+        stop_errors: Sequence[type[BaseException]] | None = None,
+        max_tool_result_chars: int = 20_000,
+        **parameters: Any,
+    ):
+        self.remote_options = {name: parameters.pop(name) for name in compat.REMOTE_SANDBOX & parameters.keys()}
+        super().__init__(
+            stop_errors=[SandboxUnavailable] if stop_errors is None else stop_errors,
+            max_tool_result_chars=max_tool_result_chars,
+            **parameters,
+        )
+        numbers = {
+            "memory_gb": memory_gb,
+            "cpu_cores": cpu_cores,
+            "disk_size_gb": disk_size_gb,
+            "timeout_per_command_seconds": timeout_per_command_seconds,
+            "timeout_minutes": timeout_minutes,
+            "max_startup_wait_seconds": max_startup_wait_seconds,
+        }
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ConfigError(f"{name} must be a number above 0, not {value!r}", key=name)
+        self.sandbox = sandbox
+        self.timeout_per_command_seconds = timeout_per_command_seconds
+        self.max_startup_wait_seconds = max_startup_wait_seconds
+        self.sandbox_spec = SandboxSpec(
+            packages=self.packages,
+            memory_mb=max(1, int(memory_gb * 1024)),
+            cpu_s=60 * timeout_minutes * cpu_cores,
+            wall_s=60 * timeout_minutes,
+            file_mb=max(1, int(min(disk_size_gb, memory_gb) * 1024)),
+            env={str(name): str(value) for name, value in (environment_vars or {}).items()},
+            working_dir=working_dir,
+        )
+        for measured in self.measured():
+            self.monitor_rubric.add_metric(measured)
+        self._backend: SandboxBackend | None = None
+        self._choosing = PerLoop(asyncio.Lock, _nothing_to_close)
+        self._proving = PerLoop(asyncio.Lock, _nothing_to_close)
+        self._is_proven = False
+        self._refusal: VerifiersError | None = None
+        if self.remote_options:
+            self.logger.info("of no effect on a local sandbox: %s", ", ".join(sorted(self.remote_options)))
+        self.add_sandbox_tools()
+
+    def add_sandbox_tools(self) -> None:
+        """Offer what a subclass may want to offer otherwise: here ``bash``."""
+        self.add_tool(self.bash, args_to_skip=["state"])
+
+    def measured(self) -> list[Callable[[State], float]]:
+        """Metrics of every rollout."""
+        return [sandbox_ready_wait_time, sandbox_command_execution_time, tool_errors]
+
+    # --- what an author may write -------------------------------------------------------------------------------
+
+    def get_sandbox_spec(self, state: State) -> Any:
+        """The ``SandboxSpec`` of a rollout, by default the environment's. Sync or async."""
+        return self.sandbox_spec
+
+    def post_rollout(self, state: State) -> Any:
+        """Runs when the rollout is over and its sandbox, if it has one, still open. Sync or async."""
+        return NOTHING
+
+    # --- the tool -----------------------------------------------------------------------------------------------
+
+    async def bash(self, command: str, state: State) -> str:
+        """Run a shell command. Files stay until the end of the conversation; there is no network.
+
+        Args:
+            command: The command, as one would write it in a terminal.
+        """
+        return command_text(await self.run_code(state, ["bash", "-c", command]), self.timeout_per_command_seconds)
+
+    async def run_code(self, state: State, code_or_argv: str | list[str], timeout_s: float | None = None) -> ExecResult:
+        """Run Python code (text) or a command (list) in the rollout's sandbox; counted and timed.
+
+        *Raises* SandboxError when the sandbox does not work.
+        """
+        use = _use_of(state)
+        sandbox = await self.get_sandbox(state)
+        started = time.perf_counter()
+        try:
+            result = await sandbox.exec(code_or_argv, timeout_s=timeout_s or self.timeout_per_command_seconds)
+        except BaseException:
+            use.num_errors += 1
+            raise
+        finally:
+            use.num_calls += 1
+            use.command_s += time.perf_counter() - started
+        use.num_errors += has_failed(result)
+        return result
+
+    async def get_sandbox(self, state: State) -> Sandbox:
+        """The rollout's sandbox, opened now if need be. *Raises* SandboxUnavailable when it does not open in time."""
+        use = _use_of(state)
+        async with use.opening:
+            if use.sandbox is None:
+                if use.is_over:
+                    raise SandboxUnavailable("the rollout is over; its sandbox cannot be opened again")
+                started = time.perf_counter()
+                use.sandbox = await self._open(use.spec)
+                use.ready_wait_s = time.perf_counter() - started
+            return use.sandbox
+
+    async def _open(self, spec: SandboxSpec) -> Sandbox:
+        limit = asyncio.timeout(self.max_startup_wait_seconds)
+        try:
+            async with limit:
+                return await (await self._chosen()).open(spec)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise SandboxUnavailable(
+                f"the sandbox was not open after {self.max_startup_wait_seconds:g} s (max_startup_wait_seconds)"
+            ) from error
+
+    async def _chosen(self) -> SandboxBackend:
+        """The backend, found by its probe once for the environment."""
+        async with self._choosing.here():
+            if self._backend is None:
+                self._backend = await backend_for(self.sandbox)
+            return self._backend
+
+    # --- one rollout --------------------------------------------------------------------------------------------
+
+    @setup(priority=FIRST)
+    async def prepare_sandbox(self, state: State) -> None:
+        """Note what the sandbox is to be; the first rollout opens its own at once, so that a setting which cannot work
+        ends the run before the model is asked anything."""
+        spec = await maybe_await(compat.hook(self, "get_sandbox_spec", compat.SANDBOX_HOOKS)(state))
+        if not isinstance(spec, SandboxSpec):
+            raise ConfigError(f"get_sandbox_spec returned {type(spec).__name__}; return a SandboxSpec")
+        state["sandbox"] = SandboxUse(spec)
+        if not self._is_proven:
+            await self._prove(state)
+
+    async def _prove(self, state: State) -> None:
+        """Open this rollout's sandbox, the others wait; when it fails, it has failed for those that waited too."""
+        before = self._refusal
+        async with self._proving.here():
+            if self._is_proven:
+                return
+            if self._refusal is not before and self._refusal is not None:
+                raise type(self._refusal)(str(self._refusal)) from self._refusal
+            try:
+                await self.get_sandbox(state)
+            except (UsageError, SandboxError) as error:
+                self._refusal = error
+                raise
+            self._is_proven = True
+
+    @cleanup(priority=FIRST)
+    async def finish_rollout(self, state: State) -> None:
+        """Call ``post_rollout``."""
+        await maybe_await(self.post_rollout(state))
+
+    @cleanup(priority=LAST)
+    async def close_sandbox(self, state: State) -> None:
+        """End the rollout's sandbox."""
+        use = _use_of(state)
+        use.is_over = True
+        async with use.opening:
+            sandbox, use.sandbox = use.sandbox, None
+        if sandbox is not None:
+            await sandbox.close()
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
+    ) -> Any:
+        """The state for the tools that declare it and hide it."""
+        tool = self._functions.get(tool_name)
+        if tool is not None and "state" in tool.hidden:
+            return tool_args | {"state": state}
+        return tool_args
+
+    async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
+        """As every tool environment; a call that cannot be made is counted."""
+        try:
+            return await super().prepare_arguments(call, messages, state)
+        except ToolError:
+            _use_of(state).num_errors += 1
+            raise
+
+
+async def _nothing_to_close(_: asyncio.Lock) -> None:
+    """A lock needs no end."""
+
+
+def _use_of(state: State) -> SandboxUse:
+    """What the rollout does with its sandbox; a rollout whose setup failed has none and did nothing."""
+    use = state.get("sandbox")
+    return use if isinstance(use, SandboxUse) else SandboxUse(SandboxSpec())

@@ -1,0 +1,29 @@
+"""Messages between a sandbox and its owner: two lengths, a JSON object, then bytes as they are.
+
+The owner reads them with ``channel``, which trusts nothing in them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, BinaryIO
+
+LENGTHS = struct.Struct("!II")
+OUTPUT = struct.Struct("=QQ")
+"""Head of the shared output area: bytes of stdout and of stderr so far. Both streams follow, each of the same size."""
+
+
+def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
+    encoded = json.dumps(header).encode("ascii")
+    return b"".join((LENGTHS.pack(len(encoded), len(body)), encoded, body))
+
+
+def read(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+    """The next message, None at the end."""
+    lengths = stream.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
+        return None
+    header_size, body_size = LENGTHS.unpack(lengths)
+    header = json.loads(stream.read(header_size))
+    return header, stream.read(body_size) if body_size else b""

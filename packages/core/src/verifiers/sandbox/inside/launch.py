@@ -1,0 +1,45 @@
+"""For a caller that is root: becomes an ordinary user first, without losing sight of what is to be shown inside.
+
+``launch.py FD SOURCES COMMAND …``: makes user and mount namespaces of its own, waits until the owner has written the
+user maps, binds each source (a JSON list) to ``STAGE/<its place in the list>``, becomes the ordinary user, then the
+command. Otherwise code would run as the host's root user: powerless, but exempt from the limit on processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from . import kernel
+
+STAGE = "/tmp"
+UID = 1000
+
+
+def main() -> None:
+    fd, sources, command = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
+    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+    os.write(fd, b"?")
+    if os.read(fd, 1) != b"!":
+        sys.exit("the owner did not write the user map")
+    os.close(fd)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    opened = [os.open(source, os.O_PATH) for source in sources]
+    kernel.mount("tmpfs", STAGE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755")
+    for number, source in enumerate(opened):
+        _bind(source, f"{STAGE}/{number}")
+    os.setgroups([])
+    os.setresgid(UID, UID, UID)
+    os.setresuid(UID, UID, UID)
+    os.execv(command[0], command)
+
+
+def _bind(source: int, target: str) -> None:
+    shown = f"/proc/self/fd/{source}"
+    if os.path.isdir(shown):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    kernel.mount(shown, target, None, kernel.MS_BIND | kernel.MS_REC)
+    os.close(source)

@@ -1,0 +1,107 @@
+"""What code writes to stdout and stderr, kept up to a bound.
+
+File descriptors 1 and 2 become pipes, so output of child processes and C libraries counts. A thread empties them and
+copies into a memory file that the owner shares: after a time-out the owner still has what was written until then.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import select
+import sys
+import threading
+
+from . import frames
+
+CHUNK = 65536
+MAX_LAST_READS = 64
+
+
+class Output:
+    """Both streams of this process from now on."""
+
+    def __init__(self, area_fd: int, max_bytes: int):
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._pipes = [self._redirect(1), self._redirect(2)]
+        size = frames.OUTPUT.size + 2 * max_bytes
+        self._area = mmap.mmap(area_fd, size) if os.fstat(area_fd).st_size >= size else mmap.mmap(-1, size)
+        os.close(area_fd)
+        self._kept = [0, 0]
+        self._seen = [0, 0]
+        self._polls = [select.poll(), select.poll()]  # one for each thread
+        for poll in self._polls:
+            for fd in self._pipes:
+                poll.register(fd, select.POLLIN)
+        sys.stdout = _text(1)
+        sys.stderr = _text(2)
+        threading.Thread(target=self._drain, name="output", daemon=True).start()
+
+    @staticmethod
+    def _redirect(fd: int) -> int:
+        ours, theirs = os.pipe()
+        os.dup2(theirs, fd, inheritable=True)
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        return ours
+
+    def begin(self) -> None:
+        with self._lock:
+            self._kept, self._seen = [0, 0], [0, 0]
+            frames.OUTPUT.pack_into(self._area, 0, 0, 0)
+
+    def end(self) -> tuple[list[str], bool]:
+        """Texts of stdout and stderr since ``begin``, and whether something was dropped."""
+        for stream in (sys.stdout, sys.stderr):
+            if not stream.closed:
+                stream.flush()
+        with self._lock:
+            for _ in range(MAX_LAST_READS):
+                if not self._read(self._polls[0].poll(0)):
+                    break
+            return [self._text(number) for number in (0, 1)], self._kept != self._seen
+
+    def _text(self, number: int) -> str:
+        if not self._kept[number]:
+            return ""
+        start = frames.OUTPUT.size + number * self._max_bytes
+        text = self._area[start : start + self._kept[number]].decode("utf-8", "replace")
+        dropped = self._seen[number] - self._kept[number]
+        return f"{text}\n[output cut: {dropped} bytes more]" if dropped else text
+
+    def _drain(self) -> None:
+        while True:
+            ready = self._polls[1].poll()
+            with self._lock:
+                self._read(ready)
+
+    def _read(self, ready: list[tuple[int, int]]) -> bool:
+        found = False
+        for fd, _ in ready:
+            try:
+                chunk = os.read(fd, CHUNK)
+            except BlockingIOError:
+                continue
+            if not chunk:  # every writer closed it: nothing will come again
+                for poll in self._polls:
+                    poll.unregister(fd)
+                continue
+            found = True
+            self._keep(self._pipes.index(fd), chunk)
+        return found
+
+    def _keep(self, number: int, chunk: bytes) -> None:
+        at = self._kept[number]
+        room = min(len(chunk), self._max_bytes - at)
+        start = frames.OUTPUT.size + number * self._max_bytes + at
+        self._area[start : start + room] = chunk[:room]
+        self._kept[number] += room
+        self._seen[number] += len(chunk)
+        frames.OUTPUT.pack_into(self._area, 0, *self._kept)
+
+
+def _text(fd: int) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, "w", closefd=False)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)

@@ -1,0 +1,79 @@
+"""Installed distributions that code in a sandbox may import: what they need, and where their files are.
+
+Nothing is installed here. Only these are shown inside: an environment that lies beside them in site-packages, with its
+answers, is not.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from verifiers.errors import ConfigError
+
+NOT_SHOWN = re.compile(r"(\.pth|^__pycache__|^\.\.)$|^_?_?editable_")
+
+
+def require(packages: tuple[str, ...]) -> None:
+    """*Raises* ConfigError that names every package that is not installed, with the command."""
+    missing = [name for name in packages if _distribution(name) is None]
+    if missing:
+        raise ConfigError(
+            f"The sandbox is to offer {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed here; "
+            f"install with: pip install {' '.join(missing)}",
+            names=missing,
+        )
+
+
+def import_names(packages: tuple[str, ...]) -> list[str]:
+    """What to import for each distribution: ``scikit-learn`` is ``sklearn``."""
+    return [name for package in packages for name in _top_levels(package)]
+
+
+@lru_cache
+def folders(packages: tuple[str, ...]) -> dict[str, Path]:
+    """File or folder of every top-level name that the packages and what they need put into site-packages."""
+    require(packages)
+    return {entry.name: entry for name in _closure(packages) for entry in _entries(name)}
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _closure(packages: tuple[str, ...]) -> list[str]:
+    found: dict[str, None] = {}
+    waiting = [canonicalize_name(name) for name in packages]
+    while waiting:
+        name = waiting.pop()
+        distribution = _distribution(name)
+        if name in found or distribution is None:
+            continue
+        found[name] = None
+        for text in distribution.requires or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(canonicalize_name(requirement.name))
+    return list(found)
+
+
+def _entries(name: str) -> list[Path]:
+    distribution = importlib.metadata.distribution(name)
+    tops = {Path(file).parts[0] for file in distribution.files or () if not NOT_SHOWN.search(Path(file).parts[0])}
+    paths = [Path(str(distribution.locate_file(top))) for top in sorted(tops)]
+    return [path for path in paths if path.exists()]
+
+
+def _top_levels(name: str) -> list[str]:
+    """Its packages; when it has none, its modules (a script beside a package is not what one imports)."""
+    entries = [path for path in _entries(canonicalize_name(name)) if path.name.split(".")[0].isidentifier()]
+    packages = [path.name for path in entries if (path / "__init__.py").exists()]
+    return packages or [path.name.split(".")[0] for path in entries if path.suffix in (".py", ".so")]

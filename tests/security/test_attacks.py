@@ -1,0 +1,200 @@
+"""What hostile code tries is stopped, and each try is a real one: without a sandbox it succeeds.
+
+What a model writes as *text* (to a judge, a parser, a template, a terminal, a file name) is tested where that text is
+read: tests/core/test_judging.py, test_judge_rubric.py, test_parsers.py, test_run_directory.py, tests/view.
+"""
+
+import asyncio
+import functools
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import verifiers as vf
+from verifiers.sandbox import SandboxSpec, backend_for
+from verifiers.sandbox.attacks import ATTACKS, LIMITS
+from verifiers.sandbox.probe import attempt, bait
+
+ISOLATING = ["bubblewrap", pytest.param("sandlock", marks=pytest.mark.slow)]  # a second and more per session
+LONG = {"memory together", "cpu", "deaf to signals", "output flood"}
+SELDOM = [
+    pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name in LONG else []) for attack in ATTACKS
+]
+HELD_WITHOUT = {"output flood", "deaf to signals"}
+"""Time-outs and output bounds hold for ``unsafe_subprocess`` too: they have twins of their own below."""
+NEEDS_ROOT = {"write the system"}
+
+
+@functools.cache
+def refusal(name):
+    try:
+        asyncio.run(backend_for(name))
+    except vf.SandboxUnavailable as error:
+        return str(error)
+    return None
+
+
+def tried(name, attack):
+    if (why := refusal(name)) is not None:
+        pytest.skip(why)
+
+    async def play():
+        with bait() as baits:
+            return await attempt(await backend_for(name), attack, baits)
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("attack", SELDOM)
+@pytest.mark.parametrize("name", ISOLATING)
+def test_it_is_stopped(name, attack):
+    outcome = tried(name, attack)
+    assert not outcome.reached, outcome
+
+
+@pytest.mark.parametrize("attack", [param for param in SELDOM if param.id not in HELD_WITHOUT])
+def test_the_twin_without_a_sandbox_it_succeeds(attack):
+    if attack.name in NEEDS_ROOT and os.getuid() != 0:
+        pytest.skip("only root may do this without a sandbox")
+    outcome = tried("unsafe_subprocess", attack)
+    if attack.name == "network" and "unreachable" in outcome.by:
+        pytest.skip("this machine has no route to the outside")
+    if attack.name == "ptrace" and "not permitted" in outcome.by:
+        pytest.skip("this kernel lets nobody trace a process that is not its child")
+    if attack.name in ("namespaces", "mount") and outcome.by == "'refused'":
+        pytest.skip("this kernel gives an ordinary user no namespaces")
+    assert outcome.reached, outcome
+
+
+def test_the_twin_without_a_bound_all_the_output_arrives():
+    code = "import sys\nfor _ in range(20): sys.stdout.write('x' * 2**20)"
+    assert len(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout) == 20 * 2**20
+
+
+def test_the_twin_a_polite_signal_does_not_end_it():
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as deaf:
+        deaf.stdout.readline()
+        deaf.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            deaf.wait(0.5)
+        deaf.kill()
+
+
+# --- sessions among themselves
+
+SHARED = SandboxSpec(env={"OWN": "secret-of-one"})
+PEEKS = {
+    "files": "import glob\n[p for pattern in ('/sandbox/**', '/tmp/**', '/dev/shm/**') "
+    "for p in glob.glob(pattern, recursive=True) if 'left-here' in p]",
+    "processes": "import os\n[n for n in os.listdir('/proc') if n.isdigit() and "
+    "b'31419' in open(f'/proc/{n}/cmdline', 'rb').read()]",
+    "ports": "import socket\ntry: socket.create_connection(('127.0.0.1', 8099), 1); found = ['port']\n"
+    "except OSError: found = []\nfound",
+    "abstract sockets": "import socket\ns = socket.socket(socket.AF_UNIX)\n"
+    "try: s.connect('\\0left-here'); found = [1]\n"
+    "except OSError: found = []\nfound",
+    "terminals": "import os\n[n for n in os.listdir('/dev/pts') if n.isdigit()]",
+}
+LEAVE = """
+import os, socket, subprocess
+for folder in ("/tmp", "/dev/shm", os.getcwd()):
+    open(f"{folder}/left-here", "w").close()
+process = subprocess.Popen(["sleep", "31419"])
+servers = [socket.create_server(("127.0.0.1", 8099)), socket.socket(socket.AF_UNIX)]
+servers[1].bind("\\0left-here"); servers[1].listen()
+terminal = os.openpty()
+"""
+
+
+@pytest.mark.parametrize("what", PEEKS)
+def test_one_session_finds_nothing_of_another_of_the_same_parent(what):
+    if refusal("bubblewrap"):
+        pytest.skip(refusal("bubblewrap"))
+
+    async def play():
+        backend = await backend_for("bubblewrap")
+        one, other = await backend.open(SHARED), await backend.open(SandboxSpec())
+        try:
+            left = await one.exec(LEAVE, timeout_s=20)
+            assert left.error is None
+            own = await one.exec(PEEKS[what], timeout_s=20)
+            foreign = await other.exec(PEEKS[what], timeout_s=20)
+            return own.value, foreign.value
+        finally:
+            await one.close()
+            await other.close()
+
+    own, foreign = asyncio.run(play())
+    assert foreign == "[]"
+    assert own != "[]", "the twin: in its own session the same search finds it"
+
+
+@pytest.mark.parametrize("name", ["bubblewrap"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos.kill(1, 9); os.kill(1, 15); open('/proc/1/mem', 'rb')",
+        "import os\nos.readlink('/proc/1/fd/0')",
+        "open('/proc/sys/user/max_user_namespaces', 'w').write('9')",
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)",
+        "import os\nos.setuid(0)",
+        "import os\nos.mknod('device', 0o20666, os.makedev(1, 1))",
+        "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+        "import os\nos.remove('/etc/passwd')",
+        "import fcntl, os\nmaster, end = os.openpty()\nfcntl.ioctl(end, 0x5412, b'x')",
+    ],
+)
+def test_nothing_of_the_session_itself_can_be_loosened(name, code):
+    if refusal(name):
+        pytest.skip(refusal(name))
+
+    async def play():
+        sandbox = await (await backend_for(name)).open(LIMITS)
+        try:
+            return await sandbox.exec(code, timeout_s=20), await sandbox.exec("'well'", timeout_s=20)
+        finally:
+            await sandbox.close()
+
+    tried, after = asyncio.run(play())
+    assert tried.error is not None, tried
+    assert tried.error.splitlines()[-1].startswith(("PermissionError", "OSError", "ValueError"))
+    assert after.value == "'well'"
+
+
+def test_a_worker_that_hides_from_its_owner_is_ended():
+    """It closes the connection and goes on: the session must neither wait for it nor keep it."""
+    if refusal("bubblewrap"):
+        pytest.skip(refusal("bubblewrap"))
+
+    async def play():
+        sandbox = await (await backend_for("bubblewrap")).open(LIMITS)
+        try:
+            began = time.monotonic()
+            code = "import os\nos.closerange(3, 100)\nos.execv('/bin/sleep', ['sleep', '31420'])"
+            result = await sandbox.exec(code, timeout_s=60)
+            took_s = time.monotonic() - began
+            alive = (await sandbox.exec(["pgrep", "-f", "31420"], timeout_s=20)).exit_code == 0
+            return result, took_s, alive
+        finally:
+            await sandbox.close()
+
+    result, took_s, alive = asyncio.run(play())
+    assert result.limit == "killed"
+    assert took_s < 20
+    assert not alive
+
+
+@pytest.mark.slow
+def test_the_probe_command_prints_what_stopped_what():
+    ended = subprocess.run(
+        [sys.executable, "-m", "verifiers.sandbox.probe"], capture_output=True, text=True, timeout=300
+    )
+    if "No sandbox works here" in ended.stderr:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("stopped  ") == len(ATTACKS)
+    assert f"{len(ATTACKS)} of {len(ATTACKS)} attacks stopped" in ended.stdout
