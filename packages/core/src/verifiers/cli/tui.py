@@ -1,0 +1,38 @@
+"""``vf-tui``: look at runs in the terminal. Reads; changes nothing."""
+
+from __future__ import annotations
+
+from verifiers.cli.command import Call, SmallCommand
+from verifiers.errors import ConfigError
+
+ABOUT = """Look at evaluations and trainings in the terminal.
+
+PATH is a folder with runs, or one run's folder. Without it: ./outputs and every ./environments/*/outputs.
+
+Keys: Enter opens, b goes back, s searches, arrows or h and l turn to the previous and next rollout, c copies, q quits.
+"""
+
+
+def run(call: Call) -> None:
+    """Show the runs until q is pressed. Raises: ``ConfigError``."""
+    from verifiers.view.catalog import Catalog, default_folders
+    from verifiers.view.library import Library
+
+    try:
+        import textual  # noqa: F401 - whether it is there
+    except ModuleNotFoundError as error:
+        raise ConfigError("vf-tui needs an extra that is not installed: pip install 'verifiers[tui]'") from error
+    if call.json:
+        raise ConfigError("vf-tui shows runs to people; for programs vf-eval --json writes their numbers")
+    library = Library(Catalog(call.words or default_folders()))
+
+    from verifiers.tui.app import RunsApp
+
+    RunsApp(library).run()
+
+
+COMMAND = SmallCommand(name="vf-tui", about=ABOUT, metavar="[PATH ...]", options=[], keys=(), action=run)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""``vf-view``: look at runs in the browser, or write the page as files. Reads; changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from verifiers.cli.command import SCHEMA, Call, SmallCommand
+from verifiers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verifiers.view.library import Library
+
+ABOUT = """Look at evaluations and trainings in the browser, finished or going on.
+
+PATH is a folder with runs, or one run's folder. Without it: ./outputs and every ./environments/*/outputs. The server
+answers this machine only.
+
+\b
+  vf-view
+  vf-view outputs/evals
+  vf-view export outputs site     a copy to send or publish; works from the disk
+"""
+
+
+def run(call: Call) -> None:
+    """Serve or export what the command line asks for. Raises: ``ConfigError``."""
+    from verifiers.view.catalog import Catalog, default_folders
+    from verifiers.view.library import Library
+
+    folders, out = _places(call)
+    tokenizer = call.options["tokenizer"]
+    pieces = None
+    if tokenizer is not None:
+        from verifiers.view.tokens import pieces_of
+
+        pieces = pieces_of(tokenizer)
+    library = Library(Catalog(folders or default_folders()), pieces)
+    if out is not None:
+        _export(call, library, out)
+    else:
+        _serve(call, library)
+
+
+def _places(call: Call) -> tuple[list[str], str | None]:
+    """The folders to look in, and where a copy goes."""
+    words, out = list(call.words), call.options["export"]
+    if words[:1] == ["export"]:
+        if len(words) < 3 or out is not None:
+            raise ConfigError("give the folder with the runs and a folder for the copy: vf-view export DIR OUT")
+        return words[1:-1], words[-1]
+    if call.options["once"] and out is None:
+        raise ConfigError("--once says that nothing is served after a copy was written; add --export OUT")
+    return words, out
+
+
+def _export(call: Call, library: Library, out: str) -> None:
+    from verifiers.view.export import export
+
+    page = export(library, out)
+    call.facts["url"] = page.resolve().as_uri()
+    call.say(f"{len(library.runs()['runs'])} runs in {Path(out)}: open {page}")
+
+
+def _serve(call: Call, library: Library) -> None:
+    from verifiers.view.server import Server, open_browser
+
+    options = call.options
+    server = Server(library, options["host"], options["port"], options["allow_remote"])
+    num_runs = len(library.catalog.sources())
+    if call.json:  # now, not at the end: the end is somebody's Ctrl-C
+        print(
+            json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": server.url, "error": None}), file=call.out
+        )
+        call.json = False
+    else:
+        call.say(f"{num_runs} run{'' if num_runs == 1 else 's'} at {server.url}")
+    call.out.flush()
+    if not options["no_browser"] and not open_browser(server.url):
+        call.note("vf-view: no browser here; open the address, through a tunnel if this machine is far away:")
+        call.note(f"  ssh -L {server.port}:127.0.0.1:{server.port} {{this machine}}")
+    call.note("vf-view: Ctrl-C ends it")
+    server.run()
+
+
+COMMAND = SmallCommand(
+    name="vf-view",
+    about=ABOUT,
+    metavar="[PATH ...]",
+    options=[
+        click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1]."),
+        click.Option(["--port"], default=0, type=click.IntRange(0, 65535), help="Port; 0 takes a free one [0]."),
+        click.Option(["--no-browser", "--no-open"], is_flag=True, help="Open no browser."),
+        click.Option(["--allow-remote"], is_flag=True, help="Allow a --host that other machines reach."),
+        click.Option(
+            ["--tokenizer"],
+            metavar="NAME",
+            help="Names the tokens for log-probabilities: a folder, or a name in the local cache.",
+        ),
+        click.Option(["--export"], metavar="OUT", help="Write a copy into this folder, and stop."),
+        click.Option(["--once"], is_flag=True, help="With --export: serve nothing afterwards, which is so anyway."),
+    ],
+    keys=("url",),
+    action=run,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The application: three screens, one above the other, and the keys that lead between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+from textual.widgets import Footer, Input, Static
+
+from verifiers.tui.lines import Lines
+from verifiers.tui.texts import ROW_TITLE, RUN_TITLE, rollout_text, row_line, run_line
+from verifiers.view.index import NAMES, NUMBERS
+from verifiers.view.library import Library
+
+LOOK_S = 1.0
+"""How often a screen asks whether its run went on."""
+_BACK = Binding("b,escape", "app.leave", "back")
+_SEARCH = Binding("s,slash", "search", "search")
+
+
+class ListScreen(Screen[None]):
+    """A title, a list, and a line for what is searched. What it lists is ``entries``."""
+
+    def __init__(self, title: str, heading: str):
+        super().__init__()
+        self.title, self.heading, self.wanted = title, heading, ""
+        self.version = ""
+        self.lines = Lines(self.line)
+
+    def compose(self) -> ComposeResult:
+        """Title, column titles, list, search line."""
+        yield Static(self.title or "", classes="title", markup=False)
+        yield Static(self.heading, classes="heading", markup=False)
+        yield self.lines
+        search = Input(placeholder="search, Enter to apply, empty for all")
+        search.display = False
+        yield search
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Fill the list, and look again from time to time."""
+        self.look()
+        self.lines.focus()
+        self.set_interval(LOOK_S, self.look)
+
+    def look(self) -> None:
+        """Fill the list anew when what it shows has changed."""
+        version = self.current_version()
+        if version != self.version:
+            self.version = version
+            self.lines.show(self.entries())
+
+    def action_search(self) -> None:
+        """Open the search line."""
+        search = self.query_one(Input)
+        search.display = True
+        search.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Show what holds the text."""
+        self.wanted = event.value.strip()
+        event.input.display = bool(self.wanted)
+        self.lines.cursor = 0
+        self.lines.show(self.entries())
+        self.lines.focus()
+
+    def line(self, entry: Any) -> Any:
+        """The text of an entry."""
+        raise NotImplementedError
+
+    def entries(self) -> Sequence[Any]:
+        """What is listed now."""
+        raise NotImplementedError
+
+    def current_version(self) -> str:
+        """A token that changes with what is listed."""
+        raise NotImplementedError
+
+
+class RunsScreen(ListScreen):
+    """Every run, by environment, model and date."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [_SEARCH]
+
+    def __init__(self, library: Library):
+        super().__init__("runs", RUN_TITLE)
+        self.library = library
+
+    def line(self, entry: Any) -> Any:
+        return run_line(entry)
+
+    def entries(self) -> Sequence[Any]:
+        words = self.wanted.casefold().split()
+        runs = [
+            run
+            for run in self.library.runs()["runs"]
+            if all(word in f"{run['env']} {run['model']} {run['id']}".casefold() for word in words)
+        ]
+        return sorted(runs, key=lambda run: (run["env"], run["model"], run["date"]))
+
+    def current_version(self) -> str:
+        return str(self.library.version()["version"])
+
+    def on_lines_opened(self, event: Lines.Opened) -> None:
+        """Show the rollouts of a run; of a training those of its newest step."""
+        run = event.entry
+        steps = self.library.run(run["id"])["steps"] if run["kind"] == "training" else [None]
+        if not steps:
+            self.notify("this training has kept no rollouts yet")
+            return
+        self.app.push_screen(RowsScreen(self.library, run, steps[-1]))
+
+
+class RowsScreen(ListScreen):
+    """The rollouts of a run, in order of their examples."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [_SEARCH, _BACK]
+
+    def __init__(self, library: Library, run: dict[str, Any], step: int | None):
+        where = "" if step is None else f" · step {step}"
+        super().__init__(f"{run['env']} · {run['model']}{where} · {run['id']}", ROW_TITLE)
+        self.library, self.run, self.step = library, run["id"], step
+        self.facts: dict[str, list[Any]] = {}
+
+    def line(self, entry: Any) -> Any:
+        preview = self.library.previews(self.run, [entry], self.step)["previews"][str(entry)]
+        return row_line({name: values[entry] for name, values in self.facts.items()}, preview)
+
+    def entries(self) -> Sequence[int]:
+        answer = self.library.columns(self.run, self.step, budget_s=float("inf"))
+        columns = answer["columns"]
+        self.facts = {name: columns[name] for name in ("example", *NUMBERS)}
+        for name in NAMES:
+            names, codes = columns[name]["names"], columns[name]["codes"]
+            self.facts[name] = [None if code < 0 else names[code] for code in codes]
+        shown: Sequence[int] = range(answer["total"])
+        if self.wanted:
+            shown = self.library.search(self.run, self.wanted, step=self.step, budget_s=float("inf"))["rows"]
+        replaced = set(answer["replaced"])
+        example, sibling = self.facts["example"], self.facts["sibling"]
+        if all(isinstance(value, int) for value in example):
+            shown = sorted(shown, key=lambda row: (example[row], sibling[row]))
+        return [row for row in shown if row not in replaced]
+
+    def current_version(self) -> str:
+        return str(self.library.version(self.run)["version"])
+
+    def on_lines_opened(self, event: Lines.Opened) -> None:
+        """Show one rollout."""
+        self.app.push_screen(RolloutScreen(self.library, self))
+
+
+class RolloutScreen(Screen[None]):
+    """One rollout; its neighbours are those of the list it was opened from."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right,l", "turn(1)", "next"),
+        Binding("left,h", "turn(-1)", "previous"),
+        Binding("down,j", "scroll_by(2)", "down", show=False),
+        Binding("up,k", "scroll_by(-2)", "up", show=False),
+        Binding("c", "copy", "copy"),
+        _BACK,
+    ]
+
+    def __init__(self, library: Library, rows: RowsScreen):
+        super().__init__()
+        self.library, self.rows = library, rows
+
+    def compose(self) -> ComposeResult:
+        """Where we are, and the conversation."""
+        yield Static("", classes="title", markup=False)
+        with VerticalScroll():
+            yield Static("", id="rollout", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Show the rollout under the cursor of the list."""
+        self.action_turn(0)
+        self.query_one(VerticalScroll).focus()
+
+    def action_turn(self, by: int) -> None:
+        """Show another rollout of the list."""
+        lines = self.rows.lines
+        lines.action_move(by)
+        rollout = self.library.rollout(self.rows.run, lines.entry, self.rows.step)
+        place = f"{lines.cursor + 1:,} of {len(lines.entries):,}"
+        self.query_one(".title", Static).update(f"example {rollout['example_id']} · {place} · {self.rows.title}")
+        self.query_one("#rollout", Static).update(rollout_text(rollout))
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+
+    def action_scroll_by(self, lines: int) -> None:
+        """Read on."""
+        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
+
+    def action_copy(self) -> None:
+        """Put the conversation on the clipboard, control characters spelled out."""
+        rollout = self.library.rollout(self.rows.run, self.rows.lines.entry, self.rows.step)
+        self.app.copy_to_clipboard(rollout_text(rollout).plain)
+        self.notify("copied")
+
+
+class RunsApp(App[None]):
+    """``vf-tui`` over a library."""
+
+    TITLE = "vf-tui"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "quit")]
+    CSS = """
+    .title { background: $panel; padding: 0 1; text-style: bold; height: 1; }
+    .heading { color: $text-muted; height: 1; }
+    Lines { height: 1fr; }
+    Input { dock: bottom; margin-bottom: 1; }
+    #rollout { padding: 0 1; }
+    """
+
+    def __init__(self, library: Library):
+        super().__init__()
+        self.library = library
+
+    def on_mount(self) -> None:
+        """Begin with the list of runs."""
+        self.push_screen(RunsScreen(self.library))
+
+    def action_leave(self) -> None:
+        """Leave this screen for the one below it."""
+        if len(self.screen_stack) > 2:
+            self.pop_screen()

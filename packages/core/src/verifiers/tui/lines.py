@@ -1,0 +1,97 @@
+"""A list of any length in a terminal: a line is made when it is on the screen, so fifty thousand cost what forty do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+CURSOR = Style(bgcolor="#2a3f6b", color="#ffffff")
+
+
+class Lines(ScrollView, can_focus=True):
+    """Shows ``entries``; ``line(entry)`` makes the text of one. Enter or a click posts ``Lines.Opened``."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("home", "jump(0)", "first", show=False),
+        Binding("end", "jump(-1)", "last", show=False),
+        Binding("enter", "open", "open"),
+    ]
+
+    class Opened(Message):
+        """An entry was chosen."""
+
+        def __init__(self, entry: Any):
+            super().__init__()
+            self.entry = entry
+
+    def __init__(self, line: Callable[[Any], Text], **parameters: Any):
+        super().__init__(**parameters)
+        self.line = line
+        self.entries: Sequence[Any] = ()
+        self.cursor = 0
+
+    def show(self, entries: Sequence[Any]) -> None:
+        """Replace the entries; the cursor stays on its line where there is one."""
+        self.entries = entries
+        self.cursor = max(0, min(self.cursor, len(entries) - 1))
+        self.virtual_size = Size(self.size.width, len(entries))
+        self.refresh()
+
+    @property
+    def entry(self) -> Any:
+        """The entry under the cursor; None when there is none."""
+        return self.entries[self.cursor] if self.entries else None
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the screen."""
+        number, width = self.scroll_offset.y + y, self.size.width
+        if number >= len(self.entries):
+            return Strip.blank(width, self.rich_style)
+        text = self.line(self.entries[number])
+        style = self.rich_style + (CURSOR if number == self.cursor else Style())
+        segments = [
+            Segment(segment.text.replace("\n", " "), style + (segment.style or Style()))
+            for segment in text.render(self.app.console)
+            if segment.text != "\n"
+        ]
+        return Strip(segments).adjust_cell_length(width, style).crop(0, width)
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor by some lines."""
+        self.cursor = max(0, min(len(self.entries) - 1, self.cursor + by))
+        self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False)
+        self.refresh()
+
+    def action_page(self, direction: int) -> None:
+        """Move the cursor by a screen."""
+        self.action_move(direction * max(1, self.size.height - 1))
+
+    def action_jump(self, to: int) -> None:
+        """Move the cursor to the first line, or (-1) to the last."""
+        self.action_move((len(self.entries) if to < 0 else 0) - self.cursor)
+
+    def action_open(self) -> None:
+        """Choose the entry under the cursor."""
+        if self.entries:
+            self.post_message(self.Opened(self.entry))
+
+    def on_click(self, event: Any) -> None:
+        """The first click moves the cursor, one on the cursor opens."""
+        number = self.scroll_offset.y + event.y
+        if number == self.cursor:
+            self.action_open()
+        elif number < len(self.entries):
+            self.action_move(number - self.cursor)

@@ -1,0 +1,108 @@
+"""What the terminal shows, as text: a run's line, a rollout's line, a whole rollout. No control character survives."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from verifiers.messages import escape_control
+
+ROLE_STYLES = {"assistant": "bold blue", "user": "bold green", "tool": "bold yellow", "system": "bold magenta"}
+STATUS_STYLES = {"running": "green", "interrupted": "yellow", "failed": "red"}
+RUN_TITLE = f"{'Run':<34} {'Model':<24} {'Reward':>15} {'Rollouts':>11} {'Errors':>6}  {'Status':<12} Date"
+ROW_TITLE = f"{'#':>8} {'Reward':>8} {'Turns':>5} {'Tokens':>7} {'Stopped by':<20} Task and last reply"
+
+
+def run_line(run: Mapping[str, Any]) -> Text:
+    """One run of the list."""
+    is_training = run["kind"] == "training"
+    rollouts = f"step {run['rollouts']}" if is_training else _count(run["rollouts"])
+    reward = _number(run["reward"])
+    if run["stderr"] is not None:
+        reward += f" ± {_number(1.96 * run['stderr'])}"
+    line = Text(no_wrap=True)
+    line.append(_cell(f"{run['env']}{' (training)' if is_training else ''}", 34), "bold")
+    line.append(f" {_cell(run['model'], 24)} {reward:>15} {rollouts:>11} {_count(run['errors']):>6}  ")
+    line.append(f"{run['status']:<12} ", STATUS_STYLES.get(run["status"], ""))
+    line.append(str(run["date"])[:16].replace("T", " "), "dim")
+    return line
+
+
+def row_line(facts: Mapping[str, Any], preview: Mapping[str, str]) -> Text:
+    """One rollout of a run: the values of its columns by name, and its first words."""
+    sibling = "" if math.isnan(facts["sibling"]) else f".{int(facts['sibling'])}"
+    reward = facts["reward"]
+    line = Text(no_wrap=True)
+    line.append(f"{_cell(str(facts['example']) + sibling, 8).strip():>8} ")
+    style = "dim" if math.isnan(reward) else "green" if reward >= 0.5 else "red"
+    line.append(f"{_number(reward):>8}", style)
+    line.append(f" {_count(facts['turns']):>5} {_count(facts['output_tokens']):>7} ")
+    stopped = facts["error"] or facts["stop_condition"] or ""
+    line.append(f"{_cell(stopped, 20)} ", "red" if facts["error"] else "")
+    line.append(_cell(preview["question"], 40), "dim")
+    line.append(f"  {escape_control(preview['reply'])}")
+    return line
+
+
+def rollout_text(rollout: Mapping[str, Any]) -> Text:
+    """A whole rollout: its scores, then its conversation turn by turn."""
+    text = Text()
+    text.append(f"reward {_number(rollout['reward'])}", "bold")
+    for score in rollout["scores"]:
+        weight = "" if score["weight"] is None else f" × {score['weight']:g}"
+        text.append(f"   {escape_control(score['name'])} {_number(score['value'])}{weight}", "" if weight else "dim")
+    text.append(f"\nstopped by {escape_control(str(rollout['stop_condition']))}", "dim")
+    if rollout["answer"] not in (None, ""):
+        text.append(f"\nanswer {_plain(rollout['answer'])}", "dim")
+    turn = 0
+    for message in rollout["messages"]:
+        sampled = message["place"] == "completion" and message["role"] == "assistant"
+        turn += sampled
+        title = f"\n\n── {escape_control(message['role'])}{f' · turn {turn}' if sampled else ''} "
+        text.append(f"{title}{'─' * max(0, 60 - len(title))}\n", ROLE_STYLES.get(message["role"], "bold"))
+        _append_message(text, message)
+    if error := rollout["error"]:
+        text.append(
+            f"\n\n{escape_control(str(error.get('error')))}: {escape_control(str(error.get('message')))}", "red"
+        )
+    return text
+
+
+def _append_message(text: Text, message: Mapping[str, Any]) -> None:
+    if thought := message.get("reasoning"):
+        text.append(f"{escape_control(thought.strip())}\n", "dim italic")
+    for part in message["parts"]:
+        match part["type"]:
+            case "text":
+                text.append(escape_control(part["text"]))
+            case "image":
+                text.append(f"[image, {len(part['url'])} characters]", "dim")
+            case "address":
+                text.append(f"[image at {escape_control(part['text'][:200])}]", "dim")
+            case _:
+                text.append(_plain(part.get("value")), "dim")
+    for call in message.get("calls", ()):
+        text.append(f"\n→ {escape_control(call['name'])}({_plain(call['arguments'])})", "cyan")
+
+
+def _plain(value: Any) -> str:
+    return escape_control(value if isinstance(value, str) else json.dumps(value))
+
+
+def _number(value: Any) -> str:
+    known = isinstance(value, int | float) and not math.isnan(value)
+    return f"{value:.3f}".rstrip("0").rstrip(".") if known else "–"
+
+
+def _count(value: Any) -> str:
+    known = isinstance(value, int | float) and not math.isnan(value)
+    return f"{int(value):,}" if known else "–"
+
+
+def _cell(value: Any, width: int) -> str:
+    text = escape_control(str(value)).replace("\n", " ")
+    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"

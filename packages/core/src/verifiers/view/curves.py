@@ -1,0 +1,92 @@
+"""The numbers of a training over its steps, from its ``metrics.jsonl``: read once, then what was appended.
+
+A line is one optimizer step or one evaluation, ``{"step", "policy_version", "time", name: value, …}``; an unknown value
+is null. An unfinished last line is left out. When the file was cut back, as resuming does, it is read anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Curves:
+    """The lines of one metrics file; ``lines`` holds them as they are."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        self._end = 0
+        self._restarts = 0
+        self._identity: tuple[int, int] | None = None
+
+    def read(self) -> None:
+        """Take up what was appended. Raises: ``OSError``. A line that is no JSON object is passed over."""
+        stat = os.stat(self.path)
+        if self._identity != (stat.st_dev, stat.st_ino) or stat.st_size < self._end:
+            self.lines, self._end = [], 0
+            self._restarts += 1
+            self._identity = (stat.st_dev, stat.st_ino)
+        with open(self.path, "rb") as file:
+            file.seek(self._end)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return
+                self._end += len(raw)
+                try:
+                    line = json.loads(raw)
+                except ValueError:
+                    continue
+                if isinstance(line, dict):
+                    self.lines.append(line)
+
+    @property
+    def generation(self) -> str:
+        """Changes when the file was written anew, and lines may be others than before."""
+        return "-".join(f"{part:x}" for part in (*(self._identity or ()), self._restarts))
+
+    @property
+    def step(self) -> int:
+        """The newest step."""
+        return max((line["step"] for line in self.lines if isinstance(line.get("step"), int)), default=0)
+
+    @property
+    def started(self) -> float | None:
+        """When the first line was written, epoch seconds."""
+        return next((line["time"] for line in self.lines if isinstance(line.get("time"), int | float)), None)
+
+    @property
+    def seconds(self) -> float | None:
+        """From the first line to the last."""
+        times = [line["time"] for line in self.lines if isinstance(line.get("time"), int | float)]
+        return times[-1] - times[0] if times else None
+
+    def seconds_per_step(self) -> float | None:
+        """The mean so far; None before the second step."""
+        return self.seconds / (self.step - 1) if self.seconds and self.step > 1 else None
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of every line that knows ``name``."""
+        return [
+            (line["step"], float(line[name]))
+            for line in self.lines
+            if isinstance(line.get(name), int | float) and math.isfinite(line[name])
+        ]
+
+    def last(self, name: str) -> float | None:
+        """The newest value of ``name``."""
+        points = self.points(name)
+        return points[-1][1] if points else None
+
+    def total(self, name: str) -> float:
+        """The sum of ``name`` over all lines."""
+        return math.fsum(value for _, value in self.points(name))
+
+    def thumbnail(self, name: str, num_points: int) -> list[float]:
+        """At most ``num_points`` values: means of equal stretches of steps."""
+        values = [value for _, value in self.points(name)]
+        size = max(1, math.ceil(len(values) / num_points))
+        return [math.fsum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]

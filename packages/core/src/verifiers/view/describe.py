@@ -1,0 +1,199 @@
+"""A run at a glance, from its small files: what it is, how it stands, how it scores. Its rows are not read.
+
+``status`` is running, finished, interrupted, failed, or ended (a training that does not say how far it was to go). A
+run that says "running" and whose process is gone is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verifiers.durable import LOCK_NAME
+from verifiers.errors import ConfigError
+from verifiers.run_directory import CONFIG_NAME, METADATA_NAME, RESULTS_NAME, read_config, read_metadata
+from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
+from verifiers.view.curves import Curves
+
+STATUSES = {"complete": "finished"}
+"""What ``metadata.json`` says -> what is shown, where the words differ."""
+QUIET_S = 60.0
+"""A run that nothing was written to for this long, and whose writer is not known, does not run."""
+_WATCHED = (RESULTS_NAME, METRICS_NAME, METADATA_NAME, LOCK_NAME)
+
+
+def version(source: Source) -> str:
+    """A token that changes when the run's files do; a few calls of ``stat``."""
+    parts = []
+    for name in _WATCHED:
+        with contextlib.suppress(OSError):
+            stat = os.stat(source.folder / name)
+            parts.append(f"{stat.st_ino:x}.{stat.st_size:x}.{stat.st_mtime_ns:x}")
+    if source.kind == TRAINING:
+        parts.append(str(len(source.steps())))
+    parts.append((_is_written(source, None) and "w") or "")
+    return "-".join(parts)
+
+
+def describe(source: Source) -> dict[str, Any]:
+    """The line of a run in the list. Unknown numbers are None."""
+    common = {"id": source.id, "kind": source.kind, "name": source.folder.name, "path": str(source.folder)}
+    return common | (_training(source) if source.kind == TRAINING else _evaluation(source))
+
+
+def settings(source: Source) -> dict[str, Any]:
+    """``config`` and ``metadata`` as they stand on disk, and the weights of the reward functions."""
+    stored = _config(source.folder)
+    config = stored.get("config") or {}
+    names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
+    return {
+        "config": config,
+        "noted": stored.get("noted") or {},
+        "metadata": read_metadata(source.folder) or {},
+        "weights": dict(zip(names, weights, strict=False)),
+    }
+
+
+def metric_names(source: Source) -> list[str]:
+    """What the metrics of a run are called, where its rows do not say."""
+    return list((read_metadata(source.folder) or {}).get("avg_metrics") or ())
+
+
+def _evaluation(source: Source) -> dict[str, Any]:
+    metadata = read_metadata(source.folder) or {}
+    config = _config(source.folder).get("config") or {}
+    stat = (source.folder / RESULTS_NAME).stat()
+    examples, siblings = metadata.get("num_examples"), metadata.get("rollouts_per_example")
+    return {
+        "env": metadata.get("env_id") or config.get("env_id") or source.folder.parent.name.partition("--")[0],
+        "model": metadata.get("model") or config.get("model") or "",
+        "reward": _known(metadata.get("avg_reward")),
+        "stderr": _known(metadata.get("reward_stderr")),
+        "rollouts": metadata.get("num_rollouts"),
+        "planned": examples * siblings if isinstance(examples, int) and isinstance(siblings, int) else None,
+        "errors": metadata.get("num_errors"),
+        "unscored": metadata.get("num_unscored"),
+        "metrics": metadata.get("avg_metrics") or {},
+        "pass_at_k": metadata.get("pass_at_k") or {},
+        "pass_threshold": metadata.get("pass_threshold"),
+        "status": _status(source, metadata),
+        "date": metadata.get("date") or _iso(stat.st_mtime),
+        "changed": stat.st_mtime,
+        "seconds": metadata.get("time"),
+        "size": stat.st_size,
+    }
+
+
+def _status(source: Source, metadata: Mapping[str, Any]) -> str:
+    said = str(metadata.get("status") or ("running" if (source.folder / CONFIG_NAME).is_file() else "complete"))
+    if said == "running" and not _is_written(source, None):
+        return "interrupted"
+    return STATUSES.get(said, said)
+
+
+def _training(source: Source) -> dict[str, Any]:
+    curves = Curves(source.folder / METRICS_NAME)
+    curves.read()
+    last, previous = curves.last("reward/mean"), curves.last("eval_reward")
+    stat = (source.folder / METRICS_NAME).stat()
+    told = _told(source.folder)
+    goal = told.get("max_steps")
+    if _is_written(source, curves.seconds_per_step()) and not (goal and curves.step >= goal):
+        status = "running"
+    elif goal:
+        status = "finished" if curves.step >= goal else "interrupted"
+    else:
+        status = "ended"
+    return {
+        "env": told.get("env_id") or source.folder.name,
+        "model": told.get("model") or "",
+        "reward": last if last is not None else previous,
+        "stderr": None,
+        "rollouts": curves.step,
+        "planned": goal,
+        "errors": int(curves.total("rollouts/errors")),
+        "unscored": int(curves.total("reward/unscored")),
+        "metrics": {},
+        "curve": curves.thumbnail("reward/mean", 40),
+        "status": status,
+        "date": _iso(curves.started or stat.st_mtime),
+        "changed": stat.st_mtime,
+        "seconds": curves.seconds,
+        "size": sum(entry.stat().st_size for entry in _entries(source.folder)),
+    }
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What the files of a training say of it: ``env_id model max_steps``."""
+    told: dict[str, Any] = {}
+    summary = _json(folder / "summary.json")
+    told |= {"env_id": summary.get("environment"), "model": summary.get("model"), "max_steps": summary.get("steps")}
+    checkpoints = sorted(folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime)
+    if checkpoints:
+        configuration = _json(checkpoints[-1]).get("configuration") or {}
+        state = _json(checkpoints[-1].parent / "trainer_state.json")
+        told["env_id"] = told["env_id"] or configuration.get("env_id")
+        told["max_steps"] = state.get("max_steps") or told["max_steps"]
+    return told
+
+
+def _is_written(source: Source, seconds_per_step: float | None) -> bool:
+    """Whether a process writes the run: the holder of its lock lives here, or the files changed lately."""
+    lock = source.folder / LOCK_NAME
+    holder = _json(lock)
+    if isinstance(holder.get("pid"), int) and holder.get("host") == socket.gethostname():
+        return _lives(holder["pid"])
+    changed = 0.0
+    for name in (*_WATCHED, "completions"):
+        with contextlib.suppress(OSError):
+            changed = max(changed, os.stat(source.folder / name).st_mtime)
+    return time.time() - changed < max(QUIET_S, 5 * (seconds_per_step or 0))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        return True
+    return True
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return read_config(folder) or {}
+    except ConfigError:
+        return {}
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    found: list[os.DirEntry[str]] = []
+    for place in (folder, folder / "completions"):
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            found += [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    return found
+
+
+def _known(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _iso(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,134 @@
+"""The page as files: what ``vf-view`` serves, for any static server, or opened from the disk without one.
+
+A page that is opened from a disk may neither fetch files nor load modules, but it may load scripts. So the answers
+become scripts that hand their JSON over, and the page's modules are joined into one script. The folder appears whole or
+not at all; one that is there is replaced only when it is such a copy.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verifiers.encoding import encode_row
+from verifiers.errors import ConfigError
+from verifiers.view.app import static_files
+from verifiers.view.catalog import TRAINING
+from verifiers.view.guard import POLICY
+from verifiers.view.library import Library
+
+ROWS_PER_FILE = 20
+"""Whole rollouts in one file."""
+PREVIEWS_PER_FILE = 200
+MARKER = "vf-view-copy"
+"""Stands in the page of a copy, and tells it from a folder of somebody's own."""
+_IMPORT = re.compile(r"^import\s*\{[^}]*\}\s*from\s*\"\./([\w.-]+)\";\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULTILINE)
+_ENTRY = "app.js"
+
+
+def export(library: Library, out: str | Path) -> Path:
+    """Write the copy; its ``index.html``. Raises: ``ConfigError`` for a folder that holds something else."""
+    out = Path(out)
+    _refuse_other(out)
+    hidden = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(hidden, ignore_errors=True)
+    try:
+        (hidden / "data").mkdir(parents=True)
+        files = static_files()
+        (hidden / "style.css").write_bytes(files["style.css"])
+        (hidden / "page.js").write_text(joined({n: f.decode() for n, f in files.items() if n.endswith(".js")}))
+        (hidden / "index.html").write_text(_page(files["index.html"].decode()))
+        for name, answer in _answers(library):
+            _write(hidden / "data", name, answer)
+        shutil.rmtree(out, ignore_errors=True)
+        hidden.rename(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror or error}", path=str(out)) from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    return out / "index.html"
+
+
+def joined(modules: Mapping[str, str]) -> str:
+    """One script that does what the modules do: each after those it imports, in one scope.
+
+    Works for modules that import by name without renaming, and whose names at top level are all different.
+    """
+    placed: dict[str, str] = {}
+
+    def place(name: str) -> None:
+        if name not in placed:
+            placed[name] = ""
+            for needed in _IMPORT.findall(modules[name]):
+                place(needed)
+            del placed[name]
+            placed[name] = _EXPORT.sub("", _IMPORT.sub("", modules[name]))
+
+    place(_ENTRY)
+    return '"use strict";\n(() => {\n' + "\n".join(placed.values()) + "\n})();\n"
+
+
+def _page(page: str) -> str:
+    policy = POLICY.replace("connect-src 'self'", "connect-src 'none'").replace("; frame-ancestors 'none'", "")
+    head = f'<meta name="generator" content="{MARKER}">\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    page = page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{head}')
+    page = page.replace("/static/style.css", "style.css")
+    return page.replace('<script type="module" src="/static/app.js">', '<script defer src="page.js">')
+
+
+def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(file name, answer) of everything the page may ask for. Runs are numbered in the order of the list."""
+    runs = library.runs()
+    yield "runs", {**runs, "folders": [], "runs": [_without_path(run) for run in runs["runs"]], "copy": True}
+    for place, described in enumerate(runs["runs"]):
+        run = library.run(described["id"])
+        yield f"{place}/run", _without_path(run)
+        if run["kind"] == TRAINING:
+            yield f"{place}/metrics", library.metrics(run["id"])
+            for step in run["steps"]:
+                yield from _rows(library, run["id"], step, f"{place}/step-{step}")
+        else:
+            yield from _rows(library, run["id"], None, f"{place}/rows")
+
+
+def _rows(library: Library, run_id: str, step: int | None, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    columns = library.columns(run_id, step, budget_s=float("inf"))
+    yield f"{folder}/columns", {**columns, "complete": True}
+    total = columns["total"]
+    for first in range(0, total, PREVIEWS_PER_FILE):
+        numbers = range(first, min(first + PREVIEWS_PER_FILE, total))
+        yield f"{folder}/previews-{first // PREVIEWS_PER_FILE}", library.previews(run_id, numbers, step)
+    for first in range(0, total, ROWS_PER_FILE):
+        numbers = range(first, min(first + ROWS_PER_FILE, total))
+        rows = {str(number): library.rollout(run_id, number, step) for number in numbers}
+        yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", {"rollouts": rows}
+
+
+def _without_path(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy may go anywhere; where the run lay on this machine stays here."""
+    kept = {key: value for key, value in run.items() if key != "path"}
+    if isinstance(metadata := kept.get("metadata"), dict):
+        kept["metadata"] = {key: value for key, value in metadata.items() if key != "path_to_save"}
+    return kept
+
+
+def _write(folder: Path, name: str, answer: Mapping[str, Any]) -> None:
+    file = folder / f"{name}.js"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    key = encode_row({"key": name})[7:-1]
+    file.write_bytes(b"vfData(" + key + b"," + encode_row(answer) + b");\n")
+
+
+def _refuse_other(out: Path) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder for the copy", path=str(out))
+    page = out / "index.html"
+    is_copy = page.is_file() and MARKER in page.read_text(encoding="utf-8", errors="replace")
+    if any(out.iterdir()) and not is_copy:
+        raise ConfigError(f"{out} holds other files; name a new folder, or one of an earlier copy", path=str(out))

@@ -1,0 +1,108 @@
+"""What stands between the runs and the rest of the world: who may ask, and what the answer may do in a browser.
+
+* Only ``GET`` and ``HEAD``: the server changes nothing.
+* The ``Host`` header must name this machine. A page of another site that had its name resolved to 127.0.0.1 (DNS
+  rebinding) is of its own origin to the browser; its requests carry its name, and are refused.
+* A request that the browser says comes from another site is refused, unless it is a person following a link.
+* The policy allows scripts and styles from the server's own files alone, and images out of ``data:`` URLs: model text
+  can neither run nor call anybody.
+
+There are no passwords: whoever has an account on this machine can read what is served.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/\s]+))(?::\d{1,5})?")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def allowed_hosts(host: str) -> frozenset[str]:
+    """The names under which a server bound to ``host`` may be asked for; without ports, lower case."""
+    names = {*LOOPBACK, host.lower()}
+    if not is_loopback(host):
+        names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return frozenset(names)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server bound to ``host``."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """ASGI middleware that keeps the rules of this module. ``any_address``: addresses without a name are let in too,
+    which a server that is open to the network needs; rebinding needs a name."""
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] = LOOPBACK, any_address: bool = False):
+        self.app = app
+        self.hosts = frozenset(hosts)
+        self.any_address = any_address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        answer: ASGIApp = self.app if refusal is None else refusal
+        await answer(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("vf-view only reads\n", 405)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            return PlainTextResponse("vf-view answers to the name of this machine only\n", 421)
+        is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_link:
+            return PlainTextResponse("vf-view answers its own page only\n", 403)
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        name = _without_port(host)
+        if name in self.hosts:
+            return True
+        if not self.any_address:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _without_port(host: str) -> str:
+    """The name in a ``Host`` header, lower case; "" when it is not well formed."""
+    match = _HOST.fullmatch(host.strip().lower())
+    return (match[1] or match[2]) if match else ""

@@ -1,0 +1,77 @@
+// Questions to the server, or in a copy to the files beside the page. Same answers, same shapes.
+
+export const isCopy = document.querySelector('meta[name="generator"][content="vf-view-copy"]') !== null;
+
+const ROWS_PER_FILE = 20;
+const PREVIEWS_PER_FILE = 200;
+const loaded = new Map();
+
+if (isCopy) {
+  window.vfData = (key, value) => loaded.set(key, value);
+}
+
+export async function ask(question, params = {}) {
+  if (isCopy) return fromCopy(question, params);
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) {
+    if (value !== null && value !== undefined) query.set(name, value);
+  }
+  const response = await fetch(`/api/${question}?${query}`);
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error || response.statusText);
+  return answer;
+}
+
+async function fromCopy(question, params) {
+  if (question === "version") return { version: "copy" };
+  const runs = await load("runs");
+  if (question === "runs") return runs;
+  const place = runs.runs.findIndex((run) => run.id === params.run);
+  if (place < 0) throw new Error(`there is no run ${params.run} in this copy`);
+  const rows = `${place}/${params.step ? `step-${params.step}` : "rows"}`;
+  if (question === "run" || question === "metrics") return load(`${place}/${question}`);
+  if (question === "columns") return load(`${rows}/columns`);
+  if (question === "rollout") {
+    const file = await load(`${rows}/rollouts-${Math.floor(params.row / ROWS_PER_FILE)}`);
+    return file.rollouts[params.row];
+  }
+  if (question === "previews") return previews(rows, params.rows);
+  return search(rows, params);
+}
+
+async function previews(rows, wanted) {
+  const found = {};
+  for (const row of String(wanted).split(",")) {
+    const file = await load(`${rows}/previews-${Math.floor(row / PREVIEWS_PER_FILE)}`);
+    found[row] = file.previews[row];
+  }
+  return { previews: found };
+}
+
+async function search(rows, params) {
+  const total = (await load(`${rows}/columns`)).total;
+  const wanted = params.text.toLowerCase();
+  const first = Number(params.first || 0);
+  const file = await load(`${rows}/rollouts-${Math.floor(first / ROWS_PER_FILE)}`);
+  const found = Object.entries(file.rollouts)
+    .filter(([row, rollout]) => Number(row) >= first && texts(rollout).join("\n").toLowerCase().includes(wanted))
+    .map(([row]) => Number(row));
+  const next = (Math.floor(first / ROWS_PER_FILE) + 1) * ROWS_PER_FILE;
+  return { rows: found, next: next < total ? next : null };
+}
+
+function texts(value) {
+  if (typeof value === "string") return value.startsWith("data:") ? [] : [value];
+  return value && typeof value === "object" ? Object.values(value).flatMap(texts) : [];
+}
+
+function load(name) {
+  if (loaded.has(name)) return Promise.resolve(loaded.get(name));
+  return new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = `data/${name}.js`;
+    script.onload = () => (script.remove(), resolve(loaded.get(name)));
+    script.onerror = () => reject(new Error(`data/${name}.js is missing in this copy`));
+    document.head.append(script);
+  });
+}

@@ -1,0 +1,70 @@
+// Elements out of data. Text always becomes text nodes; nothing in the page is ever parsed as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(tag, props, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+export function svg(tag, props, ...children) {
+  return fill(document.createElementNS(SVG, tag), props, children);
+}
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "vars") for (const [key, set] of Object.entries(value)) element.style.setProperty(key, set);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export function replace(element, ...children) {
+  element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+// What would move, hide or reorder text (terminal escapes, bidi marks, tags, zero-width and lone surrogates).
+const CONTROL =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\u{e0000}-\u{e007f}\p{Cs}]/gu;
+
+function spell(char) {
+  const code = char.codePointAt(0);
+  const hex = code.toString(16);
+  return code < 256 ? `\\x${hex.padStart(2, "0")}` : code < 65536 ? `\\u${hex.padStart(4, "0")}` : `\\u{${hex}}`;
+}
+
+// Text with such characters spelled out, as a string.
+export function spelled(text) {
+  return String(text).replace(CONTROL, spell);
+}
+
+// The same as nodes, the spelled ones marked; `mark` is a text to highlight.
+export function visible(text, mark = "") {
+  const nodes = [];
+  let end = 0;
+  for (const match of text.matchAll(CONTROL)) {
+    nodes.push(...marked(text.slice(end, match.index), mark));
+    const name = `U+${match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+    nodes.push(h("span", { class: "control", title: name }, spell(match[0])));
+    end = match.index + match[0].length;
+  }
+  nodes.push(...marked(text.slice(end), mark));
+  return nodes;
+}
+
+function marked(text, mark) {
+  if (!mark) return text ? [text] : [];
+  const nodes = [];
+  const lower = text.toLowerCase();
+  const wanted = mark.toLowerCase();
+  let end = 0;
+  for (let at = lower.indexOf(wanted); at >= 0; at = lower.indexOf(wanted, end)) {
+    nodes.push(text.slice(end, at), h("mark", null, text.slice(at, at + wanted.length)));
+    end = at + wanted.length;
+  }
+  nodes.push(text.slice(end));
+  return nodes;
+}

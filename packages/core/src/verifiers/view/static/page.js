@@ -1,0 +1,90 @@
+// What every page uses: addresses, settings that last, asking again while a run goes on, small controls.
+
+import { ask, isCopy } from "./api.js";
+import { h, visible } from "./dom.js";
+import { isKnown, number } from "./format.js";
+
+const POLL_MS = 1000;
+
+export function address(parts, query = {}) {
+  const path = parts.map((part) => encodeURIComponent(part)).join("/");
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return `#/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
+}
+
+export function parsedAddress() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map((part) => decodeURIComponent(part));
+  return { parts, query: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+// Change the query of this page's address without opening it anew.
+export function remember(parts, query) {
+  history.replaceState(null, "", address(parts, query));
+}
+
+// Call `changed` whenever the version of a run (of the list, without one) is another; returns what stops it.
+export function follow(run, changed) {
+  if (isCopy) return () => {};
+  let [known, stopped, busy] = [null, false, false];
+  const look = async () => {
+    if (stopped || busy || document.hidden) return;
+    busy = true;
+    try {
+      const { version } = await ask("version", { run });
+      document.body.classList.remove("offline");
+      if (known !== null && version !== known && !stopped) await changed();
+      known = version;
+    } catch {
+      document.body.classList.add("offline");
+    } finally {
+      busy = false;
+    }
+  };
+  const timer = setInterval(look, POLL_MS);
+  look();
+  return () => ((stopped = true), clearInterval(timer));
+}
+
+export function setting(name, otherwise) {
+  try {
+    return localStorage.getItem(`vf-view.${name}`) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+export function keep(name, value) {
+  try {
+    localStorage.setItem(`vf-view.${name}`, value);
+  } catch { /* a browser that keeps nothing: the setting lasts as long as the page */ }
+}
+
+export function select(label, options, value, onchange) {
+  const control = h("select", { "aria-label": label, onchange: () => onchange(control.value) },
+    options.map(([key, text]) => h("option", { value: key, selected: key === value }, text)));
+  return control;
+}
+
+export function status(run) {
+  return h("span", { class: `status ${run.status}` }, run.status);
+}
+
+// A reward as number and bar; `range` is the lowest and highest of the run.
+export function rewardChip(reward, [low, high]) {
+  if (!isKnown(reward)) return h("span", { class: "chip unknown" }, "unknown");
+  const share = high > low ? (reward - low) / (high - low) : 1;
+  return h("span", { class: "chip", vars: { "--share": Math.max(0, Math.min(1, share)).toFixed(3) } }, number(reward));
+}
+
+export function card(title, value, more = "") {
+  return h("div", { class: "card" }, h("span", null, title), h("b", null, value), more ? h("small", null, more) : null);
+}
+
+export function problem(error) {
+  return h("p", { class: "problem", role: "alert" }, visible(String(error.message || error)));
+}
+
+export const runName = (run) => [run.env, run.model].filter(Boolean).join(" · ") || run.id;
+
+export const pageOf = (run, query) => address([run.kind === "training" ? "training" : "run", run.id], query);

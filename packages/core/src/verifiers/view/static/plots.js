@@ -1,0 +1,137 @@
+// Small pictures in SVG: histograms, bars, sparklines, curves. No library, no network.
+
+import { h, svg } from "./dom.js";
+import { count, isKnown, number, short } from "./format.js";
+
+export function histogram(values, { title, format = number, bins = 20, range = null, onpick = null } = {}) {
+  const [low, high] = range || unit(extent(values));
+  const width = 240;
+  const height = 64;
+  const span = high - low || 1;
+  const counts = new Array(bins).fill(0);
+  for (const value of values) counts[Math.min(bins - 1, Math.max(0, Math.floor(((value - low) / span) * bins)))]++;
+  const most = Math.max(1, ...counts);
+  const bars = counts.map((n, bin) => {
+    const [from, to] = [low + (span * bin) / bins, low + (span * (bin + 1)) / bins];
+    const tall = n ? Math.max(2, (n / most) * height) : 0;
+    const x = (bin * width) / bins;
+    return svg("g", { class: onpick && n ? "bin pick" : "bin", onclick: onpick && n ? () => onpick(from, to, bin === bins - 1) : null },
+      svg("rect", { class: "hit", x, y: 0, width: width / bins, height }),
+      svg("rect", { class: "bar", x: x + 0.5, y: height - tall, width: width / bins - 1, height: tall, rx: 1 }),
+      svg("title", null, `${format(from)} to ${format(to)}: ${n}`));
+  });
+  return figure(title, values.length ? [
+    svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", preserveAspectRatio: "none", class: "hist",
+      "aria-label": `${title}: ${values.length} values from ${format(low)} to ${format(high)}` }, bars),
+    h("div", { class: "ends" }, h("span", null, format(low)), h("span", null, format(high))),
+  ] : [h("p", { class: "none" }, "no values")]);
+}
+
+// The whole of 0 to 1 for values that nearly fill it.
+function unit([low, high]) {
+  return low >= 0 && low < 0.05 && high > 0.95 && high <= 1 ? [0, 1] : [low, high];
+}
+
+export function barList(title, counted, { onpick = null, chosen = "", limit = 6 } = {}) {
+  const most = Math.max(1, ...counted.map(([, n]) => n));
+  const items = counted.slice(0, limit).map(([name, n]) =>
+    h("button", { class: "barline", type: "button", "aria-pressed": String(name === chosen), disabled: !onpick,
+      onclick: () => onpick(name === chosen ? "" : name), vars: { "--share": `${(100 * n) / most}%` } },
+      h("span", null, String(name)), h("b", null, count(n))));
+  const more = counted.length > limit ? h("p", { class: "none" }, `and ${counted.length - limit} more`) : null;
+  return figure(title, items.length ? [...items, more] : [h("p", { class: "none" }, "none")]);
+}
+
+function figure(title, content) {
+  return h("figure", { class: "plot" }, h("figcaption", null, title), content);
+}
+
+export function sparkline(values, width = 90, height = 20) {
+  const known = values.filter(isKnown);
+  if (known.length < 2) return null;
+  const [low, high] = extent(known);
+  const points = known.map((value, i) =>
+    `${((i / (known.length - 1)) * (width - 2) + 1).toFixed(1)},${(height - 2 - ((value - low) / (high - low || 1)) * (height - 4)).toFixed(1)}`);
+  return svg("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
+    svg("polyline", { points: points.join(" ") }));
+}
+
+export function extent(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return low <= high ? [low, high] : [0, 1];
+}
+
+// Points smoothed by a running mean whose weight halves every `half` points, fewer for a short curve; 0 leaves them.
+export function smooth(points, half) {
+  half = Math.min(half, points.length / 10);
+  if (half < 0.5) return points;
+  const keep = 0.5 ** (1 / half);
+  let [sum, weight] = [0, 0];
+  return points.map(([x, y]) => {
+    [sum, weight] = [sum * keep + y, weight * keep + 1];
+    return [x, sum / weight];
+  });
+}
+
+// One curve with its axes. `points`: [x, y]; `marks`: [x, y, halfwidth] drawn as points with intervals.
+export function curve({ title, points, marks = [], half = 0, wide = false }) {
+  const [width, height, left, bottom, top] = [wide ? 720 : 352, wide ? 330 : 150, 46, 18, 8];
+  const all = [...points, ...marks];
+  const [x0, x1] = extent(all.map(([x]) => x));
+  let [y0, y1] = extent([...points.map(([, y]) => y), ...marks.flatMap(([, y, e]) => [y - (e || 0), y + (e || 0)])]);
+  if (y1 - y0 < 1e-12 * Math.max(1, Math.abs(y0))) [y0, y1] = [y0 - 0.5 * (Math.abs(y0) || 1), y1 + 0.5 * (Math.abs(y1) || 1)];
+  const pad = (y1 - y0) * 0.06;
+  [y0, y1] = [y0 - pad, y1 + pad];
+  const px = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - 10);
+  const py = (y) => top + (1 - (y - y0) / (y1 - y0)) * (height - top - bottom);
+  const line = (pts) => pts.map(([x, y]) => `${px(x).toFixed(1)},${py(y).toFixed(1)}`).join(" ");
+  const smoothed = smooth(points, half);
+  const last = smoothed.length ? smoothed[smoothed.length - 1] : marks[marks.length - 1];
+  const read = h("output", null, last ? number(last[1]) : "–");
+  const cursor = svg("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
+  const dot = svg("circle", { class: "dot", r: 3, visibility: "hidden" });
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}, last value ${last ? number(last[1]) : "unknown"}` },
+    ticks(y0, y1, wide ? 5 : 3).map((y) => [
+      svg("line", { class: "grid", x1: left, x2: width - 10, y1: py(y), y2: py(y) }),
+      svg("text", { x: left - 6, y: py(y) + 3.5, "text-anchor": "end" }, short(y)),
+    ]),
+    [x0, x1].map((x, i) => svg("text", { x: px(x), y: height - 4, "text-anchor": i ? "end" : "start" }, count(x))),
+    half ? svg("polyline", { class: "raw", points: line(points) }) : null,
+    svg("polyline", { class: "line", points: line(smoothed) }),
+    smoothed.length === 1 ? svg("circle", { class: "dot", r: 2.5, cx: px(smoothed[0][0]), cy: py(smoothed[0][1]) }) : null,
+    marks.map(([x, y, e]) => [
+      e ? svg("line", { class: "whisker", x1: px(x), x2: px(x), y1: py(y - e), y2: py(y + e) }) : null,
+      svg("circle", { class: "mark", r: 3.5, cx: px(x), cy: py(y) }, svg("title", null, `evaluation at step ${x}: ${number(y)}${e ? ` ± ${number(e)}` : ""}`)),
+    ]), cursor, dot);
+  const show = (event) => {
+    if (!smoothed.length) return;
+    const box = picture.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * width;
+    let best = 0;
+    smoothed.forEach((point, i) => { if (Math.abs(px(point[0]) - x) < Math.abs(px(smoothed[best][0]) - x)) best = i; });
+    const [at, value] = smoothed[best];
+    for (const [name, set] of Object.entries({ x1: px(at), x2: px(at), visibility: "visible" })) cursor.setAttribute(name, set);
+    for (const [name, set] of Object.entries({ cx: px(at), cy: py(value), visibility: "visible" })) dot.setAttribute(name, set);
+    read.textContent = `step ${at}: ${number(value)}`;
+  };
+  const hide = () => {
+    for (const shape of [cursor, dot]) shape.setAttribute("visibility", "hidden");
+    read.textContent = last ? number(last[1]) : "–";
+  };
+  picture.addEventListener("pointermove", show);
+  picture.addEventListener("pointerleave", hide);
+  return h("figure", { class: wide ? "curve wide" : "curve" }, h("figcaption", null, h("span", null, title), read), picture);
+}
+
+function ticks(low, high, wanted) {
+  const rough = (high - low) / wanted;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+  const made = [];
+  for (let y = Math.ceil(low / step) * step; y <= high; y += step) made.push(Math.abs(y) < step * 1e-9 ? 0 : y);
+  return made;
+}

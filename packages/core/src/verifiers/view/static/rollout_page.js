@@ -1,0 +1,68 @@
+// One rollout: its conversation, its scores, its siblings, and the next one of the list it was opened from.
+
+import { ask } from "./api.js";
+import { h, replace, visible } from "./dom.js";
+import { count, isKnown } from "./format.js";
+import { address, keep, rewardChip, runName, setting } from "./page.js";
+import { rowsOf } from "./rows.js";
+import { queryOf, rewardRange, viewOf } from "./rows_view.js";
+import { facts, transcript } from "./transcript.js";
+
+export async function rolloutPage(main, { parts, query }) {
+  const isTraining = parts[0] === "training";
+  const [run, step, row] = isTraining ? [parts[1], Number(parts[2]), Number(parts[3])] : [parts[1], null, Number(parts[2])];
+  const base = isTraining ? ["training", run, String(step)] : ["run", run];
+  const listBase = isTraining ? ["training", run] : base;
+  const view = viewOf(query);
+  const place = (other) => address([...base, String(other)], queryOf(view));
+  const rows = rowsOf(run, step);
+  const [rollout, described] = await Promise.all([ask("rollout", { run, step, row }), ask("run", { run })]);
+  const side = h("aside", { "aria-label": "scores" }, facts(rollout));
+  const bar = h("nav", { class: "pager", "aria-label": "rollouts" });
+  replace(main, bar, h("div", { class: "rollout" }, transcript(rollout, { mark: view.q }), side));
+  let order = [row];
+  const go = (move) => {
+    const at = order.indexOf(row) + move;
+    if (at >= 0 && at < order.length) location.replace(place(order[at]));
+  };
+  const toSibling = (move) => {
+    const same = rows.siblings(row);
+    const other = same[same.indexOf(row) + move];
+    if (other !== undefined) location.replace(place(other));
+  };
+
+  function drawBar() {
+    const at = order.indexOf(row);
+    const same = rows.total ? rows.siblings(row) : [];
+    const link = (text, other, key) => h("a", { class: "button", href: other === undefined ? null : place(other), "aria-disabled": other === undefined ? "true" : null, title: `key ${key}` }, text);
+    replace(bar, link("← previous", order[at - 1], "k"), link("next →", order[at + 1], "j"),
+      h("span", { class: "facts" }, at < 0 ? "not in the filtered list" : `${count(at + 1)} of ${count(order.length)}`),
+      h("b", null, visible(`example ${rollout.example_id ?? row}${isKnown(rollout.sibling) ? `.${rollout.sibling}` : ""}`)),
+      same.length > 1 ? h("span", { class: "siblings" }, "siblings ", same.slice(0, 24).map((other) => h("a", { href: place(other), "aria-current": other === row ? "true" : null, title: `reward of rollout ${other}` },
+        rewardChip(rows.value("reward", other), rewardRange(rows)))), same.length > 24 ? ` and ${same.length - 24} more` : "") : null);
+  }
+
+  drawBar();
+  await rows.update();
+  if (view.q) await rows.search(view.q, () => {});
+  order = rows.select(view);
+  drawBar();
+  const toggle = (name) => {
+    const on = !document.body.classList.contains(name);
+    document.body.classList.toggle(name, on);
+    keep(name, on ? "1" : "");
+  };
+  for (const name of ["mono", "folded"]) document.body.classList.toggle(name, Boolean(setting(name, "")));
+  return {
+    crumbs: [[described.env || described.name, address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))], [`${isTraining ? `step ${step}, ` : ""}example ${rollout.example_id ?? row}${isKnown(rollout.sibling) ? `.${rollout.sibling}` : ""}`, null]],
+    title: `${runName(described)}, rollout ${row}`,
+    keys: {
+      j: () => go(1), ArrowRight: () => go(1), k: () => go(-1), ArrowLeft: () => go(-1), "]": () => toSibling(1), "[": () => toSibling(-1),
+      m: () => toggle("mono"), r: () => toggle("folded"),
+      l: () => document.querySelectorAll(".probabilities").forEach((element) => (element.open = !element.open)),
+      u: () => (location.hash = address(listBase, isTraining ? { step, ...queryOf(view) } : queryOf(view))),
+    },
+    help: [["j k or arrows", "next, previous rollout of the list"], ["[ ]", "siblings of the example"], ["r", "fold reasoning"], ["l", "log-probabilities"], ["m", "fixed-width text"], ["u", "back to the list"]],
+    close: () => {},
+  };
+}

@@ -1,0 +1,189 @@
+// The columns of one file of rows in the browser: kept up to date, filtered, sorted and counted here.
+
+import { ask } from "./api.js";
+import { isKnown } from "./format.js";
+
+const cache = new Map();
+const MAX_CACHED = 6;
+const MAX_PREVIEWS = 4000;
+
+// The rows of a run, or of one step of a training; the same object while it is in use.
+export function rowsOf(run, step = null) {
+  const key = `${run}\n${step ?? ""}`;
+  const rows = cache.get(key) || new Rows(run, step);
+  cache.delete(key);
+  cache.set(key, rows);
+  while (cache.size > MAX_CACHED) cache.delete(cache.keys().next().value);
+  return rows;
+}
+
+export const VIEW = { sort: "example", q: "", error: "", stop: "", low: null, high: null };
+
+export class Rows {
+  constructor(run, step) {
+    this.run = run;
+    this.step = step;
+    this.found = new Map(); // searched text -> {rows, done}
+    this.previewed = new Map();
+    this.reset(-1);
+  }
+
+  reset(generation) {
+    this.generation = generation;
+    this.total = 0;
+    this.progress = 0;
+    this.complete = false;
+    this.damage = null;
+    this.columns = {};
+    this.metrics = {};
+    this.replaced = new Set();
+    this.found.clear();
+    this.previewed.clear();
+  }
+
+  // Take up what is new; `changed` is called after each piece.
+  async update(changed = () => {}) {
+    do {
+      const answer = await ask("columns", {
+        run: this.run, step: this.step, first: this.total, generation: this.generation,
+      });
+      if (answer.generation !== this.generation || answer.first !== this.total) this.reset(answer.generation);
+      this.take(answer);
+      changed();
+    } while (!this.complete);
+  }
+
+  take(answer) {
+    const before = answer.first;
+    for (const [name, values] of Object.entries(answer.columns)) {
+      const plain = values && values.codes ? values.codes.map((code) => (code < 0 ? null : values.names[code])) : values;
+      this.columns[name] = extend(this.columns[name], plain);
+    }
+    for (const [name, values] of Object.entries(answer.metrics)) {
+      this.metrics[name] = extend(this.metrics[name] || new Array(before).fill(null), values);
+    }
+    if (answer.total > this.total) this.found.clear();
+    Object.assign(this, { total: answer.total, progress: answer.progress, complete: answer.complete, damage: answer.damage });
+    this.replaced = new Set(answer.replaced);
+  }
+
+  value(name, row) {
+    if (name === "row") return row;
+    if (name.startsWith("metric:")) return (this.metrics[name.slice(7)] || [])[row];
+    return (this.columns[name] || [])[row];
+  }
+
+  // Row numbers that a view shows, in its order.
+  select(view) {
+    const chosen = [];
+    const hits = view.q ? this.found.get(view.q)?.rows || new Set() : null;
+    const { reward = [], error = [], stop_condition: stop = [] } = this.columns;
+    for (let row = 0; row < this.total; row++) {
+      if (this.replaced.has(row) || (hits && !hits.has(row))) continue;
+      if (view.low !== null && !(reward[row] >= view.low)) continue;
+      if (view.high !== null && !(reward[row] <= view.high)) continue;
+      if (view.error === "any" ? !error[row] : view.error === "none" ? error[row] : view.error && error[row] !== view.error) continue;
+      if (view.stop && (stop[row] || "none") !== view.stop) continue;
+      chosen.push(row);
+    }
+    return this.sort(chosen, view.sort);
+  }
+
+  sort(chosen, by) {
+    const down = by.startsWith("-");
+    const name = down ? by.slice(1) : by;
+    if (name === "row") return down ? chosen.reverse() : chosen;
+    const { example = [], sibling = [] } = this.columns;
+    const position = (a, b) => compare(example[a], example[b]) || compare(sibling[a], sibling[b]) || a - b;
+    if (name === "example") return chosen.sort(down ? (a, b) => position(b, a) : position);
+    const keys = new Map(chosen.map((row) => [row, this.value(name, row) ?? null]));
+    return chosen.sort((a, b) => {
+      const [left, right] = [keys.get(a), keys.get(b)];
+      if (left === null || right === null) return (left === null) - (right === null) || position(a, b);
+      return (down ? compare(right, left) : compare(left, right)) || position(a, b);
+    });
+  }
+
+  // Search the texts of all rows; `changed` is called when more is known. Only the newest search goes on.
+  async search(text, changed) {
+    if (!text || this.found.has(text)) return;
+    const entry = { rows: new Set(), done: false };
+    this.found.set(text, entry);
+    this.wanted = text;
+    let first = 0;
+    while (first !== null && this.wanted === text && this.found.get(text) === entry) {
+      const answer = await ask("search", { run: this.run, step: this.step, text, first });
+      answer.rows.forEach((row) => entry.rows.add(row));
+      first = answer.next;
+      entry.done = first === null;
+      changed();
+    }
+    if (!entry.done && this.found.get(text) === entry) this.found.delete(text);
+  }
+
+  async previews(wanted) {
+    const missing = wanted.filter((row) => !this.previewed.has(row));
+    if (!missing.length) return;
+    const answer = await ask("previews", { run: this.run, step: this.step, rows: missing.join(",") });
+    if (this.previewed.size > MAX_PREVIEWS) this.previewed.clear();
+    for (const row of missing) this.previewed.set(row, answer.previews[row]);
+  }
+
+  // Rows of the same example, in order of their number there.
+  siblings(row) {
+    const { example, key } = this.columns;
+    const same = [];
+    for (let other = 0; other < this.total; other++) {
+      const equal = key[row] ? key[other] === key[row] : example[other] === example[row];
+      if (equal && !this.replaced.has(other)) same.push(other);
+    }
+    return this.sort(same, "example");
+  }
+
+  numbers(name, chosen) {
+    return chosen.map((row) => this.value(name, row)).filter(isKnown);
+  }
+
+  counts(name, chosen) {
+    const counted = new Map();
+    for (const row of chosen) {
+      const value = this.value(name, row) ?? "none";
+      counted.set(value, (counted.get(value) || 0) + 1);
+    }
+    return [...counted].sort((a, b) => b[1] - a[1]);
+  }
+
+  // Mean of the known values and its standard error, siblings counted as dependent (Miller 2024, eq. 4).
+  mean(name, chosen) {
+    const sums = new Map();
+    let n = 0;
+    let total = 0;
+    for (const row of chosen) {
+      const value = this.value(name, row);
+      if (isKnown(value)) [n, total] = [n + 1, total + value];
+    }
+    const center = total / n;
+    for (const row of chosen) {
+      const value = this.value(name, row);
+      if (!isKnown(value)) continue;
+      const cluster = this.columns.key[row] || this.columns.example[row];
+      sums.set(cluster, (sums.get(cluster) || 0) + value - center);
+    }
+    const squares = [...sums.values()].reduce((sum, part) => sum + part * part, 0);
+    const stderr = sums.size < 2 ? NaN : Math.sqrt((sums.size / (sums.size - 1)) * squares) / n;
+    return { n, mean: n ? center : NaN, stderr };
+  }
+}
+
+function extend(before, values) {
+  if (!before || !before.length) return values;
+  for (const value of values) before.push(value);
+  return before;
+}
+
+function compare(a, b) {
+  if (a === b) return 0;
+  if (a === null || a === undefined || b === null || b === undefined) return (a ?? null) === null ? 1 : -1;
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return String(a).localeCompare(String(b), "en", { numeric: true });
+}

@@ -1,0 +1,122 @@
+// One training: its learning curves while it runs, and the rollouts each step trained on.
+
+import { ask } from "./api.js";
+import { h, replace } from "./dom.js";
+import { ago, count, duration, interval, isKnown, number, plural } from "./format.js";
+import { address, card, follow, keep, remember, runName, setting, status } from "./page.js";
+import { curve } from "./plots.js";
+import { rowsOf } from "./rows.js";
+import { queryOf, rowsView, viewOf } from "./rows_view.js";
+
+const FIRST = ["eval_reward", "entropy", "loss", "grad_norm", "tokens/completion", "sampler/mismatch_kl", "reward/std", "time/step"];
+const AXES = new Set(["step", "policy_version", "time", "eval_reward_stderr"]);
+const SMOOTHING = [0, 2, 5, 10, 20, 50];
+
+export async function trainingPage(main, { parts, query }) {
+  const id = parts[1];
+  let run = await ask("run", { run: id });
+  let lines = [];
+  let generation = "";
+  let steps = [];
+  let step = query.step ? Number(query.step) : null;
+  let following = step === null;
+  let samples = null;
+  let half = Number(setting("smoothing", "5"));
+  let wanted = query.curve || "";
+  const head = h("div");
+  const cards = h("div", { class: "cards" });
+  const curves = h("div", { class: "curves" });
+  const sampled = h("section", { class: "samples" });
+  const find = h("input", { type: "search", placeholder: "find curves   /", "aria-label": "Find curves", value: wanted, oninput: () => ((wanted = find.value), drawCurves()) });
+  const amount = h("output", null, String(half));
+  const slider = h("input", { type: "range", min: 0, max: SMOOTHING.length - 1, value: Math.max(0, SMOOTHING.indexOf(half)), "aria-label": "smoothing", oninput: () => {
+    half = SMOOTHING[slider.value];
+    amount.textContent = String(half);
+    keep("smoothing", half);
+    drawCurves();
+  } });
+  const controls = h("div", { class: "controls" }, find, h("label", null, "smoothing over ", amount, " steps ", slider));
+  replace(main, head, cards, controls, curves, sampled);
+
+  async function load() {
+    const answer = await ask("metrics", { run: id, first: lines.length, generation });
+    generation = answer.generation;
+    lines = answer.first ? [...lines, ...answer.lines] : answer.lines;
+    steps = answer.steps;
+    drawHead();
+    drawCurves();
+    const newest = steps[steps.length - 1];
+    if (following && steps.length && step !== newest) await openStep(newest);
+    else if (!samples && steps.length) await openStep(steps.includes(step) ? step : newest);
+    else drawPicker();
+  }
+
+  const points = (name) => lines.filter((line) => isKnown(line[name])).map((line) => [line.step, line[name]]);
+  const last = (name) => points(name).pop()?.[1];
+
+  function drawHead() {
+    const [evals, newest] = [points("eval_reward"), lines[lines.length - 1] || {}];
+    replace(head, h("div", { class: "title" }, h("h1", null, run.env || run.name), h("span", { class: "facts" }, run.model), status(run),
+      h("span", { class: "facts" }, [`step ${count(newest.step)}${run.planned ? ` of ${count(run.planned)}` : ""}`, ago(run.date), duration((run.seconds || 0) * 1000)].join(" · "))));
+    const rewards = points("reward/mean");
+    const early = rewards.slice(0, Math.max(1, Math.floor(rewards.length / 10)));
+    const late = rewards.slice(-early.length);
+    const average = (pts) => pts.reduce((sum, [, y]) => sum + y, 0) / pts.length;
+    replace(cards, card("reward now", number(average(late)), `first steps ${number(average(early))}`),
+      evals.length ? card("evaluation", interval(evals[evals.length - 1][1], last("eval_reward_stderr")), `first ${number(evals[0][1])}`) : null,
+      card("entropy", number(last("entropy"))), card("tokens per rollout", number(last("tokens/completion") / last("rollouts/trained"), 1)),
+      card("time per step", duration(1000 * last("time/step"))), card("errors", count(points("rollouts/errors").reduce((sum, [, y]) => sum + y, 0))));
+  }
+
+  function drawCurves() {
+    const names = [...new Set(lines.flatMap((line) => Object.keys(line)))].filter((name) => !AXES.has(name) && points(name).length);
+    const words = wanted.toLowerCase();
+    const isZero = (name) => points(name).every(([, y]) => y === 0);
+    const rank = (name) => (isZero(name) ? 200 : FIRST.includes(name) ? FIRST.indexOf(name) : name.startsWith("reward/") ? 50 : 100);
+    const evals = lines.filter((line) => isKnown(line.eval_reward)).map((line) => [line.step, line.eval_reward, isKnown(line.eval_reward_stderr) ? 1.96 * line.eval_reward_stderr : 0]);
+    const chosen = names.filter((name) => name !== "reward/mean" && name.toLowerCase().includes(words)).sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+    const small = (name) => curve({ title: name, points: points(name), half: name.startsWith("eval") ? 0 : half });
+    const shown = words ? chosen : chosen.slice(0, 8);
+    replace(curves, !words || "reward/mean".includes(words) ? curve({ title: "reward/mean", points: points("reward/mean"), marks: evals, half, wide: true }) : null,
+      shown.map(small),
+      chosen.length > shown.length ? h("button", { type: "button", class: "more", onclick: () => replace(curves, [...curves.children].slice(0, -1), chosen.slice(8).map(small)) }, `show ${plural(chosen.length - shown.length, "more curve")}`) : null);
+  }
+
+  const picker = h("div", { class: "controls" });
+
+  function drawPicker() {
+    if (!steps.length) return replace(sampled, h("p", { class: "none" }, "No rollouts were kept yet."));
+    const at = steps.indexOf(step);
+    const go = (to) => steps[to] !== undefined && ((following = to === steps.length - 1 && run.status === "running"), openStep(steps[to]));
+    const range = h("input", { type: "range", min: 0, max: steps.length - 1, value: at, class: "wide", "aria-label": "step", "aria-valuetext": `step ${step}`, onchange: () => go(Number(range.value)) });
+    replace(picker, h("h2", null, `Rollouts of step ${step}`), h("button", { type: "button", disabled: at <= 0, onclick: () => go(at - 1), title: "key [" }, "←"), range,
+      h("button", { type: "button", disabled: at >= steps.length - 1, onclick: () => go(at + 1), title: "key ]" }, "→"), h("span", { class: "facts" }, `${count(at + 1)} of ${count(steps.length)} steps${following && run.status === "running" ? ", following" : ""}`));
+    moveStep = (by) => go(at + by);
+  }
+  let moveStep = () => {};
+
+  async function openStep(to) {
+    const view = queryOf(samples ? viewOf(Object.fromEntries(new URLSearchParams(samples.address().split("?")[1] || ""))) : viewOf(query));
+    samples?.close();
+    step = to;
+    const place = ["training", id];
+    samples = rowsView(rowsOf(id, step), { base: place, query: view, more: { step }, link: (row, now) => address([...place, String(step), String(row)], now) });
+    if (!following) remember(place, { step, ...view });
+    drawPicker();
+    replace(sampled, picker, samples.element);
+    await samples.update();
+  }
+
+  await load();
+  const stop = follow(id, async () => {
+    run = await ask("run", { run: id });
+    await load();
+  });
+  return {
+    crumbs: [[run.env || run.name, null]], title: runName(run),
+    keys: { "/": () => find.focus(), "[": () => moveStep(-1), "]": () => moveStep(1), u: () => (location.hash = "#/") },
+    onkey: (name) => Boolean(samples?.onkey(name)),
+    help: [["[ ]", "previous, next step"], ["j k", "rollouts of the step"], ["/", "find curves"], ["u", "back to the runs"]],
+    close: () => (stop(), samples?.close()),
+  };
+}

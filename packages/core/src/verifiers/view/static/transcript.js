@@ -1,0 +1,158 @@
+// A rollout's conversation, turn by turn, and beside it how it was scored. All text is text.
+
+import { h, visible } from "./dom.js";
+import { count, duration, isKnown, number, plural, short } from "./format.js";
+
+const LONG = 20000; // characters shown before "show all"
+const THINK = /^\s*<think>([\s\S]*?)<\/think>\s*/;
+
+export function transcript(rollout, { mark = "" } = {}) {
+  const messages = rollout.messages;
+  let turn = 0;
+  const blocks = messages.map((message) => {
+    const sampled = message.place === "completion" && message.role === "assistant";
+    if (sampled) turn += 1;
+    return block(message, { turn: sampled ? turn : 0, step: rollout.steps[message.step], mark });
+  });
+  const split = messages.findIndex((message) => message.place === "completion");
+  if (split > 0) blocks.splice(split, 0, h("div", { class: "divider" }, h("span", null, "rollout begins")));
+  if (!messages.length) blocks.push(h("p", { class: "none" }, "This rollout has no messages."));
+  if (rollout.error) blocks.push(failure(rollout.error));
+  else if (rollout.stop_condition) blocks.push(h("div", { class: "divider end" }, h("span", null, visible(`stopped: ${rollout.stop_condition}`))));
+  return h("div", { class: "transcript" }, blocks);
+}
+
+function block(message, { turn, step, mark }) {
+  const facts = [];
+  if (turn) facts.push(`turn ${turn}`);
+  if (step) facts.push(...stepFacts(step));
+  if (message.tool_call_id) facts.push(message.tool_call_id);
+  let parts = message.parts;
+  let thought = message.reasoning;
+  if (!thought && message.role === "assistant" && parts.length === 1 && parts[0].type === "text") {
+    const match = parts[0].text.match(THINK);
+    if (match) [thought, parts] = [match[1], [{ type: "text", text: parts[0].text.slice(match[0].length) }]];
+  }
+  const known = ["system", "user", "assistant", "tool", "text"].includes(message.role);
+  return h("article", { class: `message ${known ? message.role : "other"}${message.place === "prompt" ? " given" : ""}` },
+    h("header", null, h("span", { class: "role" }, visible(message.name ? `${message.role} · ${message.name}` : message.role)),
+      facts.length ? h("span", { class: "facts" }, visible(facts.join(" · "))) : null),
+    thought ? h("details", { class: "thought", open: true }, h("summary", null, `reasoning, ${plural(thought.length, "character")}`), words(thought.trim(), mark)) : null,
+    parts.map((part) => shown(part, mark)),
+    (message.calls || []).map((call) => toolCall(call, mark)),
+    !parts.length && !thought && !message.calls ? h("p", { class: "none" }, "empty") : null,
+    step && step.logprobs && step.logprobs.length ? probabilities(step) : null);
+}
+
+function stepFacts(step) {
+  const facts = [];
+  if (isKnown(step.completion_tokens)) facts.push(`${count(step.prompt_tokens)} → ${count(step.completion_tokens)} tokens`);
+  if (isKnown(step.model_ms)) facts.push(duration(step.model_ms));
+  if (isKnown(step.env_ms) && step.env_ms >= 1) facts.push(`environment ${duration(step.env_ms)}`);
+  const known = (step.logprobs || []).filter(isKnown);
+  if (known.length) facts.push(`mean log-prob ${number(known.reduce((a, b) => a + b, 0) / known.length, 2)}`);
+  if (isKnown(step.policy_version) && step.policy_version >= 0) facts.push(`policy ${step.policy_version}`);
+  if (step.truncated) facts.push("cut by the length limit");
+  return facts;
+}
+
+function shown(part, mark) {
+  if (part.type === "text") return words(part.text, mark);
+  if (part.type === "image") {
+    return /^data:image\/(png|jpeg|gif|webp|avif|bmp);base64,/.test(part.url)
+      ? h("img", { src: part.url, alt: "image of the message", loading: "lazy" }) : null;
+  }
+  if (part.type === "address") return h("p", { class: "address" }, "image not loaded: ", visible(part.text.slice(0, 500)));
+  return words(JSON.stringify(part.value, null, 2), mark);
+}
+
+export function words(text, mark = "") {
+  const box = h("div", { class: "text" }, visible(text.slice(0, LONG), mark));
+  if (text.length > LONG) {
+    const more = h("button", { type: "button", class: "more", onclick: () => box.replaceChildren(...visible(text, mark)) },
+      `show all ${count(text.length)} characters`);
+    box.append(h("br"), more);
+  }
+  return box;
+}
+
+function toolCall(call, mark) {
+  let text = call.arguments ?? "";
+  try {
+    const parsed = typeof text === "string" ? JSON.parse(text) : text;
+    text = isFlat(parsed) ? Object.entries(parsed).map(([key, value]) => `${key}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join("\n")
+      : JSON.stringify(parsed, null, 2);
+  } catch { /* not JSON: shown as the model wrote it */ }
+  return h("div", { class: "call" }, h("header", null, h("b", null, visible(`${call.name}()`)), call.id ? h("span", { class: "facts" }, visible(String(call.id))) : null),
+    text ? words(String(text), mark) : null);
+}
+
+function isFlat(value) {
+  return value && typeof value === "object" && !Array.isArray(value) && Object.values(value).every((v) => typeof v !== "object" || v === null);
+}
+
+// Tokens coloured by log-probability; without their texts, one cell for each.
+function probabilities(step) {
+  const tokens = step.logprobs.slice(0, 4000).map((logprob, i) => {
+    const level = isKnown(logprob) ? Math.min(8, Math.floor(-logprob * 2)) : 0;
+    const chance = isKnown(logprob) ? `${(100 * Math.exp(logprob)).toPrecision(3)}%` : "unknown";
+    const title = `token ${i + 1}, id ${step.ids[i]}: log-prob ${number(logprob)}, ${chance}`;
+    return h("span", { class: `token p${level}`, title }, step.pieces ? visible(step.pieces[i]) : "");
+  });
+  const rest = step.logprobs.length - tokens.length;
+  return h("details", { class: "probabilities", open: Boolean(step.pieces) },
+    h("summary", null, `log-probabilities of ${plural(step.logprobs.length, "token")}`, h("span", { class: "legend", "aria-hidden": "true" }, "likely ",
+      [0, 2, 4, 6, 8].map((level) => h("i", { class: `token p${level}` })), " unlikely")),
+    h("div", { class: step.pieces ? "tokens named" : "tokens" }, tokens, rest > 0 ? ` and ${count(rest)} more` : ""),
+    step.pieces ? null : h("p", { class: "none" }, "One cell for each token; vf-view --tokenizer NAME shows their texts."));
+}
+
+function failure(error) {
+  const scoring = error.error === "ScoringError";
+  return h("section", { class: "failure", role: "note" },
+    h("h3", null, visible(`${scoring ? "not scored" : "failed"}: ${error.error || "error"}`)),
+    error.message ? words(error.message) : null,
+    error.where ? h("p", { class: "facts" }, visible(`in ${error.where}`)) : null,
+    error.traceback ? h("details", null, h("summary", null, "traceback"), h("div", { class: "text mono" }, visible(error.traceback))) : null);
+}
+
+// What stands beside the conversation: reward and its parts, answer, numbers, further columns.
+export function facts(rollout) {
+  const scores = [...rollout.scores].sort((a, b) => (b.weight !== null) - (a.weight !== null));
+  const timing = rollout.timing || {};
+  const usage = rollout.usage || {};
+  const spent = ["setup_ms", "model_ms", "env_ms", "scoring_ms", "overhead_ms"].filter((name) => timing[name] >= 0.5);
+  return [
+    h("section", { class: "reward" }, h("h3", null, "Reward"), h("p", { class: "big" }, isKnown(rollout.reward) ? number(rollout.reward) : "unknown"),
+      isKnown(rollout.advantage) ? h("p", { class: "facts" }, `advantage ${number(rollout.advantage)}`) : null,
+      scores.length ? h("table", null,
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "function"), h("th", { scope: "col" }, "value"), h("th", { scope: "col" }, "weight"), h("th", { scope: "col" }, "part"))),
+        h("tbody", null, scores.map((score) => h("tr", { class: score.weight === null ? "metric" : null },
+          h("th", { scope: "row" }, visible(score.name)), h("td", null, number(score.value)),
+          h("td", null, score.weight === null ? "" : `× ${short(score.weight)}`), h("td", null, score.part === null ? "" : number(score.part)))))) : null),
+    given(rollout.answer) ? h("section", null, h("h3", null, "Answer"), value(rollout.answer)) : null,
+    h("section", null, h("h3", null, "Numbers"), list([
+      ["stopped by", rollout.stop_condition], ["truncated", rollout.is_truncated ? "yes" : null],
+      ["tokens read", isKnown(usage.input_tokens) ? count(usage.input_tokens) : null],
+      ["tokens written", isKnown(usage.output_tokens) ? count(usage.output_tokens) : null],
+      ["time", isKnown(timing.total_ms) ? duration(timing.total_ms) : null],
+      ...spent.map((name) => [`· ${name.slice(0, -3).replace("env", "environment")}`, duration(timing[name])]),
+      ["attempts", rollout.attempts > 1 ? rollout.attempts : null], ["task", rollout.task]])),
+    given(rollout.info) ? h("section", null, h("details", null, h("summary", null, "Info"), value(rollout.info))) : null,
+    Object.entries(rollout.more || {}).map(([name, column]) => h("section", null, h("details", null, h("summary", null, visible(name)), value(column)))),
+    rollout.steps.length ? null : h("p", { class: "none" }, "Tokens, log-probabilities and time of each turn are kept by vf-eval -C trajectory."),
+    rollout.tools && rollout.tools.length ? h("section", null, h("details", null, h("summary", null, plural(rollout.tools.length, "tool")), value(rollout.tools))) : null,
+  ];
+}
+
+function given(value) {
+  return !(value === null || value === undefined || value === "" || (typeof value === "object" && !Object.keys(value).length));
+}
+
+export function value(content) {
+  return words(typeof content === "string" ? content : JSON.stringify(content, null, 2));
+}
+
+export function list(pairs) {
+  return h("dl", null, pairs.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([name, v]) => [h("dt", null, visible(String(name))), h("dd", null, visible(String(v)))]));
+}

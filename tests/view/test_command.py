@@ -1,0 +1,148 @@
+"""``vf-view`` as a command, and the copy it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from support import view_runs
+from support.fresh_python import Ran
+from verifiers.cli.view import COMMAND
+from verifiers.view.app import static_files
+from verifiers.view.export import joined
+
+CAREFUL = "evals%2Ftimes-table--careful-7b%2F3fa9c1d2"
+
+
+@pytest.fixture
+def vf_view(tmp_path, monkeypatch, capfd):
+    """The command, run in this process inside an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Ran:
+        capfd.readouterr()
+        code = COMMAND.run(words)
+        streams = capfd.readouterr()
+        return Ran(code, streams.out, streams.err)
+
+    return run
+
+
+def test_it_serves_says_where_and_ends_with_an_interrupt(runs):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "verifiers.cli.view", str(runs), "--json", "--no-browser"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        said = json.loads(child.stdout.readline())
+        assert set(said) == {"schema", "ok", "exit_code", "url", "error"}
+        with urllib.request.urlopen(said["url"] + "api/runs", timeout=20) as answer:
+            assert len(json.load(answer)["runs"]) == 4
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=20)
+    finally:
+        child.kill()
+    assert (child.returncode, out) == (130, "")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "there is no ./outputs"),
+        (("nowhere",), "nowhere is not a folder"),
+        ((".", "--host", "0.0.0.0"), "--allow-remote"),
+        ((".", "--no-brwser"), "did you mean --no-browser"),
+        (("export", "."), "vf-view export DIR OUT"),
+        ((".", "--once"), "--export"),
+        ((".", "--port", "70000"), "70000"),
+    ],
+)
+def test_what_is_wrong_is_one_paragraph_and_exit_2(vf_view, words, said):
+    ran = vf_view(*words)
+    assert ran.code == 2
+    assert said in ran.err
+    assert ran.err.count("vf-view: ") == 1
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_is_not_here_is_named(vf_view):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    ran = vf_view(".", "--tokenizer", "no/such-tokenizer")
+    assert ran.code == 2
+    assert "--tokenizer no/such-tokenizer: no such tokenizer on this machine" in ran.err
+
+
+def test_outputs_of_the_folder_and_its_environments_are_the_default(tmp_path, monkeypatch):
+    from verifiers.view.catalog import Catalog, default_folders
+
+    monkeypatch.chdir(tmp_path)
+    view_runs.image_run(tmp_path / "outputs")
+    view_runs.image_run(tmp_path / "environments" / "pictures" / "outputs")
+    assert len(Catalog(default_folders()).sources()) == 2
+
+
+# --- the copy ---------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_works_from_the_disk(vf_view, runs, page):
+    ran = vf_view("export", str(runs), "site", "--json")
+    said = json.loads(ran.out)
+    assert ran.code == 0
+    assert said["url"].startswith("file://")
+    page.open(said["url"])
+    page.wait_text("careful-7b")
+    page.open(f"{said['url']}#/run/{CAREFUL}")
+    page.wait_text("36 rollouts")
+    page.wait_text("What is 3 times 1?")
+    page.press("/", *"about a hundred")
+    page.wait(lambda: "36 rollouts" not in page.text() and "searching" not in page.text())
+    page.open(f"{said['url']}#/run/{CAREFUL}")
+    page.wait_text("36 rollouts")
+    page.press("j", "ENTER")
+    page.wait_text("multiply()")
+    page.press("j")
+    page.wait_text("2 of 36")
+    page.picture("copy")
+    page.open(f"{said['url']}#/training/learner")
+    page.wait_text("Rollouts of step 30")
+    assert page.js("return window.owned") is None
+
+
+def test_a_copy_says_nothing_of_this_machine(vf_view, runs, tmp_path):
+    assert vf_view(str(runs), "--export", "site", "--once").code == 0
+    written = b"".join(path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file())
+    assert str(runs).encode() not in written
+    assert b"Content-Security-Policy" in (tmp_path / "site" / "index.html").read_bytes()
+
+
+def test_a_copy_replaces_a_copy_and_nothing_else(vf_view, runs, tmp_path):
+    assert vf_view("export", str(runs), "site").code == 0
+    assert vf_view("export", str(runs), "site").code == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "index.html").write_text("my own page")
+    ran = vf_view("export", str(runs), "mine")
+    assert ran.code == 2
+    assert "holds other files" in ran.err
+    assert (tmp_path / "mine" / "index.html").read_text() == "my own page"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_modules_can_be_joined():
+    modules = {name: text.decode() for name, text in static_files().items() if name.endswith(".js")}
+    names = [
+        name
+        for text in modules.values()
+        for name in re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE)
+    ]
+    assert sorted(names) == sorted(set(names))
+    whole = joined(modules)
+    assert not re.search(r"^(import|export)\b", whole, re.MULTILINE)
+    assert all(f"function {name}(" in whole for name in ("visible", "transcript", "runsPage"))
+    assert whole.index("function visible(") < whole.index("function transcript(") < whole.index("async function open(")

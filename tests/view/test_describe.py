@@ -1,0 +1,110 @@
+"""What the list says of a run: how it stands, also when its process is gone, and how a training goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support import view_runs
+from verifiers.durable import LOCK_NAME
+from verifiers.run_directory import RunDirectory
+from verifiers.view.catalog import Catalog
+from verifiers.view.describe import describe, version
+from verifiers.view.library import Library
+from verifiers.view.tokens import pieces_of
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """The folder of a run that says it is running, whose process is this one."""
+    path = tmp_path / "evals" / "tower--m" / "abc"
+    with RunDirectory.create_or_resume(path, {"env_id": "tower", "model": "m"}) as run:
+        with run.open_journal() as journal:
+            journal.append_sync(view_runs.plain_row(0, random.Random(0)))
+        run.write_metadata({"env_id": "tower", "model": "m", "status": "running"})
+    return path
+
+
+def status(folder):
+    (source,) = Catalog([folder]).sources().values()
+    return describe(source)["status"]
+
+
+def hold(path, pid):
+    holder = json.loads((path / LOCK_NAME).read_bytes())
+    (path / LOCK_NAME).write_text(json.dumps(holder | {"pid": pid}))
+
+
+def test_a_run_whose_process_lives_is_running(begun):
+    assert status(begun) == "running"
+
+
+def test_a_run_whose_process_is_gone_is_interrupted(begun):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    hold(begun, ended.pid)
+    assert status(begun) == "interrupted"
+
+
+def test_a_run_of_another_machine_is_judged_by_its_files(begun):
+    (begun / LOCK_NAME).write_text(json.dumps({"pid": 1, "host": "elsewhere.example"}))
+    assert status(begun) == "running"
+    for file in begun.iterdir():
+        os.utime(file, (time.time() - 3600, time.time() - 3600))
+    assert status(begun) == "interrupted"
+
+
+def test_the_version_changes_with_a_row_and_with_the_end_of_the_process(begun):
+    (source,) = Catalog([begun]).sources().values()
+    first = version(source)
+    assert version(source) == first
+    with RunDirectory.create_or_resume(begun, {"env_id": "tower", "model": "m"}) as run, run.open_journal() as journal:
+        journal.append_sync(view_runs.plain_row(1, random.Random(0)))
+    second = version(source)
+    assert second != first
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    hold(begun, ended.pid)
+    assert version(source) != second
+
+
+def test_a_training_says_how_far_it_came(tmp_path):
+    folder = view_runs.training(tmp_path / "learner", num_steps=12)
+    (run,) = Library(Catalog([tmp_path])).runs()["runs"]
+    assert (run["kind"], run["rollouts"], run["status"], len(run["curve"])) == ("training", 12, "running", 12)
+    (folder / "summary.json").write_text(json.dumps({"environment": "words", "model": "tiny", "steps": 12}))
+    (run,) = Library(Catalog([tmp_path])).runs()["runs"]
+    assert (run["env"], run["model"], run["status"]) == ("words", "tiny", "finished")
+    (folder / "summary.json").write_text(json.dumps({"steps": 20}))
+    for file in [folder, *folder.rglob("*")]:
+        os.utime(file, (1, 1))
+    (run,) = Library(Catalog([tmp_path])).runs()["runs"]
+    assert run["status"] == "interrupted"
+
+
+def test_the_files_of_the_trainer_itself_are_read(tmp_path):
+    loggers = pytest.importorskip("verifiers_trainer.loggers", reason="the trainer is not installed")
+    file = loggers.MetricsFile(tmp_path / "run")
+    for step in (1, 2, 3):
+        file.write(step, step, {"reward/mean": float("nan") if step == 2 else step / 4, "loss": 0.1})
+    library = Library(Catalog([tmp_path]))
+    answer = library.metrics("run")
+    assert [line["reward/mean"] for line in answer["lines"]] == [0.25, None, 0.75]
+    assert [line["step"] for line in library.metrics("run", 2, answer["generation"])["lines"]] == [3]
+    file.resume(1)  # cut back, as resuming does, then as long as before
+    for step in (2, 3):
+        file.write(step, step, {"reward/mean": 0.5})
+    again = library.metrics("run", 2, answer["generation"])
+    assert [line["reward/mean"] for line in again["lines"]] == [0.25, 0.5, 0.5]
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last():
+    pieces = pieces_of("bytes")
+    assert pieces(list("aé€b".encode())) == ["a", "", "é", "", "", "€", "b"]
+    assert pieces([0xFF, 0x61])[-1].endswith("a")

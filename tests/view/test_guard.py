@@ -1,0 +1,238 @@
+"""Who may ask the server, for what, and with which rules the answer comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from urllib.parse import quote
+
+import pytest
+
+from support import view_runs
+from verifiers.errors import ConfigError
+from verifiers.view.app import make_app, static_files
+from verifiers.view.catalog import Catalog
+from verifiers.view.guard import Guard, allowed_hosts
+from verifiers.view.library import Library
+from verifiers.view.server import Server
+
+CAREFUL = "evals/times-table--careful-7b/3fa9c1d2"
+
+
+async def asked(app, path, headers, query=""):
+    """Status of an ASGI application's answer."""
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
+        "query_string": query.encode(), "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers],
+        "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2),
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:8080",
+        "",
+        "[::1",
+        "127.0.0.1@evil",
+    ],
+)
+def test_a_name_that_is_not_this_machine_is_refused(served, host):
+    assert served.get("/api/runs", Host=host)[0] == 421
+    assert served.get("/", Host=host)[0] == 421
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:81", "[::1]:9"])
+def test_the_names_of_this_machine_are_let_in(served, host):
+    assert served.get("/api/runs", Host=host)[0] == 200
+
+
+async def test_without_the_guard_any_name_reads_the_runs(runs):
+    """The twin: the application behind the guard answers to the name of a rebinding site."""
+    app = make_app(Library(Catalog([runs])))
+    evil = [("host", "evil.example")]
+    assert await asked(app, "/api/runs", evil) == 421
+    assert await asked(app.router, "/api/runs", evil) == 200
+
+
+async def test_two_hosts_are_refused(runs):
+    app = make_app(Library(Catalog([runs])))
+    assert await asked(app, "/api/runs", [("host", "localhost"), ("host", "evil.example")]) == 421
+    assert await asked(app, "/api/runs", []) == 421
+
+
+def test_another_sites_page_is_refused_and_a_followed_link_is_not(served):
+    assert (
+        served.get("/api/runs", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors", Sec_Fetch_Dest="script")[0]
+        == 403
+    )
+    assert served.get("/api/runs", Sec_Fetch_Site="same-site", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty")[0] == 403
+    assert served.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe")[0] == 403
+    assert served.get("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document")[0] == 200
+    assert (
+        served.get("/api/runs", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty")[0] == 200
+    )
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_the_server_only_reads(served, method):
+    assert served.get("/api/runs", method)[0] == 405
+
+
+def test_every_answer_carries_the_policy(served):
+    for path in ("/", "/static/app.js", "/api/runs", "/nowhere", "/api/nothing", "/api/run?run=none"):
+        _, headers, _ = served.get(path)
+        policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["img-src"] == "data:"
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+
+
+def test_the_pages_files_hold_no_inline_script_and_no_address_of_another_site():
+    page = static_files()["index.html"].decode()
+    assert page.count("<script") == 1
+    assert '<script type="module" src="/static/app.js"></script>' in page
+    assert "style=" not in page
+    for name, content in static_files().items():
+        text = content.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text and "https://" not in text, name  # noqa: PT018
+        if name.endswith(".js"):
+            for forbidden in (
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "eval(",
+                "new Function",
+                "srcdoc",
+            ):
+                assert forbidden not in text, name
+
+
+# --- only the runs below the folder -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(tmp_path, runs):
+    """A folder of runs with another one beside it, and links that lead there."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    shutil.copytree(runs / CAREFUL, inside / "mine")
+    shutil.copytree(runs / CAREFUL, outside / "secret")
+    (inside / "link").symlink_to(outside / "secret")
+    (inside / "files").mkdir()
+    (inside / "files" / "results.jsonl").symlink_to(outside / "secret" / "results.jsonl")
+    return tmp_path
+
+
+WAYS_OUT = [
+    "../outside/secret",
+    "mine/../../outside/secret",
+    "..%2Foutside%2Fsecret",
+    "/etc",
+    "link",
+    "files",
+    "link/",
+    "mine/.",
+    "",
+    "..",
+]
+
+
+@pytest.mark.parametrize("run", WAYS_OUT)
+@pytest.mark.parametrize("question", ["run", "columns", "rollout", "search", "metrics", "previews", "version"])
+def test_no_name_leads_out_of_the_folder(serve, beside, question, run):
+    server = serve(beside / "inside")
+    assert server.get(f"/api/{question}?run={quote(run, safe='')}&row=0&rows=0&text=a")[0] == 404
+    assert server.get(f"/api/{question}?run=mine&row=0&rows=0&text=a")[0] == (404 if question == "metrics" else 200)
+
+
+def test_the_files_are_there_for_who_would_join_or_follow(beside):
+    """The twin: joining the names, or following the links, reads them."""
+    inside = beside / "inside"
+    for way in ("../outside/secret", "mine/../../outside/secret", "link", "files"):
+        assert (inside / way / "results.jsonl").read_bytes()
+    assert set(Catalog([inside]).sources()) == {"mine"}
+    assert {"link", "mine"} < {entry.name for entry in os.scandir(inside) if entry.is_dir()}
+
+
+def test_a_folder_that_becomes_a_link_is_refused_although_it_was_found(beside):
+    catalog = Catalog([beside / "inside"])
+    assert catalog.rows_file("mine").is_file()
+    shutil.rmtree(beside / "inside" / "mine")
+    (beside / "inside" / "mine").symlink_to(beside / "outside" / "secret")
+    with pytest.raises(LookupError):
+        catalog.rows_file("mine")
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/..%2fapp.py", "/static/../app.py", "/..%2f..%2fetc/passwd", "/static/%2e%2e/guard.py", "/app.py"]
+)
+def test_only_the_pages_own_files_are_served(served, path):
+    status, _, body = served.get(path)
+    assert status == 404
+    assert b"import" not in body
+
+
+def test_a_step_is_a_number(served):
+    assert served.get("/api/columns?run=learner&step=../metrics")[0] == 400
+    assert served.get("/api/columns?run=learner&step=999")[0] == 404
+    assert served.ask("columns?run=learner&step=3")["total"] == 4
+
+
+# --- where it listens -------------------------------------------------------------------------------------------
+
+
+def test_other_machines_are_let_in_only_when_that_is_said(runs):
+    library = Library(Catalog([runs]))
+    with pytest.raises(ConfigError, match="--allow-remote"):
+        Server(library, host="0.0.0.0")
+    assert Server(library)._socket.getsockname()[0] == "127.0.0.1"
+    opened = Server(library, host="0.0.0.0", allow_remote=True)
+    opened._socket.close()
+
+
+async def test_a_server_for_all_takes_addresses_and_its_own_name_and_no_other(runs):
+    guarded = make_app(Library(Catalog([runs])), host="0.0.0.0")
+    assert await asked(guarded, "/api/runs", [("host", "192.0.2.7:80")]) == 200
+    assert await asked(guarded, "/api/runs", [("host", "evil.example")]) == 421
+    local = make_app(Library(Catalog([runs])))
+    assert await asked(local, "/api/runs", [("host", "192.0.2.7:80")]) == 421
+
+
+def test_a_lone_surrogate_of_a_model_survives_the_way(serve, tmp_path):
+    row = view_runs.plain_row(1, __import__("random").Random(0))
+    row["completion"][0]["content"] = "half \ud83d a smile"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.jsonl").write_text(json.dumps(row) + "\n")
+    answer = serve(tmp_path).ask("rollout?run=run&row=0")
+    assert answer["messages"][1]["parts"][0]["text"] == "half \ud83d a smile"
+
+
+def test_the_guard_passes_other_traffic_on():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope["type"])
+
+    asyncio.run(Guard(app, hosts=allowed_hosts("127.0.0.1"))({"type": "lifespan"}, None, None))
+    assert seen == ["lifespan"]

@@ -1,0 +1,196 @@
+"""The index of rows: right, incremental, tolerant of runs that go on, and honest about damage."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from support import view_runs
+from verifiers.journal import Journal
+from verifiers.results import load_results
+from verifiers.view.catalog import Catalog
+from verifiers.view.index import RowIndex
+from verifiers.view.library import Library
+
+
+def journal(path, rows):
+    with Journal.open(path) as opened:
+        for row in rows:
+            opened.append_sync(row)
+
+
+def rows(*numbers):
+    chance = random.Random(7)
+    return [view_runs.plain_row(n, chance) for n in numbers]
+
+
+def test_the_columns_are_those_of_the_loaded_results(runs):
+    path = runs / "evals/times-table--careful-7b/3fa9c1d2"
+    index = RowIndex(path / "results.jsonl")
+    index.read()
+    loaded = {(o["example_id"], o["sibling"]): o for o in load_results(path).outputs}
+    assert len(index) == len(loaded) == 36
+    for number, (example, sibling) in enumerate(zip(index.columns["example"], index.columns["sibling"], strict=True)):
+        output = loaded[example, sibling]
+        assert index.columns["reward"][number] == output["reward"]
+        assert index.columns["output_tokens"][number] == output["token_usage"]["output_tokens"]
+        assert index.columns["turns"][number] == output["metrics"]["num_turns"]
+        assert {name: values[number] for name, values in index.metrics.items()} == output["metrics"]
+        row = index.row(number)
+        assert row["completion"] == output["completion"]
+        assert row["trajectory"][-1]["tokens"]["completion_ids"] == output["trajectory"][-1]["tokens"]["completion_ids"]
+
+
+def test_only_what_is_new_is_read(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(0, 1))
+    index = RowIndex(file)
+    index.read()
+    index._places[0] = marker = (index._places[0][0], index._places[0][1])
+    journal(file, rows(2))
+    index.read()
+    assert index.columns["example"] == [0, 1, 2]
+    assert index._places[0] is marker
+    assert index.row(2)["example_id"] == 2
+
+
+def test_a_file_is_read_in_pieces(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(*range(20)))
+    index = RowIndex(file)
+    index.read(budget_s=0)
+    assert len(index) == 1
+    assert 0 < index.progress < 1
+    while not index.is_complete:
+        index.read(budget_s=0)
+    assert index.columns["example"] == list(range(20))
+
+
+def test_an_unfinished_write_does_not_count_until_it_is_whole(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(0, 1))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-10])
+    index = RowIndex(file)
+    index.read()
+    assert len(index) == 1
+    assert index.is_complete
+    file.write_bytes(whole)
+    index.read()
+    assert len(index) == 2
+
+
+def test_rows_written_together_count_together(tmp_path):
+    file = tmp_path / "results.jsonl"
+    with Journal.open(file) as opened:
+        opened.append_sync(rows(0, 1, 2))
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    index = RowIndex(file)
+    index.read()
+    assert len(index) == 0
+    file.write_bytes(whole)
+    index.read()
+    assert [index.row(n)["example_id"] for n in range(3)] == [0, 1, 2]
+    assert "write_part" not in index.row(0)
+
+
+def test_of_a_rollout_run_again_the_newest_row_counts(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, [*rows(0, 1), *rows(0)])
+    index = RowIndex(file)
+    index.read()
+    assert index.replaced == [0]
+
+
+def test_a_file_written_anew_is_read_anew(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(0, 1))
+    index = RowIndex(file)
+    index.read()
+    before = index.generation
+    file.unlink()
+    journal(file, rows(5))
+    index.read()
+    assert index.columns["example"] == [5]
+    assert index.generation != before
+
+
+def test_damage_is_said_and_what_stands_before_it_is_shown(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(0, 1, 2))
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + lines[1].replace(b"tower", b"power", 1) + lines[2])
+    index = RowIndex(file)
+    index.read()
+    assert len(index) == 1
+    assert f"{file}:2" in index.damage
+    assert index.is_complete
+
+
+def test_a_whole_journal_has_no_damage(tmp_path):
+    """The twin."""
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(0, 1, 2))
+    index = RowIndex(file)
+    index.read()
+    assert index.damage is None
+    assert len(index) == 3
+
+
+def test_rows_of_older_versions_are_read(tmp_path):
+    folder = tmp_path / "outputs" / "evals" / "gsm8k--m" / "0a1b"
+    folder.mkdir(parents=True)
+    row = {"example_id": 3, "prompt": "2+2", "completion": "4", "answer": "4", "reward": 1, "correct_answer": 1.0,
+           "total_ms": 12.0, "error": "ModelError('no')"}  # fmt: skip
+    (folder / "results.jsonl").write_text(json.dumps(row) + "\n\n" + json.dumps(row | {"reward": None}) + "\n")
+    (folder / "metadata.json").write_text(
+        json.dumps({"env_id": "gsm8k", "model": "m", "avg_reward": 1.0, "avg_metrics": {"correct_answer": 1.0}})
+    )
+    library = Library(Catalog([tmp_path]))
+    (run,) = library.runs()["runs"]
+    assert (run["env"], run["reward"], run["status"]) == ("gsm8k", 1.0, "finished")
+    answer = library.columns(run["id"])
+    assert answer["metrics"] == {"correct_answer": [1.0, 1.0]}
+    assert answer["columns"]["total_ms"] == [12.0, 12.0]
+    assert answer["columns"]["error"]["names"] == ["ModelError"]
+    assert math.isnan(answer["columns"]["reward"][1])
+    assert [m["role"] for m in library.rollout(run["id"], 1)["messages"]] == ["text", "assistant"]
+
+
+def test_text_is_searched_however_json_spells_it(tmp_path):
+    file = tmp_path / "results.jsonl"
+    made = rows(0, 1, 2)
+    made[1]["completion"] = [{"role": "assistant", "content": 'She said "Grüße"\nand left'}]
+    journal(file, made)
+    index = RowIndex(file)
+    index.read()
+    for text in ("grüße", 'said "gr', "SHE SAID", '"\nand'):
+        assert index.search(text) == ([1], 3)
+    assert index.search("total_ms") == ([], 3)  # a key, not a text
+    assert index.search("question")[0] == [0, 1, 2]
+
+
+def test_a_search_goes_on_where_it_stopped(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(*range(5)))
+    index = RowIndex(file)
+    index.read()
+    found, first = [], 0
+    while first < len(index):
+        some, first = index.search("question", first, budget_s=0)
+        found += some
+    assert found == [0, 1, 2, 3, 4]
+
+
+def test_a_row_that_is_not_there_is_a_lookup_error(tmp_path):
+    file = tmp_path / "results.jsonl"
+    journal(file, rows(0))
+    index = RowIndex(file)
+    index.read()
+    for number in (-1, 1):
+        with pytest.raises(LookupError):
+            index.row(number)
