@@ -8,6 +8,8 @@ import sys
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import verifiers as vf
 from verifiers.testing import ScriptedClient
@@ -367,3 +369,26 @@ def test_a_dataset_that_cannot_be_used_says_why_and_what_works_offline(tmp_path,
         env.get_dataset()
     if rows is None:
         assert "leave dataset_name out" in str(raised.value)
+
+
+# --- speed ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("ab\n é\ud800", max_size=60), st.text("ab\n é", min_size=1, max_size=60), st.booleans())
+def test_the_fast_matcher_finds_what_difflibs_does(block, target, autojunk):
+    cydifflib = pytest.importorskip("cydifflib", reason="the extra 'speed' is not installed")
+    fast, slow = (
+        module.SequenceMatcher(None, block, target * 5, autojunk).get_matching_blocks()
+        for module in (cydifflib, difflib)
+    )
+    assert list(map(tuple, fast)) == list(map(tuple, slow))
+
+
+def test_without_the_fast_matcher_difflibs_is_used():
+    program = (
+        "import sys; sys.modules['cydifflib'] = None; import vf_alphabet_sort.scoring as s, difflib;"
+        "print(s.SequenceMatcher is difflib.SequenceMatcher, s.line_ratio('AB\\nCD', 'CD\\nAB'))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["True", str(line_ratio("AB\nCD", "CD\nAB"))]

@@ -7,9 +7,13 @@ and only the beginning of an answer far longer than the right list is matched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 
 from vf_alphabet_sort.games import FIRST_TAG, LATER_TAG
+
+try:  # the same numbers about ten times as fast; the extra "speed"
+    from cydifflib import SequenceMatcher
+except ImportError:
+    from difflib import SequenceMatcher
 
 MAX_LENGTH_FACTOR = 4
 """Of a block longer than this many times the right list, only the beginning is matched; its length still counts."""

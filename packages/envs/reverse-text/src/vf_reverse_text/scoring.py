@@ -5,7 +5,10 @@ Pure functions of two strings; finding the answer inside a completion is the par
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
+try:  # the same numbers about ten times as fast; the extra "speed"
+    from cydifflib import SequenceMatcher
+except ImportError:
+    from difflib import SequenceMatcher
 
 MAX_LENGTH_FACTOR = 4
 """Of an answer longer than this many times the target, only the beginning is matched; its whole length still counts."""

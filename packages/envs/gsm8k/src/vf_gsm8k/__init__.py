@@ -1,0 +1,90 @@
+r"""gsm8k: grade-school word problems with a final answer in ``\boxed{}``. One turn, no network, no download.
+
+``load_environment`` is the whole interface; the README says what each number means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import verifiers as vf
+from vf_gsm8k.generator import generate_rows
+from vf_gsm8k.public import GSM8K, GSM_SYMBOLIC, PublishedRows, SymbolicRows
+
+__all__ = ["load_environment"]
+
+NUM_TRAIN, NUM_EVAL = 1000, 100
+"""How many problems are generated unless asked otherwise."""
+
+
+def load_environment(
+    num_train_examples: int = -1,
+    num_eval_examples: int = -1,
+    seed: int = 0,
+    dataset_name: str | None = None,
+    system_prompt: str | None = vf.BOXED_SYSTEM_PROMPT,
+) -> vf.Environment:
+    r"""The gsm8k environment.
+
+    Args:
+        num_train_examples: Training problems; -1: 1,000 generated ones, or all that a dataset has.
+        num_eval_examples: Held-out problems; -1: 100 generated ones, or all that a dataset has.
+        seed: Chooses the problems; the same arguments give the same problems on every machine.
+        dataset_name: Where the problems come from instead of being generated: "openai/gsm8k" (or "gsm8k"), the
+            published set, loaded on first use, needs a network unless cached; or "gsm_symbolic", a generator of
+            Reasoning Gym (extra ``offline``).
+        system_prompt: Put before every problem; "" or None sends none. Default: solve step by step, answer in a box.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name.
+        DatasetError: On first use of the rows, when the dataset cannot be loaded.
+    """
+    for name, value, least in (
+        ("num_train_examples", num_train_examples, 1),
+        ("num_eval_examples", num_eval_examples, 1),
+        ("seed", seed, None),
+    ):
+        _check_whole(name, value, least)
+    train, held_out = _sources(dataset_name, seed, num_train_examples, num_eval_examples)
+    return vf.SingleTurnEnv(
+        dataset=train, eval_dataset=held_out, system_prompt=system_prompt or None, rubric=_make_rubric()
+    )
+
+
+def _sources(dataset_name: str | None, seed: int, num_train: int, num_eval: int) -> tuple[Any, Any]:
+    if dataset_name in GSM8K:
+        published = PublishedRows(seed, num_train, num_eval)
+        return published.train, published.held_out
+    num_train, num_eval = NUM_TRAIN if num_train < 0 else num_train, NUM_EVAL if num_eval < 0 else num_eval
+    if dataset_name == GSM_SYMBOLIC:
+        symbolic = SymbolicRows(seed, num_train, num_eval)
+        return symbolic.train, symbolic.held_out
+    if dataset_name is not None:
+        known = ", ".join(map(repr, (*GSM8K, GSM_SYMBOLIC)))
+        raise vf.ConfigError(f"dataset_name must be one of {known}, or be left out, not {dataset_name!r}")
+    return (
+        lambda: _generated(num_train, seed, False, "num_train_examples"),
+        lambda: _generated(num_eval, seed, True, "num_eval_examples"),
+    )
+
+
+def _generated(count: int, seed: int, held_out: bool, name: str) -> list[dict[str, Any]]:
+    try:
+        return generate_rows(count, seed, held_out)
+    except ValueError as error:
+        raise vf.DatasetError(f"{name}={count} is more than can be generated: {error}") from error
+
+
+def _make_rubric() -> vf.Rubric:
+    async def format_reward(completion: Any, parser: vf.Parser) -> float:
+        return float(bool(parser.parse_answer(completion)))
+
+    rubric = vf.MathRubric()
+    rubric.add_metric(format_reward)
+    return rubric
+
+
+def _check_whole(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least and value != -1):
+        bound = "" if least is None else f" of at least {least}, or -1"
+        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -1,0 +1,85 @@
+"""What a story is made of: the numbers it draws, the problem it tells, and the table of all stories.
+
+A story is a function of a ``Draw`` that returns a ``Problem``, or None when the numbers it drew do not fit together
+(an answer that is no whole number, change from too little money); it is then asked again. The numbers of a problem
+identify it: two problems of one story with the same numbers are the same problem, whatever the names in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+HELD_OUT_PARTS = 5
+"""One of so many sets of numbers is held out for evaluation."""
+
+PEOPLE = (
+    "Ada Ben Carla Dmitri Elif Farah Goran Hana Imani Jonas Kavya Lena Mateo Noor Oskar Priya Quentin Rosa Samir Tara "
+    "Uri Vera Wanda Yusuf Zoe Amara Bruno Chiara Dao Emeka Freya Giulia Hugo Ines Jin Kofi Luca Mei Nadia Omar"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question, its whole-numbered answer, and the steps of its solution, the last of which ends in the answer."""
+
+    question: str
+    answer: int
+    steps: tuple[str, ...]
+
+
+class Draw:
+    """Draws for one telling of a story, and remembers the numbers."""
+
+    def __init__(self, generator: random.Random):
+        self._generator = generator
+        self._unnamed = list(PEOPLE)
+        self.numbers: list[int] = []
+
+    def number(self, low: int, high: int, step: int = 1) -> int:
+        """A whole number from ``low`` to ``high``, both included, in steps of ``step``."""
+        number = self._generator.randrange(low, high + 1, step)
+        self.numbers.append(number)
+        return number
+
+    def person(self) -> str:
+        """A first name that was not drawn before in this telling."""
+        name = self._generator.choice(self._unnamed)
+        self._unnamed.remove(name)
+        return name
+
+    def word(self, words: str) -> str:
+        """One of the words, which are separated by ``|``; it changes the text and not the numbers."""
+        return self._generator.choice(words.split("|"))
+
+
+Story = Callable[[Draw], Problem | None]
+STORIES: dict[str, Story] = {}
+"""Every story by name, in the order of their definition."""
+
+
+def story(function: Story) -> Story:
+    """Register a story under its name."""
+    STORIES[function.__name__] = function
+    return function
+
+
+def is_held_out(name: str, numbers: Sequence[int]) -> bool:
+    """Whether a problem belongs to the evaluation set: it depends on the story and its numbers alone.
+
+    >>> is_held_out("change", (3, 4, 20)), is_held_out("change", (3, 4, 21))
+    (False, False)
+    """
+    digest = hashlib.sha256(f"{name}{tuple(numbers)}".encode()).digest()
+    return int.from_bytes(digest[:4]) % HELD_OUT_PARTS == 0
+
+
+def whole(numerator: int, denominator: int) -> int | None:
+    """The quotient where it is a whole number.
+
+    >>> whole(12, 4), whole(13, 4)
+    (3, None)
+    """
+    return numerator // denominator if numerator % denominator == 0 else None

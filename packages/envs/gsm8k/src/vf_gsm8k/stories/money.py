@@ -1,0 +1,170 @@
+"""Word problems about buying, selling, saving and earning."""
+
+from __future__ import annotations
+
+from vf_gsm8k.problem import Draw, Problem, story, whole
+
+
+@story
+def change(d: Draw) -> Problem | None:
+    count, price, paid = d.number(2, 12), d.number(2, 15), d.number(20, 100, 10)
+    who, thing, cost = d.person(), d.word("notebooks|puzzles|plants|kites|scarves|lamps"), count * price
+    if not 0 < paid - cost < 60:
+        return None
+    return Problem(
+        f"{who} buys {count} {thing} that cost ${price} each and pays with ${paid}. How many dollars of change does "
+        f"{who} get?",
+        paid - cost,
+        (f"{count} * {price} = {cost} dollars for the {thing}.", f"{paid} - {cost} = {paid - cost}"),
+    )
+
+
+@story
+def two_kinds_of_tickets(d: Draw) -> Problem:
+    adults, children = d.number(2, 30), d.number(2, 40)
+    adult_price, child_price = d.number(8, 20), d.number(3, 7)
+    place = d.word("museum|zoo|aquarium|castle|theatre|planetarium")
+    full, reduced = adults * adult_price, children * child_price
+    return Problem(
+        f"A ticket for the {place} costs ${adult_price} for an adult and ${child_price} for a child. One morning "
+        f"{adults} adults and {children} children come. How many dollars does the {place} take in?",
+        full + reduced,
+        (
+            f"Adults: {adults} * {adult_price} = {full} dollars.",
+            f"Children: {children} * {child_price} = {reduced} dollars.",
+            f"{full} + {reduced} = {full + reduced}",
+        ),
+    )
+
+
+@story
+def bake_sale_profit(d: Draw) -> Problem | None:
+    batches, per_batch, price, spent = d.number(3, 12), d.number(8, 24, 4), d.number(2, 5), d.number(10, 90)
+    who, cake = d.person(), d.word("muffins|cookies|scones|brownies|pretzels")
+    made, taken = batches * per_batch, batches * per_batch * price
+    if taken <= spent:
+        return None
+    return Problem(
+        f"For a bake sale {who} makes {batches} batches of {per_batch} {cake} and sells every one for ${price}. The "
+        f"ingredients cost ${spent} in all. What is the profit in dollars?",
+        taken - spent,
+        (
+            f"{batches} * {per_batch} = {made} {cake}.",
+            f"{made} * {price} = {taken} dollars taken in.",
+            f"{taken} - {spent} = {taken - spent}",
+        ),
+    )
+
+
+@story
+def saving_up(d: Draw) -> Problem | None:
+    price, has, earns, spends = d.number(90, 600, 10), d.number(10, 80), d.number(12, 40), d.number(2, 9)
+    who, thing, kept = d.person(), d.word("bicycle|guitar|tent|camera|telescope"), earns - spends
+    weeks = whole(price - has, kept)
+    if weeks is None or weeks < 3:
+        return None
+    return Problem(
+        f"{who} wants a {thing} for ${price} and has ${has} already. Each week {who} earns ${earns} and spends "
+        f"${spends} of it. After how many weeks is there enough money for the {thing}?",
+        weeks,
+        (
+            f"{price} - {has} = {price - has} dollars are missing.",
+            f"{earns} - {spends} = {kept} dollars are saved each week.",
+            f"{price - has} / {kept} = {weeks}",
+        ),
+    )
+
+
+@story
+def discount(d: Draw) -> Problem | None:
+    price, percent, coupon = d.number(20, 400, 5), d.number(10, 60, 5), d.number(2, 15)
+    who, thing, off = d.person(), d.word("jacket|desk|carpet|radio|suitcase"), whole(price * percent, 100)
+    if off is None or price - off <= coupon:
+        return None
+    left = price - off
+    return Problem(
+        f"A {thing} costs ${price}. It is sold at {percent}% off, and {who} has a coupon that takes another ${coupon} "
+        f"off the reduced price. How many dollars does {who} pay?",
+        left - coupon,
+        (
+            f"{percent}% of {price} is {off} dollars.",
+            f"{price} - {off} = {left} dollars after the discount.",
+            f"{left} - {coupon} = {left - coupon}",
+        ),
+    )
+
+
+@story
+def overtime(d: Draw) -> Problem:
+    wage, days, hours, extra = d.number(9, 30), d.number(3, 6), d.number(4, 8), d.number(2, 9)
+    who, normal = d.person(), days * hours
+    pay, more = normal * wage, extra * 2 * wage
+    return Problem(
+        f"{who} earns ${wage} an hour and twice as much for each hour of overtime. In one week {who} worked {days} "
+        f"days of {hours} hours and {extra} hours of overtime on top. How many dollars did {who} earn that week?",
+        pay + more,
+        (
+            f"{days} * {hours} = {normal} normal hours.",
+            f"{normal} * {wage} = {pay} dollars.",
+            f"Overtime pays 2 * {wage} = {2 * wage} dollars an hour: {extra} * {2 * wage} = {more} dollars.",
+            f"{pay} + {more} = {pay + more}",
+        ),
+    )
+
+
+@story
+def shared_bill(d: Draw) -> Problem | None:
+    friends, meals, drinks, tip = d.number(2, 8), d.number(8, 24), d.number(2, 6), d.number(5, 30)
+    bill = friends * (meals + drinks)
+    share = whole(bill + tip, friends)
+    if share is None:
+        return None
+    return Problem(
+        f"{friends} friends eat out. Each of them orders a meal for ${meals} and a drink for ${drinks}. They add a tip "
+        f"of ${tip} for the whole table and split everything equally. How many dollars does each friend pay?",
+        share,
+        (
+            f"{meals} + {drinks} = {meals + drinks} dollars per friend.",
+            f"{friends} * {meals + drinks} = {bill} dollars for the table.",
+            f"{bill} + {tip} = {bill + tip} dollars with the tip.",
+            f"{bill + tip} / {friends} = {share}",
+        ),
+    )
+
+
+@story
+def coins(d: Draw) -> Problem:
+    quarters, dimes, nickels = d.number(3, 40), d.number(2, 50), d.number(2, 50)
+    who, total = d.person(), 25 * quarters + 10 * dimes + 5 * nickels
+    return Problem(
+        f"In a jar {who} finds {quarters} quarters, {dimes} dimes and {nickels} nickels. How many cents are in the "
+        "jar?",
+        total,
+        (
+            f"Quarters: {quarters} * 25 = {25 * quarters} cents.",
+            f"Dimes: {dimes} * 10 = {10 * dimes} cents.",
+            f"Nickels: {nickels} * 5 = {5 * nickels} cents.",
+            f"{25 * quarters} + {10 * dimes} + {5 * nickels} = {total}",
+        ),
+    )
+
+
+@story
+def cheaper_by_the_box(d: Draw) -> Problem | None:
+    boxes, per_box, single, box_price = d.number(2, 9), d.number(6, 24, 2), d.number(2, 6), d.number(10, 100)
+    who, thing = d.person(), d.word("bulbs|markers|batteries|candles")
+    count = boxes * per_box
+    saved = count * single - boxes * box_price
+    if saved <= 0 or per_box * single - box_price > per_box * single / 2:
+        return None
+    return Problem(
+        f"A single one of the {thing} costs ${single}, and a box of {per_box} costs ${box_price}. {who} needs {count} "
+        f"{thing} and buys boxes. How many dollars does {who} save compared with buying them one by one?",
+        saved,
+        (
+            f"{count} / {per_box} = {boxes} boxes.",
+            f"{boxes} * {box_price} = {boxes * box_price} dollars for the boxes.",
+            f"{count} * {single} = {count * single} dollars one by one.",
+            f"{count * single} - {boxes * box_price} = {saved}",
+        ),
+    )

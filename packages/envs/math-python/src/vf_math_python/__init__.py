@@ -1,0 +1,140 @@
+r"""math-python: competition problems, a Python interpreter in a sandbox, and a final answer in ``\boxed{}``.
+
+``load_environment`` is the whole interface; the README says what each number means.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import verifiers as vf
+from vf_math_python.generator import generate_rows
+from vf_math_python.public import PublishedSet
+from vf_math_python.written import written_rows
+
+__all__ = ["SYSTEM_PROMPT", "load_environment"]
+
+SYSTEM_PROMPT = (
+    "Solve the problem. Use the python tool for calculations: its variables stay between calls, and numpy and sympy "
+    "are installed. When you know the answer, write it inside \\boxed{} without calling the tool."
+)
+NUM_TRAIN, NUM_EVAL = 1000, 100
+"""Problems that are put together from the written and the generated ones unless asked otherwise."""
+SPLITS = ("train", "test")
+
+
+def load_environment(
+    dataset_name: str | None = None,
+    dataset_split: str | None = None,
+    num_train_examples: int = -1,
+    num_eval_examples: int = -1,
+    max_turns: int = 10,
+    sandbox: str = "auto",
+    timeout_per_command_seconds: float = 30,
+    pip_install_packages: str = "numpy sympy",
+    seed: int = 0,
+    system_prompt: str | None = SYSTEM_PROMPT,
+    split: str | None = None,
+    eval_split: str | None = None,
+    rollouts_per_example: int | None = None,
+    max_concurrent: int | None = None,
+) -> vf.Environment:
+    r"""The math-python environment.
+
+    Args:
+        dataset_name: A published set to play instead of the problems that come with this package: "math", "math500",
+            "aime2024", "aime2025", "amc2023", "gsm8k", "openrs", "arithmetic" or another name that
+            ``vf.load_example_dataset`` knows; fetched on first use.
+        dataset_split: The split to train on. Default: the one the set is published with, "train" where it has one.
+        num_train_examples: Training problems; -1: 1,000 of this package's, or all that a set has.
+        num_eval_examples: Held-out problems; -1: 100 of this package's, or all of a set's test split (of a set with
+            one split all up to 500 problems, else 100).
+        max_turns: Messages the model may write, calls of the tool among them.
+        sandbox: Where its code runs: "auto", or the name of a sandbox backend.
+        timeout_per_command_seconds: Limit of one call of the tool.
+        pip_install_packages: What code can import beside the standard library; installed beforehand.
+        seed: Chooses the problems; the same arguments give the same problems on every machine.
+        system_prompt: Put before every problem; "" or None sends none.
+        split: Another name of dataset_split.
+        eval_split: The split to evaluate on. Default: "test" where there is one.
+        rollouts_per_example: What runs of this environment use unless they are told otherwise.
+        max_concurrent: Rollouts at a time, in the same way.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name; at the first rollout, a package that is not installed.
+        DatasetError: On first use of the rows, when a set cannot be fetched.
+        SandboxUnavailable: At the first rollout, when no sandbox works here.
+    """
+    for name, value, least in (
+        ("num_train_examples", num_train_examples, 1),
+        ("num_eval_examples", num_eval_examples, 1),
+        ("max_turns", max_turns, 1),
+        ("seed", seed, None),
+    ):
+        _check_whole(name, value, least, all_is_allowed=name.startswith("num_"))
+    if dataset_split is not None and split is not None:
+        raise vf.ConfigError("split is another name of dataset_split; give one of them")
+    train, held_out = _sources(
+        dataset_name, dataset_split or split, eval_split, seed, num_train_examples, num_eval_examples
+    )
+    runs = {"rollouts_per_example": rollouts_per_example, "max_concurrent": max_concurrent}
+    return vf.PythonEnv(
+        dataset=train,
+        eval_dataset=held_out,
+        system_prompt=system_prompt or None,
+        rubric=_make_rubric(),
+        max_turns=max_turns,
+        sandbox=sandbox,
+        timeout_per_command_seconds=timeout_per_command_seconds,
+        pip_install_packages=pip_install_packages,
+        **{name: value for name, value in runs.items() if value is not None},
+    )
+
+
+def _sources(
+    dataset_name: str | None, split: str | None, eval_split: str | None, seed: int, num_train: int, num_eval: int
+) -> tuple[Any, Any]:
+    if dataset_name is not None:
+        published = PublishedSet(dataset_name, split, eval_split, seed, num_train, num_eval)
+        return published.train, published.held_out
+    for name, value in (("dataset_split", split), ("eval_split", eval_split)):
+        if value not in (None, *SPLITS):
+            raise vf.ConfigError(
+                f"{name} must be one of {', '.join(SPLITS)} for this package's problems, not {value!r}"
+            )
+    sizes = (NUM_TRAIN if num_train < 0 else num_train, NUM_EVAL if num_eval < 0 else num_eval)
+    return (
+        lambda: own_rows(split or "train", sizes[0], seed, "num_train_examples"),
+        lambda: own_rows(eval_split or "test", sizes[1], seed, "num_eval_examples"),
+    )
+
+
+def own_rows(split: str, count: int, seed: int, name: str) -> list[dict[str, Any]]:
+    """``count`` problems of this package: the written ones of the split in an order of ``seed``, then generated ones.
+
+    Raises: ``DatasetError`` when there are not so many; ``name`` is the argument that asked for them.
+    """
+    rows = written_rows(held_out=split == "test")
+    random.Random(f"math-python/written/{seed}").shuffle(rows)
+    try:
+        return rows[:count] + generate_rows(max(0, count - len(rows)), seed, held_out=split == "test")
+    except ValueError as error:
+        raise vf.DatasetError(f"{name}={count} is more than there are: {error}") from error
+
+
+def _make_rubric() -> vf.Rubric:
+    async def format_reward(completion: Any, parser: vf.Parser) -> float:
+        return float(bool(parser.parse_answer(completion)))
+
+    rubric = vf.MathRubric()
+    rubric.add_metric(format_reward)
+    return rubric
+
+
+def _check_whole(name: str, value: Any, least: int | None, all_is_allowed: bool) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if is_whole and (least is None or value >= least or (all_is_allowed and value == -1)):
+        return
+    bound = "" if least is None else f" of at least {least}" + (", or -1" if all_is_allowed else "")
+    raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

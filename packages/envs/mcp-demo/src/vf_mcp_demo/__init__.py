@@ -1,0 +1,94 @@
+"""mcp-demo: questions about a warehouse whose stock only an MCP server knows; the server comes with the package.
+
+``load_environment`` is the whole interface; the README says what each number means.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import verifiers as vf
+from vf_mcp_demo.catalogue import draw_rows
+
+__all__ = ["SYSTEM_PROMPT", "load_environment"]
+
+SYSTEM_PROMPT = (
+    "You answer questions about a company's warehouses. Look up what you need with the tools. "
+    "When you know the answer, give the number alone inside <answer> and </answer> tags."
+)
+
+_NUMBER = re.compile(r"[0-9]{1,20}")
+
+
+def load_environment(
+    num_train_examples: int = 400,
+    num_eval_examples: int = 50,
+    max_turns: int = 8,
+    seed: int = 0,
+    system_prompt: str | None = None,
+) -> vf.Environment:
+    """The mcp-demo environment. The server starts with the first rollout and stops when the environment is closed.
+
+    Args:
+        num_train_examples: Training questions, 620 at most.
+        num_eval_examples: Held-out questions, 152 at most; no training question is about one of their items.
+        max_turns: Replies of the model, those with tool calls included.
+        seed: Chooses the stock and the questions; the same arguments give the same ones on every machine.
+        system_prompt: Default: an instruction that names the tools' use and the tags. "" sends none.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name; or the MCP client is not installed.
+    """
+    _check_whole("num_train_examples", num_train_examples, 1)
+    _check_whole("num_eval_examples", num_eval_examples, 1)
+    _check_whole("max_turns", max_turns, 1)
+    _check_whole("seed", seed, None)
+    parser = vf.XMLParser(["answer"])
+    return vf.MCPEnv(
+        mcp_servers=[
+            {
+                "name": "warehouse",
+                "command": sys.executable,
+                "args": ["-m", "vf_mcp_demo.server", "--seed", str(seed)],
+                "description": "The stock and the prices of the warehouses.",
+            }
+        ],
+        max_turns=max_turns,
+        dataset=draw_rows(num_train_examples, seed, held_out=False),
+        eval_dataset=draw_rows(num_eval_examples, seed, held_out=True),
+        system_prompt=(SYSTEM_PROMPT if system_prompt is None else system_prompt) or None,
+        parser=parser,
+        rubric=_make_rubric(parser),
+    )
+
+
+def read_number(text: str | None) -> int | None:
+    """The whole number that is all of an answer; thousands may be set off by commas.
+
+    >>> read_number(" 1,024\\n"), read_number("1024 cents"), read_number(None)
+    (1024, None, None)
+    """
+    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", (text or "").strip())
+    return int(plain) if _NUMBER.fullmatch(plain) else None
+
+
+def _make_rubric(parser: vf.Parser) -> vf.Rubric:
+    # Coroutines, so that they run on the loop: they take microseconds, less than a thread's hand-over.
+    async def correct_answer(completion: Any, answer: str) -> float:
+        replies = parser.get_assistant_messages(completion)
+        return float(read_number(parser.parse_answer(replies[-1:])) == int(answer))
+
+    async def looked_up(completion: Any) -> float:
+        return float(bool(parser.get_tool_messages(completion)))
+
+    rubric = vf.Rubric([correct_answer], parser=parser)
+    rubric.add_metric(looked_up)
+    return rubric
+
+
+def _check_whole(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -1,0 +1,44 @@
+"""reasoning-gym: generated problems with a verifiable answer, by the generators of Reasoning Gym.
+
+``load_environment`` is the whole interface; how problems are made and scored is in ``vf.ReasoningGymEnv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import verifiers as vf
+
+__all__ = ["DEFAULT_GENERATORS", "load_environment"]
+
+DEFAULT_GENERATORS = ("chain_sum", "leg_counting", "number_sorting", "spell_backward", "time_intervals")
+"""Short problems of several kinds, none of which depends on Python's hash seed."""
+
+
+def load_environment(
+    gym: str | Sequence[str | Mapping[str, Any]] = DEFAULT_GENERATORS,
+    num_train_examples: int = 1000,
+    num_eval_examples: int = 100,
+    seed: int = 0,
+    system_prompt: str | None = None,
+) -> vf.Environment:
+    """The reasoning-gym environment.
+
+    Args:
+        gym: A generator's name, a list of names, or a list of {"name", "weight", "config"} to mix them unevenly.
+        num_train_examples: Training problems.
+        num_eval_examples: Held-out problems: those that follow the training problems in the generator's sequence.
+        seed: Chooses the problems.
+        system_prompt: Default: an instruction that names the tags. "" sends none.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name; or Reasoning Gym is not installed.
+    """
+    return vf.ReasoningGymEnv(
+        gym=gym if isinstance(gym, str) else list(gym),
+        num_train_examples=num_train_examples,
+        num_eval_examples=num_eval_examples,
+        seed=seed,
+        system_prompt=system_prompt,
+    )

@@ -1,0 +1,117 @@
+"""self-judge: questions whose answers a panel of judges grades; the judges are the evaluated model unless named.
+
+``load_environment`` is the whole interface; the README says what each number means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, Literal, get_args
+
+import verifiers as vf
+from vf_self_judge.panel import ROLES, PanelRubric, RoleClient
+
+__all__ = ["ROLES", "SYSTEM_PROMPT", "PanelRubric", "RoleClient", "load_environment"]
+
+Aggregation = Literal["mean", "median", "min", "max"]
+
+SYSTEM_PROMPT = "Answer the question in at most three sentences."
+
+HELD_OUT_EVERY = 5
+"""Every fifth question is kept for evaluation, whatever the seed."""
+
+JUDGE_SAMPLING = {"temperature": 0.0, "max_tokens": 512}
+
+
+def load_environment(
+    judge_models: Sequence[str] | None = None,
+    judge_base_url: str | None = None,
+    judge_api_key_var: str = "OPENAI_API_KEY",
+    aggregation: Aggregation = "mean",
+    require_all: bool = True,
+    num_train_examples: int | None = None,
+    num_eval_examples: int | None = None,
+    seed: int = 0,
+    system_prompt: str | None = None,
+) -> vf.Environment:
+    """The self-judge environment.
+
+    Args:
+        judge_models: Names of the judges. Default: the evaluated model, as accuracy, completeness and clarity.
+        judge_base_url: Endpoint of the named judges. Default: OPENAI_BASE_URL, else OpenAI's.
+        judge_api_key_var: Environment variable with the key of that endpoint.
+        aggregation: How the judges' scores become one: "mean", "median", "min" or "max".
+        require_all: A judge that gives no readable score makes the reward unknown; false takes the others' scores.
+        num_train_examples: Training questions. Default: all, 48.
+        num_eval_examples: Held-out questions; none of them is a training question, whatever the seed. Default: all, 12.
+        seed: Chooses the order of the questions.
+        system_prompt: Default: an instruction to be brief. "" sends none.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name.
+    """
+    _check_whole("seed", seed, None)
+    if aggregation not in get_args(Aggregation):
+        raise vf.ConfigError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, not {aggregation!r}")
+    if not isinstance(require_all, bool):
+        raise vf.ConfigError(f"require_all must be true or false, not {require_all!r}")
+    parser = vf.MaybeThinkParser()
+    return vf.SingleTurnEnv(
+        dataset=_draw("num_train_examples", num_train_examples, seed, held_out=False),
+        eval_dataset=_draw("num_eval_examples", num_eval_examples, seed, held_out=True),
+        system_prompt=(SYSTEM_PROMPT if system_prompt is None else system_prompt) or None,
+        parser=parser,
+        rubric=_make_rubric(
+            judge_models,
+            _judge_client(judge_models, judge_base_url, judge_api_key_var),
+            parser=parser,
+            aggregation=aggregation,
+            require_all=require_all,
+            judge_sampling_args=JUDGE_SAMPLING,
+        ),
+    )
+
+
+def load_questions() -> list[dict[str, str]]:
+    """The shipped questions (see DATA.md): rows of ``question`` and ``answer``."""
+    lines = (resources.files(__package__) / "questions.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
+
+
+def _draw(name: str, count: int | None, seed: int, held_out: bool) -> list[dict[str, str]]:
+    questions = [row for i, row in enumerate(load_questions()) if (i % HELD_OUT_EVERY == 0) == held_out]
+    random.Random(f"self-judge/{held_out}/{seed}").shuffle(questions)
+    if count is None:
+        return questions
+    _check_whole(name, count, 1)
+    if count > len(questions):
+        raise vf.ConfigError(f"{name}={count} is more than the {len(questions)} questions there are")
+    return questions[:count]
+
+
+def _make_rubric(judge_models: Sequence[str] | None, client: Any, **parameters: Any) -> vf.JudgeRubric:
+    if judge_models is None:
+        return PanelRubric(**parameters)
+    return vf.JudgeRubric(judge_client=client, judge_models=list(judge_models), **parameters)
+
+
+def _judge_client(judge_models: Any, base_url: str | None, key_var: str) -> vf.ClientConfig | None:
+    """The endpoint of named judges; None for the judges that are the evaluated model."""
+    if judge_models is None:
+        if base_url is not None:
+            raise vf.ConfigError("judge_base_url is the endpoint of judge_models; name them, or leave it out")
+        return None
+    if isinstance(judge_models, str) or not judge_models or not all(isinstance(one, str) for one in judge_models):
+        raise vf.ConfigError(f"judge_models must be a list of names, such as ['gpt-4.1-nano'], not {judge_models!r}")
+    url = base_url or os.environ.get("OPENAI_BASE_URL")
+    return vf.ClientConfig(api_key_var=key_var, **({"api_base_url": url} if url else {}))
+
+
+def _check_whole(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")

@@ -1,0 +1,84 @@
+"""tool-test: call exactly the tools that are asked for, with the right arguments, several in one message.
+
+``load_environment`` is the whole interface; the README says what each number means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import verifiers as vf
+from vf_tool_test.tasks import generate_tasks, read_call, share_right
+from vf_tool_test.tools import TOOLS
+
+__all__ = ["load_environment"]
+
+MAX_TURNS = 2
+"""One for the calls, one to say something about the results; only the first is scored."""
+
+
+def load_environment(
+    num_train_examples: int = 1000,
+    num_eval_examples: int = 100,
+    min_calls: int = 1,
+    max_calls: int = 4,
+    seed: int = 0,
+    system_prompt: str | None = None,
+) -> vf.Environment:
+    """The tool-test environment.
+
+    Args:
+        num_train_examples: Training tasks.
+        num_eval_examples: Held-out tasks; none of them is a training task. They do not depend on num_train_examples.
+        min_calls: Fewest calls a task asks for.
+        max_calls: Most calls a task asks for, 32 at most.
+        seed: Chooses the tasks; the same arguments give the same tasks on every machine.
+        system_prompt: Put before every task. Default: none.
+
+    Raises:
+        ConfigError: An argument that cannot be used, by name.
+    """
+    _check_whole("num_train_examples", num_train_examples, 1)
+    _check_whole("num_eval_examples", num_eval_examples, 1)
+    _check_whole("min_calls", min_calls, 1)
+    _check_whole("max_calls", max_calls, 1)
+    _check_whole("seed", seed, None)
+    if min_calls > max_calls:
+        raise vf.ConfigError(f"min_calls={min_calls} is above max_calls={max_calls}")
+    if max_calls > 32:
+        raise vf.ConfigError(f"max_calls={max_calls} is more than 32")
+    rows = generate_tasks(num_eval_examples + num_train_examples, min_calls, max_calls, seed)
+    return vf.ToolEnv(
+        tools=TOOLS,
+        max_turns=MAX_TURNS,
+        parallel_tool_calls=True,
+        dataset=rows[num_eval_examples:],
+        eval_dataset=rows[:num_eval_examples],
+        system_prompt=system_prompt or None,
+        rubric=_make_rubric(),
+    )
+
+
+def _make_rubric() -> vf.Rubric:
+    # Coroutines, so that they run on the loop: they take microseconds, less than a thread's hand-over.
+    async def calls_right(completion: Any, info: dict[str, Any], parser: vf.Parser) -> float:
+        return share_right(info["calls"], _first_calls(completion, parser))
+
+    async def all_right(completion: Any, info: dict[str, Any], parser: vf.Parser) -> float:
+        return float(share_right(info["calls"], _first_calls(completion, parser)) == 1.0)
+
+    rubric = vf.Rubric([calls_right], parser=vf.Parser())
+    rubric.add_metric(all_right)
+    return rubric
+
+
+def _first_calls(completion: Any, parser: vf.Parser) -> list[str | None]:
+    """The calls of the first assistant message."""
+    replies = parser.get_assistant_messages(completion)
+    return [read_call(call) for call in (replies[0].get("tool_calls") or ())] if replies else []
+
+
+def _check_whole(name: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise vf.ConfigError(f"{name} must be a whole number{bound}, not {value!r}")
