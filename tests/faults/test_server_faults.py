@@ -1,7 +1,12 @@
-"""Promises: one rollout's failure is that rollout's failure; every wait has a bound and says what it waits for."""
+"""Promise: a failing model server costs at most the rollouts it failed, and every wait for it has a bound.
+
+What is repeated, and how often, is in ``test_retry_faults.py``.
+"""
 
 import asyncio
+import json
 import math
+import socket
 import time
 
 import pytest
@@ -9,6 +14,8 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, add_one, single_turn
 from verifiers.clients import OpenAIChatCompletionsClient, RetryPolicy
+from verifiers.plan import Plan
+from verifiers.runner import RunContext, Runner
 from verifiers.testing import Behaviour, FakeServer
 
 
@@ -53,27 +60,45 @@ def test_without_repeats_the_same_server_costs_rollouts_and_only_those_it_failed
     assert results.metadata.avg_reward == 1.0
 
 
-def test_a_rollout_that_is_never_answered_is_bounded_and_its_place_is_given_to_others():
+def test_a_server_that_accepts_and_never_answers_costs_one_rollout_and_the_place_goes_to_others():
     def silent(hit):
         return Behaviour(never=hit.json()["messages"][-1]["content"] == "3 + 1")
 
-    with FakeServer(add_one, script=silent) as server:
-        started = time.monotonic()
-        results = single_turn(20).evaluate(client_of(server), "scripted", max_concurrent=2, rollout_timeout_s=0.5)
-        assert time.monotonic() - started < 2.5
+    def run(script):
+        with FakeServer(add_one, script=script) as server:
+            started = time.monotonic()
+            results = single_turn(20).evaluate(client_of(server), "scripted", max_concurrent=2, rollout_timeout_s=0.5)
+            return results, time.monotonic() - started
+
+    _, usual_s = run(None)
+    results, took_s = run(silent)
+    assert took_s <= usual_s + 0.5 + 1
     assert [n for n, e in enumerate(results["errors"]) if e] == [3]
     error = results["errors"][3]
     assert (error.error, error.where) == ("RolloutTimeout", "the model")
     assert results["rewards"].count(1.0) == 19
 
 
-def test_a_server_that_drips_is_bounded_per_attempt():
-    with FakeServer("1", script=[Behaviour(drip_s=0.2)]) as server:
+@pytest.mark.parametrize("fault", [Behaviour(never=True), Behaviour(drip_s=1.0)], ids=["silent", "a byte per second"])
+def test_an_attempt_that_does_not_end_is_given_up_and_repeated(fault):
+    with FakeServer("1", script=[fault]) as server:
         started = time.monotonic()
         results = single_turn(1).evaluate(client_of(server, timeout=0.3), "scripted")
         assert results["rewards"] == [1.0]
         assert time.monotonic() - started < 3
         assert server.count == 2
+
+
+def test_without_a_bound_on_the_attempt_the_rollout_waits_for_ever():
+    """The twin: what ends it is the test."""
+    with FakeServer("1", script=[Behaviour(drip_s=1.0)]) as server:
+
+        async def run():
+            client = client_of(server, timeout=3600.0)
+            await asyncio.wait_for(single_turn(1).evaluate(client, "scripted", rollout_timeout_s=None), 1.0)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(run())
 
 
 def test_partial_turns_are_kept_when_the_server_falls_silent():
@@ -126,9 +151,27 @@ def test_what_every_rollout_would_meet_stops_the_run_after_the_first(status, bod
     assert "scripted" in str(caught.value) or "key" in str(caught.value)
 
 
-def test_a_prompt_that_does_not_fit_is_a_stop_condition_and_is_not_repeated():
-    body = b'{"error": {"message": "This model has a maximum context length of 4096 tokens, you asked for 5000"}}'
-    with FakeServer("1", script=lambda hit: Behaviour(400, body=body)) as server:
+def test_a_refusal_that_not_every_rollout_would_meet_stops_nothing():
+    """The twin: without an error that ends the run, all 50 are asked for."""
+    with FakeServer("1", script=lambda hit: Behaviour(422, body=b"{}")) as server:
+        results = single_turn(50).evaluate(client_of(server), "scripted", max_concurrent=4, abort_after=0)
+        assert server.count == 50
+    assert results.metadata.num_errors == 50
+
+
+WORDINGS = {
+    "openai": "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens.",
+    "code": '{"error": {"code": "context_length_exceeded", "message": "no"}}',
+    "llama.cpp": "request (5031 tokens) exceeds the available context size (4096 tokens), try increasing it",
+    "vllm": "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+    "anthropic": "prompt is too long: 210000 tokens > 200000 maximum",
+    "gemini": "The input token count (40000) exceeds the maximum number of tokens allowed (32768).",
+}
+
+
+@pytest.mark.parametrize("wording", WORDINGS.values(), ids=WORDINGS)
+def test_a_prompt_that_does_not_fit_is_a_stop_condition_is_scored_and_is_not_repeated(wording):
+    with FakeServer("1", script=lambda hit: Behaviour(400, body=wording)) as server:
         results = single_turn(3).evaluate(client_of(server), "scripted")
         assert server.count == 3
     assert results["stop_conditions"] == ["prompt_too_long"] * 3
@@ -136,23 +179,136 @@ def test_a_prompt_that_does_not_fit_is_a_stop_condition_and_is_not_repeated():
     assert results["rewards"] == [0.0] * 3
 
 
-def test_a_server_that_dies_and_returns_costs_nothing():
-    server = FakeServer(add_one, delay_s=0.01)
-    server.start()
+def test_another_refusal_with_400_is_an_error_and_its_reward_unknown():
+    """The twin: a reader of the status alone could not tell them apart."""
+    with FakeServer("1", script=lambda hit: Behaviour(400, body="temperature must be at least 0")) as server:
+        results = single_turn(3).evaluate(client_of(server), "scripted")
+        assert server.count == 3
+    assert [e.error for e in results["errors"]] == ["ModelRefused"] * 3
+    assert all(map(math.isnan, results["rewards"]))
+
+
+# --- nothing there ------------------------------------------------------------------------------------------------
+
+
+def absent():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+
+
+def test_nothing_listening_is_one_sentence_with_the_url_before_rollouts_start():
+    played = []
+
+    class Watched(Talk):
+        def setup_state(self, state):
+            played.append(state)
+
+    url = absent()
+    with pytest.raises(vf.EndpointUnreachable) as caught:
+        Watched(5).evaluate(vf.ClientConfig(api_base_url=url), "m")
+    assert str(caught.value) == f"no answer from {url} (connection refused): start the server or correct the base URL"
+    assert caught.value.exit_code == 2
+    assert played == []
+
+
+def test_without_asking_first_every_rollout_finds_out_for_itself():
+    """The twin."""
+    client = OpenAIChatCompletionsClient(base_url=absent(), retry=RetryPolicy(max_retries=0))
+    results = single_turn(5).evaluate(client, "m", preflight=False)
+    assert [e.error for e in results["errors"]] == ["ModelUnavailable"] * 5
+
+
+# --- answers that are none ------------------------------------------------------------------------------------------
+
+MESSAGE = {"message": {"role": "assistant", "content": "1"}, "finish_reason": "stop"}
+TOKENS = {**MESSAGE, "token_ids": [1, 2], "prompt_token_ids": [1]}
+NO_COMPLETIONS = {
+    "empty body": b"",
+    "choices: null": b'{"choices": null}',
+    "cut JSON": b'{"choices": [{"message": {"content": "x"',
+    "no logprobs": [TOKENS],
+    "lengths differ": [{**TOKENS, "logprobs": {"content": [{"logprob": -1.0}]}}],
+    "NaN logprob": [{**TOKENS, "logprobs": {"content": [{"logprob": float("nan")}, {"logprob": -1.0}]}}],
+}
+
+
+class Kept:
+    """A sink that keeps states."""
+
+    def __init__(self):
+        self.states = []
+
+    async def store(self, jobs, states):
+        self.states += states
+
+    def complete(self, jobs, states):
+        pass
+
+
+@pytest.mark.parametrize("body", NO_COMPLETIONS.values(), ids=NO_COMPLETIONS)
+async def test_what_is_no_completion_is_a_malformed_response_and_never_a_key_error(body):
+    body = body if isinstance(body, bytes) else json.dumps({"id": "1", "choices": body})
+    with FakeServer("1", script=lambda hit: Behaviour(body=body)) as server:
+        env, client, sink = single_turn(1), client_of(server, max_retries=1), Kept()
+        context = RunContext(client, "scripted", require_tokens=True)
+        await Runner(env, context, sink, 1).run(Plan(list(env.eval_table), [1]).jobs())
+        await client.aclose()
+        assert server.count == 2
+    (state,) = sink.states
+    assert type(state["error"]) is vf.MalformedResponse
+    assert server.url in str(state["error"])
+    assert "KeyError" not in repr(state["error"])
+    assert "TypeError" not in repr(state["error"])
+    assert math.isnan(state["reward"])
+
+
+@pytest.mark.parametrize("body", NO_COMPLETIONS.values(), ids=NO_COMPLETIONS)
+def test_read_naively_the_same_answers_raise_or_pass_for_tokens(body):
+    """The twin."""
+    body = body if isinstance(body, bytes) else json.dumps({"id": "1", "choices": body})
+    try:
+        choice = json.loads(body)["choices"][0]
+        logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    except (ValueError, TypeError, KeyError):
+        return
+    assert len(logprobs) != len(choice["token_ids"]) or any(map(math.isnan, logprobs))
+
+
+# --- a server that goes away ----------------------------------------------------------------------------------------
+
+
+def with_an_outage(client, server, num_rollouts, outage_s):
+    """Results of a run during which the server dies for so many seconds."""
     port = int(server.url.split(":")[2].split("/")[0])
-    client = client_of(server, max_retries=100)
 
     async def run():
-        task = asyncio.ensure_future(single_turn(60).evaluate(client, "scripted", max_concurrent=8))
-        await asyncio.sleep(0.05)
+        env = single_turn(num_rollouts)
+        task = asyncio.ensure_future(env.evaluate(client, "scripted", max_concurrent=8, abort_after=0))
+        while server.count < 12:  # noqa: ASYNC110 - the server counts in another thread
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(server.stop)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(outage_s)
         with FakeServer(add_one, port=port):
             return await task
 
-    results = asyncio.run(run())
+    return asyncio.run(run())
+
+
+def test_a_server_that_dies_for_two_seconds_and_returns_costs_nothing():
+    server = FakeServer(add_one, delay_s=0.01)
+    server.start()
+    client = OpenAIChatCompletionsClient(base_url=server.url, retry=RetryPolicy(max_s=2.0))
+    results = with_an_outage(client, server, 60, 2.0)
     assert results["rewards"] == [1.0] * 60
     assert results["errors"] == [None] * 60
+
+
+def test_without_repeats_the_same_outage_costs_rollouts():
+    """The twin."""
+    server = FakeServer(add_one, delay_s=0.01)
+    server.start()
+    results = with_an_outage(client_of(server, max_retries=0), server, 60, 0.1)
+    assert "ModelUnavailable" in {e and e.error for e in results["errors"]}
 
 
 def test_a_server_that_is_down_stops_the_run_with_its_cause(monkeypatch):

@@ -1,0 +1,575 @@
+"""Every promise, the faults it is tried with, and the tests that do it: one row per fault.
+
+``TWINS`` show the fault, the loss or the hang without the guard. ``python tests/faults/matrix.py`` writes the page
+``docs/reference/promises.md``; ``test_matrix.py`` holds both to the tests that exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/reference/promises.md"
+REQUIRED = (*range(1, 34), *range(47, 52))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One fault."""
+
+    fault: str
+    expected: str
+    tests: tuple[str, ...]
+    """As ``folder/file.py::test_name`` below ``tests/``."""
+    twins: tuple[str, ...]
+
+
+def _in(file: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{file}.py::test_{name}" for name in names)
+
+
+JOURNAL, RESUME, INTERRUPTS = "faults/test_journal_faults", "faults/test_resume", "faults/test_interrupts"
+RETRY, SERVER = "faults/test_retry_faults", "faults/test_server_faults"
+ROLLOUT, REWARD, TOOL = "faults/test_rollout_faults", "faults/test_reward_faults", "faults/test_tool_faults"
+SCALE, CONFIGURATION, COMMANDS = "faults/test_scale", "faults/test_configuration_faults", "faults/test_commands_faults"
+
+ROWS: dict[int, Row] = {
+    # --- storing and going on
+    1: Row(
+        "kill -9 at random times, 25 rounds, then the same command again",
+        "every acknowledged row is there; the file is the plan, no row twice; only what is owed is asked for",
+        (
+            *_in(RESUME, "killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once"),
+            *_in(
+                JOURNAL,
+                "killed_at_random_times_the_run_resumes_without_loss_or_repetition",
+                "killed_at_random_times_many_rounds",
+            ),
+            *_in(
+                "cli/test_vf_eval_interrupted",
+                "after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what_is_owed",
+            ),
+        ),
+        _in(RESUME, "without_saving_a_killed_run_begins_again_from_nothing"),
+    ),
+    2: Row(
+        "kill -9 before the write, after it, after the fsync, before the acknowledgement, while resuming, at the end",
+        "as above; groups stay whole",
+        (
+            *_in(RESUME, "killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_whole"),
+            *_in(JOURNAL, "killed_at_a_failpoint_the_run_resumes_without_loss_or_repetition"),
+        ),
+        (
+            *_in(RESUME, "rows_of_a_group_written_one_by_one_are_torn_apart_by_a_kill"),
+            *_in(JOURNAL, "without_waiting_for_the_disk_a_kill_loses_acknowledged_rows"),
+        ),
+    ),
+    3: Row(
+        "the file cut at every byte, as power loss leaves it",
+        "the exact prefix is recovered, the tail removed, the next row starts a line",
+        (
+            *_in(JOURNAL, "cut_at_every_byte_the_exact_prefix_is_recovered_and_the_next_row_starts_a_line"),
+            *_in(RESUME, "power_loss_in_the_middle_of_a_row_costs_that_row_only"),
+        ),
+        _in(
+            JOURNAL,
+            "without_cutting_the_next_row_is_lost_with_the_torn_one",
+            "rows_appended_one_by_one_are_not_recovered_together",
+        ),
+    ),
+    4: Row(
+        "a byte flipped in the middle of the file",
+        "JournalError with file and line, the file untouched, exit 3",
+        (
+            *_in(
+                JOURNAL,
+                "every_flipped_byte_is_found_with_its_line_and_the_file_is_left_alone",
+                "a_row_missing_from_a_write_in_the_middle_is_damage",
+            ),
+            *_in(RESUME, "a_flipped_byte_stops_vf_eval_with_3_by_file_and_line_and_the_file_is_untouched"),
+        ),
+        _in(JOURNAL, "without_the_checksum_a_flipped_digit_is_read_as_another_number"),
+    ),
+    5: Row(
+        "text with U+0085, U+2028, NUL, a lone surrogate, 5 MB; a metric that is NaN",
+        "comes back byte for byte; NaN is a ScoringError and null on disk",
+        _in(
+            JOURNAL,
+            "any_text_round_trips_and_splits_at_line_feeds_only",
+            "a_model_that_says_such_text_is_saved_and_read_back_word_for_word",
+            "a_metric_that_is_no_number_is_a_scoring_error_and_null_on_disk",
+        ),
+        _in(
+            JOURNAL,
+            "without_ascii_the_same_text_breaks_readers_or_is_lost",
+            "without_the_check_a_metric_that_is_no_number_is_no_json",
+        ),
+    ),
+    6: Row(
+        "a full disk, or EIO from fsync, at the n-th write",
+        "the run stops with exit 3, acknowledged rows are readable, fsync is not asked again",
+        (
+            *_in(
+                JOURNAL,
+                "after_one_failed_write_or_fsync_nothing_more_is_taken_and_the_acknowledged_stay",
+                "a_failed_fsync_is_never_asked_again",
+                "on_a_full_disk_every_acknowledged_row_is_readable",
+            ),
+            *_in(
+                RESUME,
+                "a_failing_disk_stops_the_run_and_keeps_what_was_acknowledged",
+                "vf_eval_on_a_failing_disk_ends_with_3",
+            ),
+        ),
+        _in(JOURNAL, "without_the_fault_the_same_rows_are_taken", "a_failed_fsync_is_never_asked_again"),
+    ),
+    7: Row(
+        "a second process on the same run directory",
+        "exit 2, naming process and host; the first goes on",
+        (
+            *_in(
+                RESUME,
+                "a_second_process_on_the_same_directory_is_refused",
+                "a_second_vf_eval_on_the_same_directory_is_exit_2_with_pid_and_host_and_the_first_goes_on",
+            ),
+            *_in(JOURNAL, "a_second_opener_is_refused_and_the_first_goes_on"),
+        ),
+        _in(JOURNAL, "without_the_lock_two_writers_do_the_same_row_twice"),
+    ),
+    8: Row(
+        "resuming with another model, other arguments or sampling settings",
+        "RunMismatch listing what differs; nothing written",
+        (
+            *_in("core/test_generate", "another_configuration_is_refused_and_nothing_is_written"),
+            *_in("cli/test_errors_vf_eval", "a_run_of_another_configuration_is_not_touched"),
+        ),
+        _in(RESUME, "without_the_fingerprint_rows_of_another_model_would_count_as_done"),
+    ),
+    9: Row(
+        "resuming after rows of the dataset were reordered, edited or removed",
+        "matched by content; edited rows run anew; removed rows are reported and kept",
+        _in("core/test_generate", "edited_rows_run_anew_and_gone_ones_are_reported"),
+        _in(RESUME, "matched_by_place_a_reordered_row_would_get_the_result_of_another"),
+    ),
+    10: Row(
+        "Ctrl-C once, Ctrl-C twice, SIGTERM",
+        "nothing new is admitted; ended within the grace with 130 or 143; no child left; acknowledged rows kept",
+        (
+            *_in(
+                INTERRUPTS,
+                "an_interrupted_vf_eval_ends_within_the_grace_leaves_no_child_and_keeps_its_rows",
+                "after_sigkill_no_child_is_left_either",
+                "ctrl_c_cancels_cleans_up_and_keeps_what_was_acknowledged",
+                "an_interrupt_inside_a_hook_cleans_up_every_rollout_once",
+            ),
+            *_in(
+                "cli/test_vf_eval_interrupted",
+                "a_signal_keeps_what_is_finished_and_prints_the_command_that_goes_on",
+                "a_second_ctrl_c_leaves_at_once_even_when_author_code_holds_the_loop",
+                "clean_up_that_does_not_end_is_left_after_the_grace",
+            ),
+        ),
+        (
+            *_in(
+                INTERRUPTS,
+                "a_child_that_nobody_ends_outlives_its_killed_parent",
+                "twin_an_interrupt_that_a_hook_may_swallow_stops_nothing",
+            ),
+            *_in("cli/test_vf_eval_interrupted", "twin_a_handler_of_the_event_loop_would_never_have_run"),
+        ),
+    ),
+    # --- the model server
+    11: Row(
+        "429 with Retry-After of 1 s and of 600 s",
+        "never earlier than asked; 600 s fails at once as RateLimited, naming it; at most max_retries + 1 requests",
+        _in(
+            RETRY,
+            "a_retry_after_of_a_second_is_never_answered_earlier",
+            "a_retry_after_of_ten_minutes_fails_at_once_and_names_it",
+            "a_retry_after_beyond_the_rollouts_own_bound_is_not_waited_for",
+            "a_rollout_sends_at_most_one_request_more_than_its_repeats",
+        ),
+        _in(RETRY, "a_policy_that_does_not_hear_it_comes_too_early"),
+    ),
+    12: Row(
+        "five seconds of 429 against 64 workers",
+        "all succeed; no tenth of a second holds more than a quarter of the repeats; concurrency is cut and restored",
+        _in(
+            RETRY,
+            "five_seconds_of_429_against_64_workers_are_survived_spread_out_and_with_fewer_in_flight",
+            "told_to_wait_a_second_not_everybody_comes_back_after_a_second",
+        ),
+        _in(
+            RETRY,
+            "without_jitter_the_repeats_come_all_at_once",
+            "without_the_cut_as_many_stay_in_flight_as_there_are_workers",
+        ),
+    ),
+    13: Row(
+        "500, 502, 503, a reset connection, then success",
+        "success; the attempts are on the rollout; exactly one layer repeats",
+        (
+            *_in(RETRY, "500_502_503_and_a_reset_are_repeated_by_one_layer_and_their_history_is_on_the_rollout"),
+            *_in(SERVER, "a_server_that_fails_often_and_is_silent_sometimes_costs_nothing"),
+        ),
+        (
+            *_in(RETRY, "two_layers_of_repeats_multiply"),
+            *_in(SERVER, "without_repeats_the_same_server_costs_rollouts_and_only_those_it_failed"),
+        ),
+    ),
+    14: Row(
+        "401 or 403; 404 for the model",
+        "the run stops after the first with exit 2, naming the variable or the model; few requests sent",
+        (
+            *_in(SERVER, "what_every_rollout_would_meet_stops_the_run_after_the_first"),
+            *_in(
+                "cli/test_errors_vf_eval",
+                "a_refused_key_names_its_variable_and_never_its_value",
+                "an_unknown_model_stops_the_run_after_the_first_answer",
+            ),
+        ),
+        _in(SERVER, "a_refusal_that_not_every_rollout_would_meet_stops_nothing"),
+    ),
+    15: Row(
+        "400 for the length of the context, in six wordings",
+        "the stop condition prompt_too_long; scored; not repeated",
+        (
+            *_in(SERVER, "a_prompt_that_does_not_fit_is_a_stop_condition_is_scored_and_is_not_repeated"),
+            *_in("core/test_retry", "every_wording_of_a_full_context_is_recognised"),
+        ),
+        _in(SERVER, "another_refusal_with_400_is_an_error_and_its_reward_unknown"),
+    ),
+    16: Row(
+        "nothing listens; a wrong URL; a web page",
+        "one sentence with the URL and exit 2, before rollouts start",
+        (
+            *_in(SERVER, "nothing_listening_is_one_sentence_with_the_url_before_rollouts_start"),
+            *_in("cli/test_errors_vf_eval", "nothing_listens", "a_wrong_url_a_web_page_and_a_missing_key"),
+            *_in("core/test_http_client", "a_web_page_or_a_redirect_is_no_endpoint"),
+        ),
+        _in(SERVER, "without_asking_first_every_rollout_finds_out_for_itself"),
+    ),
+    17: Row(
+        "a server that accepts and never answers, or sends a byte per second",
+        "the attempt ends and is repeated, the rollout ends, its place is free; all within the bound and a second",
+        _in(
+            SERVER,
+            "a_server_that_accepts_and_never_answers_costs_one_rollout_and_the_place_goes_to_others",
+            "an_attempt_that_does_not_end_is_given_up_and_repeated",
+            "partial_turns_are_kept_when_the_server_falls_silent",
+        ),
+        _in(SERVER, "without_a_bound_on_the_attempt_the_rollout_waits_for_ever"),
+    ),
+    18: Row(
+        "an empty body, choices: null, no logprobs, other lengths, a NaN logprob, cut JSON",
+        "MalformedResponse; never a KeyError or TypeError",
+        (
+            *_in(
+                SERVER,
+                "what_is_no_completion_is_a_malformed_response_and_never_a_key_error",
+                "whatever_the_server_says_is_one_of_our_errors_on_one_rollout",
+            ),
+            *_in("core/test_http_client", "no_lower_error_leaks_whatever_the_server_does"),
+        ),
+        _in(SERVER, "read_naively_the_same_answers_raise_or_pass_for_tokens"),
+    ),
+    19: Row(
+        "the server dies for two seconds in the middle of a run and returns",
+        "the run completes and loses nothing",
+        _in(SERVER, "a_server_that_dies_for_two_seconds_and_returns_costs_nothing"),
+        _in(SERVER, "without_repeats_the_same_outage_costs_rollouts"),
+    ),
+    # --- rollouts, environments, rewards
+    20: Row(
+        "a hook that raises in 1 of 100 rollouts: each hook, also SystemExit, RecursionError, MemoryError",
+        "99 scored, one fault with its traceback; the server sees no request after the return",
+        _in(
+            ROLLOUT,
+            "a_hook_that_raises_in_one_of_a_hundred_costs_one",
+            "a_marked_method_that_raises_in_one_of_a_hundred_costs_one",
+            "the_server_sees_no_request_after_the_return",
+        ),
+        _in(ROLLOUT, "gathering_coroutines_that_raise_loses_everything"),
+    ),
+    21: Row(
+        "a reward function that raises in a tenth of the rollouts",
+        "their rewards are unknown, the mean is of the others, the summary says how many and why; exit 0",
+        _in(
+            REWARD,
+            "a_reward_that_raises_on_a_tenth_leaves_these_unknown",
+            "vf_eval_says_how_many_are_unscored_and_why_and_ends_with_0",
+        ),
+        _in(REWARD, "counted_as_zero_the_same_failures_lower_the_mean"),
+    ),
+    22: Row(
+        'a reward of NaN, infinity, "1", None, or a list of the wrong length',
+        "ScoringError naming the function; booleans and numpy numbers are values",
+        (
+            *_in(
+                REWARD,
+                "a_reward_of_the_wrong_kind_is_unknown_and_names_its_function",
+                "a_group_reward_of_the_wrong_length_or_kind_is_unknown",
+            ),
+            *_in(
+                "core/test_rubric",
+                "numbers_of_every_kind_are_values",
+                "anything_else_is_an_unknown_reward_that_names_the_function",
+            ),
+        ),
+        _in(REWARD, "averaged_as_it_is_one_such_value_spoils_the_mean_or_the_run"),
+    ),
+    23: Row(
+        "two rewards of one name; weights of another length; an empty list of rewards",
+        "ConfigError at construction",
+        _in(REWARD, "two_rewards_of_one_name_other_weights_or_none_at_all_are_refused_at_construction"),
+        _in(REWARD, "kept_by_name_alone_two_rewards_of_one_name_are_one"),
+    ),
+    24: Row(
+        "40 synchronous rewards of half a second of CPU each",
+        "the event loop is less than 100 ms late, 99 times of 100; other rollouts go on",
+        _in(REWARD, "a_computing_reward_does_not_hold_the_loop_and_other_rollouts_go_on"),
+        _in(REWARD, "the_same_reward_on_the_loop_holds_it"),
+    ),
+    25: Row(
+        "a reward that hangs (a pattern, 9**9**9, algebra), on the main thread or not",
+        "killed at its time, its process gone, the next reward unaffected; no alarm signal in the source",
+        (
+            *_in(
+                REWARD,
+                "a_reward_that_hangs_is_killed_at_its_time_its_process_is_gone_and_the_next_is_unaffected",
+                "no_source_uses_an_alarm_signal",
+            ),
+            *_in("core/test_rubric_isolation", "children_of_a_killed_process_are_gone_too"),
+        ),
+        _in(REWARD, "a_thread_that_hangs_cannot_be_ended"),
+    ),
+    26: Row(
+        "an environment that never ends",
+        "a default bound of turns and of time; the turns so far are kept with their stop condition",
+        (
+            *_in(ROLLOUT, "an_environment_without_end_is_bounded_by_the_run_and_its_turns_are_kept"),
+            *_in("core/test_rollout", "an_environment_without_end_is_stopped_after_a_thousand_turns"),
+        ),
+        _in(ROLLOUT, "without_the_bound_it_ends_when_the_caller_does"),
+    ),
+    27: Row(
+        "tool calls: bad JSON, unknown tool, wrong types, 5 MB arguments, 10,000 calls, deep nesting",
+        "a text of bounded size for the model; the rollout goes on",
+        (
+            *_in(
+                TOOL,
+                "a_bad_call_is_told_to_the_model_in_a_bounded_text_and_the_rollout_goes_on",
+                "ten_thousand_calls_in_one_message_are_each_answered_briefly",
+            ),
+            *_in("core/test_tools", "whatever_a_model_writes_is_a_dict_or_a_short_parse_error"),
+        ),
+        (
+            *_in(TOOL, "called_naively_the_same_calls_raise_or_are_without_bound"),
+            *_in("core/test_tool_env", "without_the_bound_every_call_of_a_message_is_run"),
+        ),
+    ),
+    28: Row(
+        "an environment or a reward that changes the example, the messages or shared lists",
+        "siblings and later epochs are unaffected",
+        (
+            *_in(
+                ROLLOUT,
+                "a_hundred_rollouts_that_change_what_they_are_given_leave_siblings_and_examples_as_they_were",
+            ),
+            *_in("core/test_runner", "siblings_share_nothing_they_could_change"),
+        ),
+        _in("core/test_runner", "siblings_over_one_shared_row_are_the_fault_without_copies"),
+    ),
+    29: Row(
+        "every rollout fails with one cause",
+        "TooManyFaults, naming it, after a few and not after the whole plan",
+        (
+            *_in(ROLLOUT, "a_plan_of_failures_ends_after_a_few"),
+            *_in(SERVER, "a_server_that_is_down_stops_the_run_with_its_cause"),
+        ),
+        _in("core/test_runner", "without_the_breaker_the_whole_plan_fails"),
+    ),
+    30: Row(
+        "construction in a thread; evaluation inside a running loop; two environments at once",
+        "works; signal handlers unchanged; no thread left",
+        (
+            *_in(ROLLOUT, "construction_and_evaluation_in_a_thread_inside_a_loop_and_twice"),
+            *_in("architecture/test_imports", "importing_and_constructing_have_no_side_effects"),
+        ),
+        _in(ROLLOUT, "the_naive_ways_fail_in_a_thread_and_inside_a_loop"),
+    ),
+    # --- scale
+    31: Row(
+        "20,000 rollouts at a concurrency of 1,024",
+        "less than 100 MB more memory, the same for many as for few; under a minute",
+        _in(
+            SCALE,
+            "many_rollouts_at_concurrency_1024_need_no_more_memory_than_few",
+            "a_saved_evaluation_keeps_its_rows_and_nothing_of_its_conversations",
+        ),
+        _in(SCALE, "with_a_task_each_memory_grows_with_the_plan"),
+    ),
+    32: Row(
+        "256 open files and a concurrency of 1,024",
+        "clamped with a sentence; the files never run out in the middle of a run",
+        _in(SCALE, "with_256_open_files_a_concurrency_of_1024_is_clamped_with_a_sentence_and_nothing_fails"),
+        _in(SCALE, "without_the_clamp_the_files_run_out_in_the_middle"),
+    ),
+    33: Row(
+        "generate is cancelled half way",
+        "all workers end within a second; no warning of what was never awaited or destroyed",
+        (
+            *_in(ROLLOUT, "cancelling_half_way_ends_within_a_second_without_a_warning"),
+            *_in("core/test_runner", "cancelling_a_run_takes_less_than_a_second_and_leaves_nothing"),
+        ),
+        _in(ROLLOUT, "coroutines_made_before_their_tasks_begin_are_what_warns"),
+    ),
+    # --- configuration and commands
+    47: Row(
+        "misspelt settings in a file, on the command line, in environment arguments, in Python: all at once",
+        "exit 2 before any request: each of them, its place, and the right name",
+        (
+            *_in(CONFIGURATION, "misspelt_keywords_in_python_are_named_all_at_once_before_any_request"),
+            *_in(
+                "cli/test_errors_vf_eval",
+                "everything_wrong_on_the_command_line_is_named_at_once",
+                "everything_wrong_in_files_and_arguments_is_named_with_its_place",
+            ),
+        ),
+        _in(CONFIGURATION, "taken_as_they_come_misspelt_keywords_change_nothing_and_say_nothing"),
+    ),
+    48: Row(
+        "a wrong type, range or unit; a contradiction; unreadable TOML",
+        "exit 2 with the value, the allowed range and the line",
+        (
+            *_in(
+                CONFIGURATION,
+                "a_wrong_type_range_unit_or_contradiction_is_refused_with_value_and_range",
+                "unreadable_toml_wrong_types_and_contradictions_of_a_file_are_exit_2_by_line",
+            ),
+            *_in("cli/test_errors_vf_eval", "values_out_of_range_and_contradictions", "a_file_that_cannot_be_used"),
+        ),
+        _in(CONFIGURATION, "read_without_a_schema_the_same_files_are_fine"),
+    ),
+    49: Row(
+        "an environment id that is misspelt, a module, a path, a command, a look-alike, 300 characters long",
+        "refused by its grammar; the nearest id is named; nothing is imported",
+        (
+            *_in(CONFIGURATION, "a_hostile_or_misspelt_id_is_refused_and_nothing_is_imported"),
+            *_in("core/test_registry", "ids_outside_the_grammar_are_refused", "a_wrong_id_imports_nothing"),
+            *_in("cli/test_errors_vf_eval", "a_wrong_id_imports_nothing"),
+        ),
+        _in(CONFIGURATION, "imported_by_name_any_module_is_run"),
+    ),
+    50: Row(
+        "an installed environment that is broken: a missing dependency, an exception, no environment, two of one id",
+        "the real error, chained; both distributions named",
+        (
+            *_in(CONFIGURATION, "a_broken_environment_shows_the_real_error_and_two_of_one_id_are_both_named"),
+            *_in(
+                "core/test_registry",
+                "a_missing_dependency_inside_an_environment_is_shown",
+                "the_loaders_own_failure_is_chained",
+                "what_is_no_environment_is_refused",
+                "two_distributions_with_one_id_are_named",
+            ),
+            *_in("cli/test_errors_vf_eval", "a_broken_environment_shows_its_own_error"),
+        ),
+        _in(CONFIGURATION, "asked_in_the_naive_way_a_broken_environment_is_not_installed_and_one_of_two_wins"),
+    ),
+    51: Row(
+        "vf-install that fails, leads elsewhere or is shadowed; vf-init with a bad name or in an existing folder",
+        "not 0; nothing written outside, nothing overwritten; it says that installing runs code",
+        (
+            *_in(
+                COMMANDS,
+                "an_environment_whose_build_fails_is_exit_3_with_the_real_reason_and_leaves_nothing",
+                "a_name_that_leads_elsewhere_is_exit_2_and_nothing_is_written",
+                "vf_init_in_an_existing_folder_keeps_what_is_there",
+            ),
+            *_in(
+                "cli/test_vf_install",
+                "a_failing_installer_is_exit_3_with_its_last_lines",
+                "it_says_that_installing_runs_code_and_prints_the_exact_command",
+                "a_module_in_the_working_directory_does_not_stand_in_for_the_installed_one",
+            ),
+            *_in(
+                "cli/test_vf_init",
+                "an_invalid_name_is_refused_and_nothing_is_written",
+                "links_that_lead_elsewhere_are_refused",
+            ),
+        ),
+        _in(
+            COMMANDS,
+            "an_installer_that_is_not_asked_how_it_ended_has_always_succeeded",
+            "joined_and_written_as_it_comes_a_name_leads_out_and_a_file_is_replaced",
+        ),
+    ),
+    57: Row(
+        "a megabyte of open tags, nested boxes, thoughts without an end",
+        "parsed in time that grows with the length: under half a second",
+        _in("faults/test_hostile_text", "parsers_are_linear_in_hostile_text"),
+        _in("faults/test_hostile_text", "a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length"),
+    ),
+}
+
+PROMISES: dict[str, tuple[int, ...]] = {
+    "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
+    "Interrupted at any instant, the same command finishes the run and does only what is owed. No row twice, none "
+    "missing, none from another configuration.": (1, 2, 8, 9, 10),
+    "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
+        *(18, 19, 20, 27, 28, 29, 33),
+    ),
+    "An unknown reward is unknown. Never 0, never in a mean.": (21, 22, 23),
+    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26),
+    "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
+        *(11, 12, 13, 14, 15),
+    ),
+    "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32),
+    "Model output is data.": (57,),
+    "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51),
+    "A constructor has no side effects.": (30,),
+}
+
+HEAD = """# Promises and their tests
+
+What is promised about failure is short, and each line of it is tried. A row below is one fault, what is to happen
+then, and the tests that make it happen with real processes, files and servers. The *twin* of a test shows the fault
+without the guard, so that a test that could not fail is noticed.
+
+Names are files below `tests/` and the test functions in them, without `test_`. Tests marked `slow` run with
+`python -m pytest -m slow`; all others with every test run. This page is written by `python tests/faults/matrix.py`.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [HEAD]
+    for promise, numbers in PROMISES.items():
+        parts.append(f"\n## {promise}\n")
+        for number in numbers:
+            row = ROWS[number]
+            parts.append(
+                f"\n**{row.fault[0].upper()}{row.fault[1:]}.** {row.expected[0].upper()}{row.expected[1:]}.\n\n"
+            )
+            parts += _lines("", row.tests)
+            parts += _lines("twin: ", row.twins)
+    return "".join(parts)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _lines(kind: str, tests: tuple[str, ...]) -> list[str]:
+    by_file: dict[str, list[str]] = {}
+    for test in tests:
+        file, _, name = test.partition("::")
+        by_file.setdefault(file, []).append(name.removeprefix("test_"))
+    return [f"- {kind}`{file}`: {', '.join(f'`{name}`' for name in names)}\n" for file, names in by_file.items()]
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,45 @@
+"""The table of faults is complete: every row has tests and twins that exist, and the page says the same."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from faults.matrix import PAGE, PROMISES, REQUIRED, ROWS, page
+
+TESTS = Path(__file__).parents[1]
+
+
+@cache
+def functions_of(file):
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, kinds) and node.name.startswith("test_")}
+
+
+def test_no_row_is_missing_and_each_stands_under_one_promise():
+    assert set(REQUIRED) <= set(ROWS)
+    assert sorted(number for numbers in PROMISES.values() for number in numbers) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_a_row_has_tests_and_twins_and_all_of_them_exist(number):
+    row = ROWS[number]
+    assert row.tests
+    assert row.twins
+    missing = [
+        test for test in (*row.tests, *row.twins) if test.split("::")[1] not in functions_of(test.split("::")[0])
+    ]
+    assert missing == []
+
+
+def test_every_test_of_this_folder_is_in_the_table():
+    named = {test for row in ROWS.values() for test in (*row.tests, *row.twins)}
+    files = [file for file in sorted(Path(__file__).parent.glob("test_*.py")) if file.name != "test_matrix.py"]
+    found = {f"faults/{file.name}::{name}" for file in files for name in functions_of(f"faults/{file.name}")}
+    assert found - named == set()
+
+
+def test_the_page_of_promises_is_what_the_table_says():
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python tests/faults/matrix.py"
