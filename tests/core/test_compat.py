@@ -2,11 +2,13 @@
 
 import json
 import logging
+import threading
+import time
 
 import pytest
 
 import verifiers as vf
-from support.small_envs import exact, row, single_turn
+from support.small_envs import Talk, exact, row, single_turn
 from verifiers import compat
 from verifiers.options import COUNTS, SAMPLING_NAMES, RunOptions
 from verifiers.testing import ByteTokenizer, ScriptedClient
@@ -83,10 +85,59 @@ def test_older_names_of_a_rubrics_methods():
     assert rubric._get_reward_func_names() == ["exact"]
     assert rubric._get_reward_funcs() == [exact]
     assert rubric._get_reward_weights() == [0.5]
+    assert all(hasattr(vf.RubricGroup([rubric]), old) for old in compat.RUBRIC_METHODS)
 
 
-def test_the_size_of_a_thread_pool_is_accepted():
-    assert single_turn(max_workers=8).max_workers == 8
+def test_an_older_name_of_a_method_calls_what_a_subclass_made_of_it():
+    class Doubled(vf.Rubric):
+        def get_reward_weights(self):
+            return [2 * weight for weight in super().get_reward_weights()]
+
+    assert Doubled(funcs=[exact], weights=[0.5])._get_reward_weights() == [1.0]
+
+
+class Crowd:
+    """A synchronous reward function that notes how many of its calls run at one time."""
+
+    def __init__(self):
+        self.lock, self.inside, self.most = threading.Lock(), 0, 0
+
+    def __call__(self, completion):
+        with self.lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        time.sleep(0.1)
+        with self.lock:
+            self.inside -= 1
+        return 1.0
+
+
+@pytest.mark.parametrize(("max_workers", "expected"), [(1, 1), (None, None)])
+def test_the_size_of_the_thread_pool(max_workers, expected):
+    crowd = Crowd()
+    env = single_turn(12, rubric=vf.Rubric(funcs=[crowd]), max_workers=max_workers)
+    assert env.max_workers == max_workers
+    assert env.evaluate(ScriptedClient("1"), "m")["rewards"] == [1.0] * 12
+    assert crowd.most == expected if expected else crowd.most > 1
+
+
+@pytest.mark.parametrize("size", [0, -1, "4", 2.5])
+def test_a_size_that_is_none_is_refused(size):
+    with pytest.raises(vf.ConfigError, match="max_workers is"):
+        single_turn(max_workers=size)
+
+
+@pytest.mark.parametrize(("old", "new"), compat.ENDPOINT_KEYS.items())
+def test_older_keys_of_an_endpoint_registry(old, new, tmp_path):
+    value = "openai_completions" if new == "client_type" else "http://127.0.0.1:9/v1" if old == "url" else "MY_KEY"
+    file = tmp_path / "endpoints.toml"
+    file.write_text(f'[[endpoint]]\nendpoint_id = "small"\nmodel = "m"\n{old} = "{value}"\n')
+    group = vf.load_endpoints(file)["small"]
+    assert getattr(group[0], new) == group[old] == group[new] == value
+    if new != "client_type":
+        file.write_text(file.read_text() + f'{new} = "{value}"\n')
+        with pytest.raises(vf.ConfigError, match="repeats a setting"):
+            vf.load_endpoints(file)
 
 
 def test_the_tokenizer_by_its_older_name_and_by_both():
@@ -109,6 +160,61 @@ def test_seconds_and_milliseconds_are_both_written():
     assert metadata["time_ms"] == metadata["time"] * 1000 > 0
 
 
+class Awaiting(Talk):
+    """As packages of older versions: every hook is a coroutine that awaits the one it overrides."""
+
+    async def setup_state(self, state, **kwargs):
+        state = await super().setup_state(state, **kwargs)
+        state["seen"] = ["setup_state"]
+        return state
+
+    async def add_model_response(self, state, prompt_messages, response):
+        await super().add_model_response(state, prompt_messages, response)
+
+    async def add_trajectory_step(self, state, trajectory_step):
+        await super().add_trajectory_step(state, trajectory_step)
+        state["seen"].append("step")
+
+    async def render_completion(self, state):
+        await super().render_completion(state)
+        state["seen"].append("completion")
+
+
+class Plain(Talk):
+    """The same without a coroutine."""
+
+    def setup_state(self, state):
+        state["seen"] = ["setup_state"]
+        return super().setup_state(state)
+
+    def add_trajectory_step(self, state, step):
+        super().add_trajectory_step(state, step)
+        state["seen"].append("step")
+
+    def render_completion(self, state):
+        super().render_completion(state)
+        state["seen"].append("completion")
+
+
+@pytest.mark.parametrize("kind", [Awaiting, Plain])
+def test_hooks_of_a_base_class_may_be_awaited_and_need_not_be(kind):
+    state = kind(max_turns=2).evaluate(ScriptedClient("1"), "m")["states"][0]
+    assert state["error"] is None
+    assert state["seen"] == ["setup_state", "step", "step", "completion"]
+    assert len(state["completion"]) == 3
+
+
+def test_a_metric_of_an_older_name_keeps_it_in_a_run_of_today(tmp_path):
+    def correct_answer_reward_func(completion):
+        return 1.0
+
+    env = single_turn(2, rubric=vf.Rubric(funcs=[correct_answer_reward_func]))
+    env.evaluate(ScriptedClient("1"), "m", results_path=tmp_path, num_examples=1)
+    resumed = env.evaluate(ScriptedClient("1"), "m", results_path=tmp_path)
+    for results in (resumed, vf.load_results(tmp_path)):
+        assert results["metrics"] == {"correct_answer_reward_func": [1.0, 1.0], "num_turns": [1.0, 1.0]}
+
+
 def test_a_metric_of_older_files_has_its_present_name(tmp_path):
     older = {"example_id": 0, "prompt": [], "completion": [], "reward": 1.0, "correct_answer_reward_func": 1.0}
     (tmp_path / "results.jsonl").write_text(json.dumps(older) + "\n")
@@ -116,3 +222,18 @@ def test_a_metric_of_older_files_has_its_present_name(tmp_path):
     results = vf.load_results(tmp_path)
     assert results["metrics"] == {"correct_answer": [1.0]}
     assert "correct_answer_reward_func" not in results.outputs[0]
+
+
+def test_publishing_by_its_older_names(monkeypatch):
+    import datasets
+
+    pushed = []
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", lambda self, name: pushed.append((name, len(self))))
+    results = single_turn(2).evaluate(ScriptedClient("1"), "m")
+    vf.make_dataset(results, push_to_hf_hub=True, hf_hub_dataset_name="me/sums")
+    single_turn().make_dataset(results, push_to_hub=True, hf_hub_dataset_name="me/two")
+    assert pushed == [("me/sums", 2), ("me/two", 2)]
+    with pytest.raises(vf.ConfigError, match="older name"):
+        vf.make_dataset(results, push_to_hub=True, push_to_hf_hub=True, hub_name="x")
+    with pytest.raises(vf.ConfigError, match="push_to_hb"):
+        vf.make_dataset(results, push_to_hb=True)

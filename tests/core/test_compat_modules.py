@@ -19,6 +19,8 @@ ROWS = {
     "envs.multiturn_env": "MultiTurnEnv",
     "envs.tool_env": "ToolEnv",
     "envs.stateful_tool_env": "StatefulToolEnv",
+    "envs.sandbox_env": "SandboxEnv",
+    "envs.python_env": "PythonEnv",
     "envs.env_group": "EnvGroup EnvGroupRubric",
     "envs.experimental.gym_env": "EpisodicSumRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
@@ -33,6 +35,7 @@ ROWS = {
     "rubrics.math_rubric": "MathRubric",
     "rubrics.tool_rubric": "ToolRubric",
     "rubrics.experimental.hybrid_math_rubric": "HybridMathRubric",
+    "clients": "Client ClientConfig EndpointConfig resolve_client as_client",
     "clients.client": "Client resolve_client",
     "scripts.eval": "main",
     "scripts.init": "main",
@@ -83,7 +86,7 @@ EXTRAS = {
 """Module -> (class, library, extra)."""
 TRAINERS = ("trainers", "rl", "rl.trainer")
 """Their names are only listed here: taking one imports torch."""
-NOT_YET = {"envs.sandbox_env": "SandboxEnv", "envs.python_env": "PythonEnv", "envs": "SandboxEnv"}
+NOT_YET = {"envs": "BrowserEnv"}
 
 
 def run(code):
@@ -104,8 +107,8 @@ def test_a_name_of_an_older_module(module, name):
 
 def test_every_module_of_the_table_is_tried_or_only_holds_others():
     holders = {"envs.integrations", "envs.experimental", "rubrics.experimental", "scripts", "utils"}
-    not_there = {"scripts.setup", "scripts.tui"}
-    assert set(compat.MODULES) - set(ROWS) - set(EXTRAS) - set(NOT_YET) - set(TRAINERS) == holders | not_there
+    commands = {"scripts.setup", "scripts.tui"}
+    assert set(compat.MODULES) - set(ROWS) - set(EXTRAS) - set(NOT_YET) - set(TRAINERS) == holders | commands
     assert set(compat.MODULE_NAMES) <= set(ROWS) | set(NOT_YET)
 
 
@@ -129,9 +132,17 @@ def test_what_this_edition_has_not_is_an_import_error_that_names_a_substitute(mo
 
 
 @pytest.mark.parametrize("name", ["setup", "tui"])
-def test_a_command_that_this_edition_has_not(name):
-    with pytest.raises(ImportError, match=f"verifiers.scripts.{name}: this edition has no verifiers.cli.{name}"):
-        exec(f"from verifiers.scripts.{name} import main")
+def test_every_command_is_found_as_a_script(name):
+    scope = {}
+    exec(f"from verifiers.scripts.{name} import main", scope)
+    assert scope["main"] is importlib.import_module(f"verifiers.cli.{name}").main
+
+
+def test_a_client_is_resolved_by_its_older_name():
+    from verifiers.clients import resolve_client
+
+    assert resolve_client is vf.as_client
+    assert not hasattr(vf.clients, "resolve_clients")
 
 
 def test_unknown_names_and_modules_are_the_usual_errors():
@@ -219,7 +230,8 @@ def test_the_trainers_modules_say_what_to_install():
     assert len(lines) == 3
     for module, line in zip(("trainers", "rl.trainer", "rl"), lines, strict=True):
         assert line == (
-            f"verifiers.{module}: it is in the trainer, which is not installed: pip install 'verifiers[rl]'"
+            f"verifiers.{module}: it is in the trainer, which is not installed: pip install 'verifiers[rl]', or in a "
+            "checkout: uv sync --group train"
         )
 
 

@@ -17,18 +17,43 @@ log = logging.getLogger("verifiers.compat")
 
 ENVIRONMENT_PARAMETERS = {"oai_tools": "tool_defs"}
 
+PUBLICATION = {"push_to_hf_hub": "push_to_hub", "hf_hub_dataset_name": "hub_name"}
 RUN_OPTIONS = {
     "num_samples": "n_samples",
     "num_generations": "rollouts_per_example",
     "group_size": "rollouts_per_example",
     "max_concurrent_requests": "max_concurrent",
-    "push_to_hf_hub": "push_to_hub",
-    "hf_hub_dataset_name": "hub_name",
+    **PUBLICATION,
 }
 
 SAMPLING_ARGS = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
 
 JUDGE_PARAMETERS = {"client": "judge_client", "template": "judge_prompt"}
+
+TOKENIZER = {"processing_class": "tokenizer"}
+
+METRICS = {"correct_answer_reward_func": "correct_answer"}
+"""Metrics of older files, renamed on reading."""
+
+SANDBOX_HOOKS = {"get_sandbox_request": "get_sandbox_spec"}
+"""Hooks of sandbox environments that a subclass may have written under an older name."""
+
+REMOTE_SANDBOX = frozenset(
+    "docker_image start_command gpu_count gpu_type team_id labels sandbox_name advanced_configs max_retries base_delay "
+    "backoff_factor max_backoff_seconds jitter sandbox_client_max_workers sandbox_client_max_connections "
+    "sandbox_client_max_keepalive_connections sandbox_wait_for_creation_max_attempts".split()
+)
+"""Parameters of sandbox environments that say something about a remote service and nothing about a local sandbox."""
+
+RUBRIC_METHODS = {f"_{name}": name for name in ("get_reward_func_names", "get_reward_funcs", "get_reward_weights")}
+
+ENDPOINT_KEYS = {
+    "url": "api_base_url",
+    "key": "api_key_var",
+    "type": "client_type",
+    "api_client_type": "client_type",
+}
+"""Keys of an endpoint registry, and what ``group[key]`` answers."""
 
 NAMES = {
     "Error": "RolloutError",
@@ -41,8 +66,6 @@ NAMES = {
 
 _EDITION = "it is not part of this edition"
 LATER = {
-    "SandboxEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools call your sandbox",
-    "PythonEnv": f"{_EDITION}; write a vf.StatefulToolEnv with a tool that runs code in a sandbox of yours",
     "HarborEnv": f"{_EDITION}; write a vf.MultiTurnEnv around the task's commands",
     "BrowserEnv": f"{_EDITION}; write a vf.StatefulToolEnv whose tools drive the browser",
     "CliAgentEnv": f"{_EDITION}; write a vf.MultiTurnEnv whose env_response runs the agent's commands",
@@ -123,6 +146,7 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         "ChatCompletion": "openai.types.chat:ChatCompletion",
         "Completion": "openai.types:Completion",
     },
+    "clients": {"resolve_client": "verifiers.clients:as_client"},
     "clients.client": {"resolve_client": "verifiers.clients:as_client"},
     "envs.sandbox_env": {"SandboxEnv": "verifiers:SandboxEnv"},
     "envs.python_env": {"PythonEnv": "verifiers:PythonEnv"},
@@ -172,6 +196,70 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     "utils.usage_utils": {"extract_usage_tokens": "verifiers.historical.saving:extract_usage_tokens"},
 }
 """Module below ``verifiers`` -> its names that are spelt otherwise now, or stand elsewhere: ``module:name``."""
+
+
+UNCHANGED = {
+    "Environment(max_workers=8)": "the most threads that run a run's synchronous rewards and tools; 32 when not given",
+    "env.oai_tools": "`env.tool_defs`, the same list",
+    'state["oai_tools"]': '`state["tool_defs"]`, the same list',
+    'state["id"]': '`state["example_id"]`',
+    'state["turn"]': '`len(state["trajectory"])`',
+    'state["responses"]': 'the `response` of every step of `state["trajectory"]`',
+    'metadata["time_ms"]': '`metadata["time"] * 1000`',
+    'load_environment("vf-name")': '`load_environment("name")`',
+    'load_environment("owner/name@1.0")': '`load_environment("name")`, refused unless that version is installed',
+    "judge(prompt, completion, answer, state, **slots)": "further keywords fill further `{slot}`s of its prompt",
+    "update_tool_args(tool_args, messages, state)": "`update_tool_args(tool_name, tool_args, messages, state)`",
+    "env_response(…) -> (messages, state)": "`env_response(…) -> messages`",
+    "is_completed(messages, state)": "a method marked `@vf.stop`",
+    "setup_state(state) -> state": "`setup_state(state)`, which changes it in place",
+    "rollout(client, model, prompt=…) -> (completion, state)": "`rollout(input, client, model) -> state`",
+    "score_rollout(prompt, completion, answer, state)": "`score_rollout(state)`",
+    "run_group(…, gen_sampling_args=, gen_sem=, score_sem=) -> states": "`run_group(…, sampling_args=) -> rows`",
+}
+"""Older forms that work as they are and stand in no other table, with what they mean: for readers, in Markdown."""
+
+PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("Names of `verifiers`", NAMES),
+    ("Parameters of environments", ENVIRONMENT_PARAMETERS),
+    ("Options of `evaluate` and `generate`", RUN_OPTIONS),
+    ("Sampling arguments", SAMPLING_ARGS),
+    ("Parameters of `make_dataset`", PUBLICATION),
+    ("Parameters of `JudgeRubric`", JUDGE_PARAMETERS),
+    ("Hooks of sandbox environments", SANDBOX_HOOKS),
+    ("Methods of rubrics", RUBRIC_METHODS),
+    ("Parameters of `process_env_results`", TOKENIZER),
+    ("Metrics of older files", METRICS),
+    ("Keys of an endpoint registry", ENDPOINT_KEYS),
+    ("Forms that work as they are", UNCHANGED),
+    ("Modules", {f"verifiers.{module}": homes for module, homes in MODULES.items()}),
+    (
+        "Names of modules",
+        {f"verifiers.{module}.{name}": home for module, names in MODULE_NAMES.items() for name, home in names.items()},
+    ),
+    ("Not in this edition", LATER),
+)
+"""(title, table) in the order of the reference page, ``docs/compat_page.py``; other packages may have one too."""
+
+
+def alias_methods(cls: type, table: Mapping[str, str]) -> None:
+    """Give ``cls`` older names of its methods: each calls the present one, also where a subclass overrides it."""
+    for old, new in table.items():
+
+        def call(self: Any, *args: Any, _new: str = new, **kwargs: Any) -> Any:
+            return getattr(self, _new)(*args, **kwargs)
+
+        call.__name__ = old
+        setattr(cls, old, call)
+
+
+def hook(owner: Any, name: str, table: Mapping[str, str]) -> Any:
+    """The method ``name`` of ``owner``, or the one its class wrote under an older name."""
+    for old, new in table.items():
+        if new == name and callable(getattr(type(owner), old, None)):
+            note(old, new)
+            return getattr(owner, old)
+    return getattr(owner, name)
 
 
 def rename(given: Mapping[str, Any], table: Mapping[str, str], where: str = "the call") -> dict[str, Any]:

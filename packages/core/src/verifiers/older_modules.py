@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from verifiers import compat
+from verifiers import compat as compat
 
 PACKAGE = "verifiers"
 TRAINER = "verifiers_trainer"
@@ -107,7 +107,10 @@ def _load(module: str, home: str) -> ModuleType:
             raise
         why = f"this edition has no {home}"
         if home == TRAINER:
-            why = "it is in the trainer, which is not installed: pip install 'verifiers[rl]'"
+            why = (
+                "it is in the trainer, which is not installed: pip install 'verifiers[rl]', or in a checkout: "
+                "uv sync --group train"
+            )
         raise ModuleNotFoundError(f"{module}: {why}", name=module) from None
 
 

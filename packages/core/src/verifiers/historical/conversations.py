@@ -59,12 +59,14 @@ async def parse_response_tokens(
     response: Response, message_type: str = "chat", max_seq_len: int | None = None
 ) -> TrajectoryStepTokens | None:
     """The response's tokens as a step keeps them, None when it has none; ids are never cut (``max_seq_len``)."""
-    return record_tokens(response.tokens, await parse_is_truncated(response, message_type), None)
+    is_truncated = await parse_is_truncated(response, message_type)
+    recorded: TrajectoryStepTokens | None = record_tokens(response.tokens, is_truncated, None)
+    return recorded
 
 
 async def parse_is_truncated(response: Any, message_type: str = "chat") -> bool:
     """Whether the completion was cut for its length."""
-    return response.choices[0].finish_reason == "length"
+    return bool(response.choices[0].finish_reason == "length")
 
 
 class ErrorChain:
