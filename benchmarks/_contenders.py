@@ -33,16 +33,41 @@ TOKEN_SAMPLING = {"logprobs": True, "extra_body": {"return_token_ids": True}}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is played. ``with_tokens`` asks for 256 token ids and log-probabilities per turn."""
+    """What is played. ``with_tokens`` asks for 256 token ids and log-probabilities per turn; ``with_tools`` lets the
+    model call a function on every turn but the last (then ``num_turns`` is 5, which the server counts on)."""
 
     num_rollouts: int
     in_flight: int
     num_turns: int = 1
     with_tokens: bool = False
+    with_tools: bool = False
 
 
-Say = Callable[[list[dict[str, Any]]], Awaitable[str]]
-"""A conversation in, what the model says next out."""
+def square(n: int) -> int:
+    """The square of a number.
+
+    Args:
+        n: The number.
+    """
+    return n * n
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "square",
+            "description": "The square of a number.",
+            "parameters": {
+                "type": "object",
+                "properties": {"n": {"type": "integer", "description": "The number."}},
+                "required": ["n"],
+            },
+        },
+    }
+]
+Say = Callable[[list[dict[str, Any]]], Awaitable[dict[str, Any]]]
+"""A conversation in, the message that the model answers with out."""
 Play = Callable[[int], Awaitable[None]]
 """Play that many conversations."""
 Close = Callable[[], Awaitable[object]]
@@ -67,12 +92,14 @@ async def _raw(
         headers={"Content-Type": "application/json", "Authorization": "Bearer k"},
     )
     target = f"{url}/chat/completions"
-    wanted = {"logprobs": True, "return_token_ids": True} if load.with_tokens else {}
+    wanted: dict[str, Any] = {"logprobs": True, "return_token_ids": True} if load.with_tokens else {}
+    if load.with_tools:
+        wanted["tools"] = TOOLS
 
-    async def say(messages: list[dict[str, Any]]) -> str:
+    async def say(messages: list[dict[str, Any]]) -> dict[str, Any]:
         body = encode({"model": "m", "messages": messages, **SAMPLING, **wanted})
         async with session.post(target, data=body) as answer:
-            return decode(await answer.read())["choices"][0]["message"]["content"]
+            return decode(await answer.read())["choices"][0]["message"]
 
     return _conversations(say, load), session.close
 
@@ -94,10 +121,16 @@ def _sdk(url: str, load: Load, http_client: Any) -> tuple[Play, Close]:
 
     client = sdk.AsyncOpenAI(base_url=url, api_key="k", max_retries=0, timeout=600, http_client=http_client)
     sampling: dict[str, Any] = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
+    if load.with_tools:
+        sampling["tools"] = TOOLS
 
-    async def say(messages: list[dict[str, Any]]) -> str:
+    async def say(messages: list[dict[str, Any]]) -> dict[str, Any]:
         answer = await client.chat.completions.create(model="m", messages=messages, **sampling)  # type: ignore[arg-type]
-        return answer.choices[0].message.content or ""
+        said = answer.choices[0].message
+        message: dict[str, Any] = {"role": "assistant", "content": said.content}
+        if said.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in said.tool_calls]
+        return message
 
     return _conversations(say, load), client.close
 
@@ -105,12 +138,18 @@ def _sdk(url: str, load: Load, http_client: Any) -> tuple[Play, Close]:
 def _conversations(say: Say, load: Load) -> Play:
     """Conversations by bounded workers, as plain as they can be."""
 
+    def respond(said: dict[str, Any]) -> list[dict[str, Any]]:
+        if not load.with_tools:
+            return [{"role": "user", "content": GO_ON}]
+        calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in said["tool_calls"]]
+        return [{"role": "tool", "tool_call_id": id, "content": str(square(**given))} for id, given in calls]
+
     async def converse() -> None:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
         for turn in range(load.num_turns):
             said = await say(messages)
             if turn + 1 < load.num_turns:
-                messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": GO_ON}]
+                messages = [*messages, said, *respond(said)]
 
     async def play(num_rollouts: int) -> None:
         left = iter(range(num_rollouts))
@@ -128,10 +167,13 @@ async def transport(url: str, load: Load) -> tuple[Play, Close]:
     """Our client alone, as an environment calls it: retries, limiter and checked `Response` included."""
     client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
     sampling: dict[str, Any] = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
+    tools = TOOLS if load.with_tools else None
 
-    async def say(messages: list[dict[str, Any]]) -> str:
-        request = ModelRequest(messages, "m", sampling_args=sampling, rollout_id="r", require_tokens=load.with_tokens)
-        return (await client.complete(request)).text
+    async def say(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        request = ModelRequest(
+            messages, "m", tools=tools, sampling_args=sampling, rollout_id="r", require_tokens=load.with_tokens
+        )
+        return (await client.complete(request)).message
 
     return _conversations(say, load), client.aclose
 
@@ -173,6 +215,8 @@ def environment(load: Load) -> vf.Environment:
 
     rows = [{"question": QUESTION, "answer": "42", "info": {"number": i}} for i in range(load.num_rollouts)]
     parts: dict[str, Any] = {"dataset": rows, "system_prompt": SYSTEM, "rubric": vf.Rubric(funcs=[correct])}
+    if load.with_tools:
+        return vf.ToolEnv(tools=[square], max_turns=load.num_turns, **parts)
     if load.num_turns == 1:
         return vf.SingleTurnEnv(**parts)
     return _GoOn(max_turns=load.num_turns, **parts)

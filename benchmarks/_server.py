@@ -21,6 +21,8 @@ from _measure import new_event_loop, raise_open_file_limit
 TEXT = "The answer is 42. " * 20
 """What the model says, every time."""
 
+TOOL_TURNS = 4
+"""Turns on which a model with tools calls one; then it answers."""
 TOKENS_PER_TURN = 256
 PROMPT_TOKENS, ENVIRONMENT_TOKENS = 128, 16
 """Tokens of the first prompt, and of what the environment says between two turns."""
@@ -48,10 +50,15 @@ class BareServer:
 
 
 @cache
-def answer(turn: int, with_tokens: bool) -> bytes:
-    """The whole HTTP answer of one turn."""
+def answer(turn: int, with_tokens: bool, with_tools: bool = False) -> bytes:
+    """The whole HTTP answer of one turn; with tools, a call of one for the first ``TOOL_TURNS``."""
     num_prompt = PROMPT_TOKENS + turn * (TOKENS_PER_TURN + ENVIRONMENT_TOKENS)
     choice: dict = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": TEXT}}
+    if with_tools and turn < TOOL_TURNS:
+        function = {"name": "square", "arguments": json.dumps({"n": turn})}
+        choice["message"] = {"role": "assistant", "content": None}
+        choice["message"]["tool_calls"] = [{"id": f"call_{turn}", "type": "function", "function": function}]
+        choice["finish_reason"] = "tool_calls"
     body = {"id": "chatcmpl-0", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
     if with_tokens:
         token_ids = [7 + i % 90 for i in range(num_prompt + TOKENS_PER_TURN)]
@@ -97,7 +104,7 @@ class _Connection(asyncio.Protocol):
         if len(body) < int(after.split(b"\r\n", 1)[0]):
             return
         self._received = b""
-        whole = answer(body.count(b'"assistant"'), b'"return_token_ids"' in body)
+        whole = answer(body.count(b'"assistant"'), b'"return_token_ids"' in body, b'"tools":' in body)
         if self._delay_s:
             asyncio.get_running_loop().call_later(self._delay_s, self._send, whole)
         else:

@@ -22,6 +22,7 @@ CASES = {
     "1 turn, 64 in flight": Load(10_000, 64),
     "1 turn, 512 in flight": Load(10_000, 512),
     "5 turns, 64 in flight": Load(2_000, 64, num_turns=5),
+    "5 turns with tools, 64 in flight": Load(2_000, 64, num_turns=5, with_tools=True),
     "1 turn with 256 log-probs, 64 in flight": Load(2_000, 64, with_tokens=True),
     "5 turns with 256 log-probs, 64 in flight": Load(500, 64, num_turns=5, with_tokens=True),
 }

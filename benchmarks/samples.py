@@ -86,12 +86,12 @@ def keep_as_arrays(sent: list[Sent]) -> tuple[np.ndarray, ...]:
     return np.array(ids, np.int32), np.array(mask, bool), np.array(logprobs, np.float32)
 
 
-def train_ready(state: State) -> Any:
-    """The trainer's way."""
+def trainers_way() -> Callable[[State], Any]:
+    """A finished state in, the trainer's samples out. Imported when it is needed: the trainer brings torch."""
     from verifiers_trainer.batch import Record
     from verifiers_trainer.samples import rollout_samples
 
-    return rollout_samples(Record.of(state).turns, 0.5, rollout=3, group=1)
+    return lambda state: rollout_samples(Record.of(state).turns, 0.5, rollout=3, group=1)
 
 
 def retokeniser() -> Callable[[Any], Any]:
@@ -115,7 +115,7 @@ def repeated(function: Callable[[Any], Any], argument: Any, num_times: int) -> C
     return run
 
 
-def check(sent: list[Sent], state: State) -> None:
+def check(train_ready: Callable[[State], Any], sent: list[Sent], state: State) -> None:
     """Both ways must give one sample with the same tokens."""
     (sample,) = train_ready(state).samples
     ids, mask, logprobs = keep(sent)
@@ -126,6 +126,7 @@ def check(sent: list[Sent], state: State) -> None:
 
 def main() -> None:
     given = parse(options(__doc__))
+    train_ready = trainers_way()
     retokenise = None if given.quick else retokeniser()
     gc.freeze()  # torch alone brings half a million objects, which are none of ours to collect before every run
     report = Report("P14", given)
@@ -134,7 +135,7 @@ def main() -> None:
     rows, over = [], {}
     for num_turns in TURNS:
         sent, state = conversation(num_turns)
-        check(sent, state)
+        check(train_ready, sent, state)
         messages = [*state["prompt"], *state["completion"]]
         num_times = max(3, (200 if given.quick else 4000) // num_turns)
         num_slow = max(1, num_times // 20)

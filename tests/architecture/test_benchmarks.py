@@ -27,7 +27,17 @@ def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
 
 
 def test_there_is_a_script_for_each_figure_that_is_claimed():
-    assert {"rollouts.py", "latency.py", "startup.py", "journal.py", "samples.py", "client.py"} <= set(SCRIPTS)
+    assert {
+        "rollouts.py",
+        "latency.py",
+        "turns.py",
+        "memory.py",
+        "peers.py",
+        "startup.py",
+        "journal.py",
+        "samples.py",
+        "client.py",
+    } <= set(SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -10,15 +10,15 @@ from support.import_graph import CORE, TRAINER, cycle, imports
 
 LAYERS = [
     "types errors",
-    "dual encoding redaction statistics suggest compat older_modules decorators failpoints garbage logs text durable "
-    "run_identity",
+    "dual encoding redaction statistics suggest compat older_modules decorators failpoints garbage deadlines logs text "
+    "durable run_identity",
     "messages parsers dataset dataset_arrow dataset_sources example_datasets steps state trajectories hooks "
     "tool_examples context_check",
     "tools rubrics clients sandbox journal rows run_directory results registry",
     "environments testing",
     "rollout",
-    "runner two_stages plan options run_client run_description run_results single generate",
-    "checks cli view historical",
+    "runner two_stages plan options run_client run_description run_results workers single generate",
+    "checks cli view tui historical",
 ]
 """Names below ``verifiers``, lowest first; a package stands for all of its modules."""
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names.split()}

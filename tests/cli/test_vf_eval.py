@@ -76,13 +76,16 @@ def test_unknown_numbers_are_null_in_json_and_not_one_score_is_exit_3(vf_eval, s
     assert re.search(r"reward +unknown\n", text)
 
 
-def test_progress_json_gives_one_event_per_line(vf_eval, server):
+def test_progress_json_gives_one_event_per_line(vf_eval, server, eval_folder):
     ran = vf_eval("toy", "-b", server.url, "-n", "2", "-r", "2", "--progress", "json", "-A")
     events = [json.loads(line) for line in ran.err.splitlines()]
     assert [event["event"] for event in events] == ["start", *["rollout"] * 4, "end"]
     assert [event["done"] for event in events[1:5]] == [1, 2, 3, 4]
     assert {event["total"] for event in events} == {4}
     assert all(set(event) >= {"key", "reward", "error"} for event in events[1:5])
+    (file,) = eval_folder.glob("outputs/evals/*/*/results.jsonl")
+    on_disk = [json.loads(line)["rollout_key"] for line in file.read_text().splitlines()]
+    assert sorted(event["key"] for event in events[1:5]) == sorted(on_disk)
 
 
 def test_several_ids_and_a_file_run_one_after_another(vf_eval, server, eval_folder):
@@ -227,6 +230,17 @@ def test_limits_of_tools_and_headers_from_the_state_reach_the_run(vf_eval, serve
     assert {hit.headers["x-example"] for hit in server.hits[-2:]} == {"0", "1"}
     (entry,) = tomllib.loads(vf_eval("toy", "-b", server.url, "-m", "m", *words, "--dump-config").out)["eval"]
     assert (entry["header_from_state"], entry["max_concurrent_tools"]) == ({"X-Example": "example_id"}, 2)
+
+
+def test_headers_from_the_state_reach_every_endpoint_of_an_alias(vf_eval, eval_folder):
+    with FakeServer(last_word, models=["m"]) as one, FakeServer(last_word, models=["m"]) as two:
+        entries = [f'[[endpoint]]\nendpoint_id = "both"\nmodel = "m"\nurl = "{s.url}"\n' for s in (one, two)]
+        (eval_folder / "e.toml").write_text("".join(entries))
+        words = ["-e", "e.toml", "-m", "both", "-n", "4", "-r", "1", "--header-from-state", "X-Example=example_id"]
+        assert vf_eval("toy", *words).code == 0
+    hits = [*one.hits, *two.hits]
+    assert sorted(hit.headers["x-example"] for hit in hits) == ["0", "1", "2", "3"]
+    assert {len(one.hits), len(two.hits)} == {2}
 
 
 # --- the model --------------------------------------------------------------------------------------------------

@@ -112,10 +112,16 @@ def test_in_the_workspace_it_keeps_to_the_common_shape_of_environment_packages(v
     spec.loader.exec_module(common)
     monkeypatch.syspath_prepend(envs / "word-game/src")
     common.ENVS, common.load_function = envs, lambda _: importlib.import_module("vf_word_game").load_environment
-    needs_it_installed = "test_the_installed_distribution_offers_its_id"
+    not_of_a_template = {
+        "test_the_installed_distribution_offers_its_id",
+        "test_the_readme_names_every_reward_and_metric_and_the_baselines",  # no model has played it yet
+        "test_an_oracle_reaches_the_maximum",
+    }
+    if form[0] == "python" and shutil.which("bwrap") is None:
+        not_of_a_template.add("test_the_check_of_environments_is_clean")
     try:
         for name in dir(common):
-            if name.startswith("test_") and name != needs_it_installed:
+            if name.startswith("test_") and name not in not_of_a_template:
                 getattr(common, name)("word-game")
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == "vf_word_game"]:
@@ -236,7 +242,10 @@ def test_an_invalid_name_is_refused_and_nothing_is_written(vf_init, tmp_path, na
         (["a", "b"], "not 2: a b"),
         (["a", "--templte", "x", "--muti-file"], "--templte: no such option, did you mean --template?"),
         (["a", "--templte", "x", "--muti-file"], "--muti-file: no such option, did you mean --multi-file?"),
-        (["a", "--template", "singel"], "must be one of single, multi, tool, not 'singel', did you mean \"single\"?"),
+        (
+            ["a", "--template", "singel"],
+            "must be one of single, multi, tool, python, not 'singel', did you mean \"single\"?",
+        ),
         (["a", "--path"], "requires an argument"),
     ],
 )
@@ -311,16 +320,18 @@ def test_every_template_in_both_forms_installs_and_passes_its_test(tmp_path):
     python = make_fresh_python(tmp_path)
     ids = []
     for number, form in enumerate(FORMS):
-        ids.append(f"game-{number}")
+        ids.append(f"game-{number}-{form[0]}")
         assert python.command("init", ids[-1], "--template", *form).code == 0
         installed = python.command("install", ids[-1])
         assert installed.code == 0, installed.err
     tested = python.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "environments")
     assert tested.code == 0, tested.out
+    if shutil.which("bwrap") is None:  # the model's code is not run without a sandbox
+        ids = [env_id for env_id in ids if not env_id.endswith("-python")]
     with FakeServer("<answer>no</answer><guess>1</guess>", models=["m"]) as server:
         ran = python.command("eval", ",".join(ids), "-b", server.url, "--json")
     assert ran.code == 0, ran.err
-    assert [run["num_rollouts"] for run in ran.json["runs"]] == [9] * len(FORMS)
+    assert [run["num_rollouts"] for run in ran.json["runs"]] == [9] * len(ids)
 
 
 def test_wheel_and_source_archive_of_verifiers_take_the_templates_along(tmp_path):

@@ -10,17 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.small_envs import single_turn
 from verifiers.clients import (
     ClientConfig,
     EndpointConfig,
     OpenAIChatCompletionsClient,
     RetryPolicy,
     as_client,
+    client_and_model,
     register_model_resolver,
     resolve,
-    resolve_client,
     use_client,
 )
+from verifiers.clients.base import headers_from_state
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -265,7 +267,25 @@ def test_endpoint_configs_carry_their_own_model_and_share_the_limits():
     client = as_client(config)
     assert [(member.base_url, member.config.timeout, model) for member, model in client.members] == [
         ("http://a/v1", 9, "m1"), ("http://b/v1", 9, "m2")]  # fmt: skip
-    assert resolve_client(config)[1] == "m1"
+    assert client_and_model(config)[1] == "m1"
+
+
+async def test_each_endpoint_of_a_list_gets_the_headers_of_its_own_settings():
+    with FakeServer("1") as one, FakeServer("2") as two:
+        configs = [
+            ClientConfig(api_base_url=one.url, extra_headers_from_state={"X-Task": "task"}),
+            ClientConfig(api_base_url=two.url, extra_headers_from_state={"X-Example": "example_id"}),
+        ]
+        client = as_client(configs)
+        assert headers_from_state(client) == {"X-Task": "task", "X-Example": "example_id"}
+        env = single_turn(4)
+        results = await env.evaluate(client, "m", preflight=False)
+        assert results["errors"] == [None] * 4
+    assert not any("x-example" in hit.headers for hit in one.hits)
+    assert not any("x-task" in hit.headers for hit in two.hits)
+    assert len(one.hits) == len(two.hits) == 2
+    assert {hit.headers["x-task"] for hit in one.hits} == {"default"}
+    assert all(hit.headers["x-example"] in "0123" for hit in two.hits)
 
 
 @pytest.mark.parametrize("nonsense", [3, object(), [], ScriptedClient, "http://host/v1"])
@@ -281,27 +301,27 @@ def test_use_client_serves_calls_without_one_inside_its_block_only(monkeypatch):
     monkeypatch.setattr("verifiers.clients.local.is_installed", lambda: False)
     client = ScriptedClient("x")
     with use_client(client, SimpleNamespace(name_or_path="policy")):
-        assert resolve_client() == (client, "policy")
-        assert resolve_client(None, "other") == (client, "other")
-        assert resolve_client(ScriptedClient("y"))[1] == "scripted"
+        assert client_and_model() == (client, "policy")
+        assert client_and_model(None, "other") == (client, "other")
+        assert client_and_model(ScriptedClient("y"))[1] == "scripted"
     with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        resolve_client()
+        client_and_model()
 
 
 def test_the_environment_comes_before_the_local_model(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    client, model = resolve_client()
+    client, model = client_and_model()
     assert (client.base_url, model) == ("https://api.openai.com/v1", "gpt-4.1-mini")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     with pytest.raises(ConfigError, match="name the model"):
-        resolve_client()
-    client, model = resolve_client(None, "m")
+        client_and_model()
+    client, model = client_and_model(None, "m")
     assert (client.base_url, model) == ("http://127.0.0.1:9/v1", "m")
 
 
 def test_a_named_model_never_falls_back_to_the_local_one():
     with pytest.raises(ConfigError, match="'gpt-5'"):
-        resolve_client(None, "gpt-5")
+        client_and_model(None, "gpt-5")
 
 
 def test_a_live_model_is_passed_to_the_registered_resolver(monkeypatch):
@@ -309,11 +329,11 @@ def test_a_live_model_is_passed_to_the_registered_resolver(monkeypatch):
     live = SimpleNamespace(name_or_path="tiny")
     client = ScriptedClient("x")
     register_model_resolver(lambda model: client if model is live else None)
-    assert resolve_client(None, live) == (client, "tiny")
+    assert client_and_model(None, live) == (client, "tiny")
     with pytest.raises(ConfigError, match="'other'"):
-        resolve_client(None, SimpleNamespace(name_or_path="other"))
+        client_and_model(None, SimpleNamespace(name_or_path="other"))
 
 
 def test_a_client_without_a_model_name_asks_for_one():
     with pytest.raises(ConfigError, match="name the model"):
-        resolve_client(ClientConfig(api_base_url="http://127.0.0.1:9/v1"))
+        client_and_model(ClientConfig(api_base_url="http://127.0.0.1:9/v1"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verifiers.clients import as_client, load_endpoints, resolve_client
+from verifiers.clients import as_client, client_and_model, load_endpoints
 from verifiers.errors import ConfigError
 
 TOML = """
@@ -60,7 +60,7 @@ def test_a_python_literal_is_read_and_not_run(tmp_path):
 
 def test_a_loaded_alias_names_a_client_and_its_model(tmp_path):
     load(tmp_path, TOML)
-    client, model = resolve_client("qwen3-4b")
+    client, model = client_and_model("qwen3-4b")
     assert model == "Qwen/Qwen3-4B-Instruct-2507"
     assert [name for _, name in client.members] == [model, "qwen"]
     with pytest.raises(ConfigError, match="neither"):

@@ -291,3 +291,24 @@ async def test_init_state_parses_info_and_leaves_the_environments_settings_alone
     state["sampling_args"]["extra_body"]["k"] = 2
     assert env.tool_defs == [tool]
     assert sampling == {"extra_body": {"k": 1}}
+
+
+@pytest.mark.parametrize(
+    "few_shot",
+    [
+        "2 + 2 = 4",
+        {"role": "user", "content": "2 + 2"},
+        [{"content": "2 + 2"}],
+        [3],
+        [{"role": "user", "content": [{}]}],
+    ],
+)
+def test_few_shot_examples_that_cannot_be_read_are_refused_at_once(few_shot):
+    with pytest.raises(vf.ConfigError, match="few_shot cannot be read"):
+        vf.SingleTurnEnv(dataset=sums(1), few_shot=few_shot)
+
+
+def test_few_shot_examples_in_every_form_of_messages():
+    shots = [vf.UserMessage("1 + 1"), {"role": "assistant", "content": "2"}]
+    env = vf.SingleTurnEnv(dataset=sums(1), few_shot=shots, system_prompt="Add.")
+    assert [m["content"] for m in env.sample_prompts(1)[0]["prompt"]] == ["Add.", "1 + 1", "2", "0 + 1"]

@@ -451,6 +451,20 @@ def test_edited_rows_run_anew_and_gone_ones_are_reported(tmp_path, caplog):
     assert results.metadata.num_rollouts == 3
     assert "2 rows" in caplog.text
     assert len(keys(tmp_path)) == 5
+    read = vf.load_results(tmp_path)
+    assert sorted(read["answers"]) == ["1", "3", "8"]
+    assert (read.metadata.num_rollouts, len(read.metadata.outside_plan)) == (3, 2)
+    (tmp_path / "metadata.json").unlink()  # nobody knows the plan any more: everything there is counts
+    assert len(vf.load_results(tmp_path)) == 5
+
+
+def test_a_smaller_plan_is_read_back_as_it_was_run_and_the_larger_one_again(tmp_path):
+    assert len(evaluate(tmp_path, single_turn(4))[0]) == 4
+    env = single_turn(4)
+    for num_examples, expected in ((2, 2), (4, 4), (-1, 4)):
+        results = env.evaluate(ScriptedClient(add_one), "m", results_path=tmp_path, num_examples=num_examples)
+        assert len(results) == len(vf.load_results(tmp_path)) == expected
+    assert vf.load_results(tmp_path).metadata.outside_plan == []
 
 
 def test_equal_rows_are_rollouts_of_their_own(tmp_path):

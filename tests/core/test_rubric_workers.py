@@ -17,54 +17,10 @@ def state_of(**more):
     return State(prompt="2+2", completion=[{"role": "assistant", "content": "4"}], answer="4", **more)
 
 
-def burn(seconds):
-    """Hold the interpreter as a computation does."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        sum(range(500))
-    return 1.0
-
-
-async def lag_during(work):
-    """(90th percentile of how late a 5 ms sleep wakes, in seconds; what ``work`` returned).
-
-    Not the 99th: on a shared machine that measures the other processes.
-    """
-    lags = []
-
-    async def watch():
-        while True:
-            begun = time.perf_counter()
-            await asyncio.sleep(0.005)
-            lags.append(time.perf_counter() - begun - 0.005)
-
-    watcher = asyncio.ensure_future(watch())
-    result = await work
-    watcher.cancel()
-    return sorted(lags)[int(len(lags) * 0.9)] if lags else math.inf, result
-
-
 async def score_all(rubric, count):
     states = [state_of() for _ in range(count)]
     await asyncio.gather(*(rubric.score_individual(state) for state in states))
     return states
-
-
-async def test_a_computing_reward_function_does_not_hold_the_loop():
-    def heavy(completion):
-        return burn(0.1)
-
-    lag, states = await lag_during(score_all(Rubric([heavy]), 15))
-    assert all(state["reward"] == 1.0 for state in states)
-    assert lag < 0.1
-
-
-async def test_the_same_function_on_the_loop_holds_it():
-    async def heavy(completion):
-        return burn(0.15)
-
-    lag, _ = await lag_during(score_all(Rubric([heavy]), 3))
-    assert lag > 0.1
 
 
 async def test_functions_that_wait_get_more_threads():

@@ -27,6 +27,7 @@ from verifiers.run_directory import (
     run_path,
 )
 from verifiers.run_identity import config_differences, fingerprint, rollout_key
+from verifiers.types import UserMessage
 
 CONFIG = {
     "env_id": "sums",
@@ -247,6 +248,22 @@ def test_canonical_json_is_one_spelling_and_strict():
     assert canonical_json([float("nan"), {"x": float("inf")}]) == b'[null,{"x":null}]'
     with pytest.raises(TypeError, match="object"):
         canonical_json({"a": object()})
+
+
+def test_canonical_json_does_not_change_its_spelling():
+    """Hashes of examples and runs are made of it: another spelling would orphan what was stored."""
+    assert canonical_json({"é": 1, "z": "\u2028", "a": (1.0, -0.0, 1e-05, 1e16, 1e22, 5e-324, 2**70)}) == (
+        '{"a":[1.0,-0.0,0.00001,1e16,1e22,5e-324,1180591620717411303424],"z":"\u2028","é":1}'.encode()
+    )
+    assert canonical_json({2: "b", 10: "a"}) == b'{"10":"a","2":"b"}'
+    assert canonical_json(UserMessage("hi")) == canonical_json({"content": "hi", "role": "user"})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("\ud800", "\\ud800"), ({"a": 1}, {"a": "1"}), ([1], [1.0]), ("é", "e\u0301")]
+)
+def test_different_values_have_different_canonical_json(one, other):
+    assert canonical_json(one) != canonical_json(other)
 
 
 def test_a_rollout_key_names_the_row_and_the_sibling():

@@ -133,3 +133,24 @@ def test_tools_without_hidden_parameters_need_no_hook():
 
     env = StatefulToolEnv(tools=[double], dataset=[ROW])
     assert told(env.evaluate(ScriptedClient([call({"n": 4}, "double"), "done"]), "m")) == ["8"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_arguments_are_updated_in_the_oldest_form_without_the_tools_name(is_async):
+    class Older(StatefulToolEnv):
+        def update_tool_args(self, tool_args, messages, state, **kwargs):
+            return {**tool_args, "factor": 10}
+
+    class OlderAsync(StatefulToolEnv):
+        async def update_tool_args(self, tool_args, messages, state, **kwargs):
+            return {**tool_args, "factor": 10}
+
+    def scale(number: int, factor: int) -> int:
+        """Scale."""
+        return number * factor
+
+    env = (OlderAsync if is_async else Older)(dataset=[{"question": "?"}])
+    env.add_tool(scale, args_to_skip=["factor"])
+    results = env.evaluate(ScriptedClient([ToolCall("c1", "scale", {"number": 4}), "done"]), "m")
+    assert results["errors"] == [None]
+    assert results["completions"][0][1].content == "40"

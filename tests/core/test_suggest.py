@@ -1,16 +1,9 @@
 """Misspelt names are refused in one sentence that says what was meant."""
 
-import doctest
-
 import pytest
 
-from verifiers import suggest
 from verifiers.errors import ConfigError
 from verifiers.suggest import check_keywords, close_match, close_matches, closest
-
-
-def test_doctests():
-    assert doctest.testmod(suggest).failed == 0
 
 
 def test_a_near_match_needs_four_fifths_of_the_letters():

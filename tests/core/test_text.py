@@ -1,11 +1,9 @@
 r"""Answers out of text: ``\boxed{…}``, ``####``, digits; and the check for keys."""
 
-import doctest
 import time
 
 import pytest
 
-from verifiers import text
 from verifiers.errors import MissingKeyError
 from verifiers.text import (
     BOXED_SYSTEM_PROMPT,
@@ -15,10 +13,6 @@ from verifiers.text import (
     extract_hash_answer,
     strip_non_numeric,
 )
-
-
-def test_doctests():
-    assert doctest.testmod(text).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ __version__ = "0.2.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _MODULES: dict[str, str] = {
-    "environments": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv EnvGroup",
+    "environments": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup",
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
     "decorators": "stop setup cleanup teardown reward metric advantage",
@@ -56,7 +56,7 @@ _MODULES: dict[str, str] = {
         "VerifiersError UsageError ConfigError MissingKeyError DatasetError UnknownEnvironment EnvironmentLoadError "
         "RunBusy RunMismatch RolloutError ModelError RateLimited ModelUnavailable ModelRefused MalformedResponse "
         "EmptyModelResponseError OverlongPromptError EnvironmentFault RolloutTimeout ScoringError ToolError "
-        "ToolParseError ToolCallError InfraError TunnelError SandboxError SandboxUnavailable SandboxLimit RunError "
+        "ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError SandboxUnavailable SandboxLimit RunError "
         "JournalError TooManyFaults AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError "
         "CheckpointError NonFiniteLoss NoLearningSignal GenerationStalled"
     ),
@@ -112,7 +112,8 @@ def _from_trainer(name: str) -> Any:
         if error.name != "verifiers_trainer":
             raise
         raise AttributeError(
-            f"vf.{name} is in the trainer, which is not installed: pip install 'verifiers[rl]'"
+            f"vf.{name} is in the trainer, which is not installed: pip install 'verifiers[rl]', or in a checkout: "
+            "uv sync --group train"
         ) from None
     return getattr(trainer, name)
 

@@ -23,7 +23,7 @@ from verifiers.dataset_sources import Rows, Source, is_builder
 from verifiers.encoding import canonical_json
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.example_datasets import load_example_dataset
-from verifiers.messages import normalize_chat, normalize_messages
+from verifiers.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.suggest import closest
 from verifiers.types import AttributeDict, Message, Messages, SystemMessage, ToolCall, UserMessage
 
@@ -279,7 +279,7 @@ def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the 
 
     Formatting a formatted row changes nothing. Raises: ``DatasetError`` that begins with ``place``.
     """
-    made = copy_row(dict(row))
+    made: dict[str, Any] = copy_row(dict(row))
     question = _cell(made, row_format.question_key, "question")
     if question is not None:
         if not isinstance(question, str):
@@ -314,6 +314,7 @@ def _prompt(row: Mapping[str, Any], question: str | None, row_format: RowFormat,
         prompt = normalize_chat(given)
         if given is None:
             prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]
+        check_parts(prompt)
         if row_format.system_prompt and not _begins_with_system(prompt):
             prompt = [SystemMessage(row_format.system_prompt), *prompt]
     except (ConfigError, TypeError, AttributeError) as error:
@@ -346,23 +347,27 @@ def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> s
 
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))
+_DICTS = (Message, ToolCall, AttributeDict)
 
 
 def copy_row(value: Any) -> Any:
     """A deep copy, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _ATOMS:
         return value
-    if kind is dict:
-        return {key: member if type(member) in _ATOMS else copy_row(member) for key, member in value.items()}
     if kind is list:
         return [member if type(member) in _ATOMS else copy_row(member) for member in value]
-    if isinstance(value, Message | ToolCall | AttributeDict):
-        made = value.__class__.__new__(value.__class__)
-        for key, member in value.items():
-            dict.__setitem__(made, key, member if type(member) in _ATOMS else copy_row(member))
-        return made
-    return copy.deepcopy(value)
+    if kind is dict:
+        made = value.copy()
+    elif isinstance(value, _DICTS):
+        made = kind.__new__(kind)
+        dict.update(made, value)
+    else:
+        return copy.deepcopy(value)
+    for key, member in dict.items(made):
+        if type(member) not in _ATOMS:
+            dict.__setitem__(made, key, copy_row(member))
+    return made
 
 
 def _evaluation_or_all(source: Source) -> Rows:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from verifiers.errors import ConfigError
 from verifiers.types import AttributeDict
@@ -31,38 +31,119 @@ class Options(AttributeDict):
         super().__init__(priority=priority, stage=stage, weight=weight)
 
 
+@overload
+def stop(function: F) -> F: ...
+@overload
+def stop(*, priority: int = 0) -> Callable[[F], F]: ...
 def stop(function: F | None = None, *, priority: int = 0) -> Any:
-    """``f(self, state) -> bool``: a stop condition of a rollout, named after the method."""
+    """``f(self, state) -> bool``: a stop condition of a rollout, named after the method.
+
+    >>> class Quiz(vf.MultiTurnEnv):
+    ...     @vf.stop(priority=5)
+    ...     def enough(self, state):
+    ...         return len(state["trajectory"]) >= 2
+    ...     def env_response(self, messages, state):
+    ...         return "Next question."
+    """
     return _mark("stop", function, Options(priority))
 
 
+@overload
+def setup(function: F) -> F: ...
+@overload
+def setup(*, priority: int = 0) -> Callable[[F], F]: ...
 def setup(function: F | None = None, *, priority: int = 0) -> Any:
-    """``f(self, state)``: runs before the first turn of every rollout."""
+    """``f(self, state)``: runs before the first turn of every rollout.
+
+    >>> class Quiz(vf.SingleTurnEnv):
+    ...     @vf.setup
+    ...     async def open_book(self, state):
+    ...         state["page"] = 1
+    """
     return _mark("setup", function, Options(priority))
 
 
+@overload
+def cleanup(function: F) -> F: ...
+@overload
+def cleanup(*, priority: int = 0, stage: str = "rollout") -> Callable[[F], F]: ...
 def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> Any:
-    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once when it is over."""
+    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once when it is over.
+
+    >>> class Quiz(vf.SingleTurnEnv):
+    ...     @vf.cleanup
+    ...     async def close_book(self, state):
+    ...         state.pop("book", None)
+    """
     return _mark("cleanup", function, Options(priority, stage))
 
 
+@overload
+def teardown(function: F) -> F: ...
+@overload
+def teardown(*, priority: int = 0) -> Callable[[F], F]: ...
 def teardown(function: F | None = None, *, priority: int = 0) -> Any:
-    """``f(self)``: runs once when the environment closes."""
+    """``f(self)``: runs once when the environment closes.
+
+    >>> class Quiz(vf.SingleTurnEnv):
+    ...     @vf.teardown
+    ...     async def leave(self):
+    ...         print("bye")
+    >>> Quiz(dataset=[{"question": "?"}]).close()
+    bye
+    """
     return _mark("teardown", function, Options(priority))
 
 
+@overload
+def reward(function: F) -> F: ...
+@overload
+def reward(*, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: ...
 def reward(function: F | None = None, *, weight: float = 1.0, priority: int = 0, stage: str | None = None) -> Any:
-    """A reward function of a ``Rubric`` subclass."""
+    """A reward function of a ``Rubric`` subclass.
+
+    >>> class Polite(vf.Rubric):
+    ...     @vf.reward(weight=0.5)
+    ...     def says_please(self, completion):
+    ...         return float("please" in completion[-1].content)
+    >>> Polite().get_reward_weights()
+    [0.5]
+    """
     return _mark("reward", function, Options(priority, stage, weight))
 
 
+@overload
+def metric(function: F) -> F: ...
+@overload
+def metric(*, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: ...
 def metric(function: F | None = None, *, priority: int = 0, stage: str | None = None) -> Any:
-    """A function of a ``Rubric`` subclass that is measured and has no weight in the reward."""
+    """A function of a ``Rubric`` subclass that is measured and has no weight in the reward.
+
+    >>> class Measured(vf.Rubric):
+    ...     @vf.metric
+    ...     def num_chars(self, completion):
+    ...         return len(completion[-1].content)
+    >>> Measured().get_reward_func_names(), Measured().get_reward_weights()
+    (['num_chars'], [0.0])
+    """
     return _mark("metric", function, Options(priority, stage, 0.0))
 
 
+@overload
+def advantage(function: F) -> F: ...
+@overload
+def advantage(*, priority: int = 0) -> Callable[[F], F]: ...
 def advantage(function: F | None = None, *, priority: int = 0) -> Any:
-    """``f(self, states) -> list[float]``: replaces the formula of the advantages of a group."""
+    """``f(self, states) -> list[float]``: replaces the formula of the advantages of a group.
+
+    >>> class Ranked(vf.Rubric):
+    ...     @vf.advantage
+    ...     def best_only(self, states):
+    ...         best = max(state["reward"] for state in states)
+    ...         return [float(state["reward"] == best) for state in states]
+    >>> Ranked().has_advantages
+    True
+    """
     return _mark("advantage", function, Options(priority, "group"))
 
 

@@ -15,7 +15,7 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -107,7 +107,8 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
@@ -134,7 +135,24 @@ async def maybe_await(value: Any) -> Any:
     return await value if is_awaitable(value) else value
 
 
-_PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple))
+class Done:
+    """What a synchronous hook of ours returns where older versions had a coroutine: it may be awaited, and need not be.
+
+    ``await super().setup_state(state)`` then works in a package of any age, and ``super().setup_state(state)`` too.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None):
+        self.value = value
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield from ()
+        return self.value
+
+
+NOTHING = Done()
+_PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple, Done))
 
 
 def is_awaitable(value: Any) -> bool:

@@ -10,7 +10,7 @@
     │   ├─ OverlongPromptError    the rollout loop turns it into a stop condition
     │   ├─ EnvironmentFault · RolloutTimeout · ScoringError
     │   ├─ ToolError: ToolParseError · ToolCallError
-    │   └─ InfraError: TunnelError · SandboxError: SandboxUnavailable · SandboxLimit
+    │   └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit
     └─ RunError                   the run cannot go on; everything acknowledged is on disk; commands exit 3
         ├─ JournalError · TooManyFaults
         ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: they name what to correct)
@@ -51,11 +51,11 @@ class VerifiersError(Exception):
             return self.facts.get(name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), self.facts)
 
 
-def _rebuild(cls: type, message: str, facts: dict[str, Any]) -> VerifiersError:
+def _rebuild(cls: type[VerifiersError], message: str, facts: dict[str, Any]) -> VerifiersError:
     return cls(message, **facts)
 
 
@@ -169,6 +169,12 @@ class InfraError(RolloutError):
     """Something around the rollout failed; running it again may help."""
 
     retryable = True
+
+
+class WorkerLost(InfraError):
+    """An environment worker, or the connection to it, is gone; says how it ended. On a rollout: it does so each time."""
+
+    retryable = False
 
 
 class TunnelError(InfraError):

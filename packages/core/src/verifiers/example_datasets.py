@@ -41,6 +41,10 @@ def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int |
 
     Raises: ``ConfigError`` for an unknown name or split; ``DatasetError`` when the set cannot be fetched or has other
     columns than it used to.
+
+    >>> rows = vf.load_example_dataset("arithmetic", split="test")
+    >>> rows[0]["question"], rows[0]["answer"]
+    ('What is 649 - 16 - 35?', '598')
     """
     if name == "arithmetic":
         rows = arithmetic_rows(split or "train")

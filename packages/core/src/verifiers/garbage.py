@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (20_000, 20, 20)
+THRESHOLDS = (20_000, 50, 20)
 
 _lock = threading.Lock()
 _num_runs = 0

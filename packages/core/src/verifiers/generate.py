@@ -24,6 +24,7 @@ from verifiers.garbage import fewer_collections
 from verifiers.options import DEFAULT_CONCURRENCY, RunOptions, count, parse
 from verifiers.plan import Owed, Plan, owed
 from verifiers.results import GenerateOutputs, fill_advantages
+from verifiers.rubrics.workers import workers
 from verifiers.run_client import client_for
 from verifiers.run_description import RunDescription
 from verifiers.run_directory import RunDirectory, default_root, read_config, run_path
@@ -31,6 +32,7 @@ from verifiers.run_identity import fingerprint
 from verifiers.run_results import RunResults
 from verifiers.runner import Job, Progress, RunContext, Runner
 from verifiers.two_stages import play_then_score
+from verifiers.workers import player_for
 
 __all__ = ["Plan", "check_before_run", "evaluate", "generate", "run"]
 
@@ -45,13 +47,14 @@ async def evaluate(
     given: Mapping[str, Any],
 ) -> GenerateOutputs:
     """See ``Environment.evaluate``."""
-    options, sampling = parse(env, given, ("rollouts_per_example",))
+    options, sampling = parse(env, given, ("num_examples", "rollouts_per_example"))
     siblings = count(given, "rollouts_per_example", rollouts_per_example) or _siblings_of(env)
     if num_examples != -1:
         count({}, "num_examples", num_examples)
-    examples = env.eval_table.take(num_examples, options.shuffle_seed)
-    plan = Plan(examples, [siblings] * len(examples))
-    return await run(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
+    with fewer_collections():
+        examples = env.eval_table.take(num_examples, options.shuffle_seed)
+        plan = Plan(examples, [siblings] * len(examples))
+        return await run(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
 
 
 async def generate(
@@ -103,9 +106,12 @@ async def run(
     if sampling_args.get("n", 1) != 1:
         raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n")
     check_before_run(env, plan, options)
+    if env.max_workers is not None:
+        workers().max_threads = env.max_workers
     async with client_for(client, model, keep_raw=options.keep_raw_responses) as (resolved, model_name):
         describe = RunDescription(env, plan, resolved, model_name, sampling_args, options, time.time())
         with ExitStack() as stack:
+            stack.enter_context(fewer_collections())
             directory = _open_directory(describe, stack)
             outputs = await _run_owed(describe, directory, client, stack)
     if options.push_to_hub:
@@ -170,11 +176,29 @@ async def _play(
     )
     limit = DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent
     limit = min(limit, len(jobs))
-    with fewer_collections():
-        if options.interleave_scoring or not context.score:
-            await Runner(env, context, results, limit, options.abort_after, progress).run(jobs)
-        else:
-            await play_then_score(env, context, results, jobs, limit, options.abort_after, progress)
+    if preflight is not None:
+        limit = await _clamped(describe, limit)
+    async with player_for(env, context, options) as play:
+        with fewer_collections():
+            if options.interleave_scoring or not context.score:
+                await Runner(env, context, results, limit, options.abort_after, progress, play).run(jobs)
+            else:
+                await play_then_score(env, context, results, jobs, limit, options.abort_after, progress, play)
+
+
+async def _clamped(describe: RunDescription, limit: int) -> int:
+    """``limit``, or as many rollouts as this process may open connections, with a sentence that says so."""
+    from verifiers.clients.http import connection_room, open_file_limit
+
+    room = connection_room()
+    if limit <= room:
+        return limit
+    await _warn(
+        describe,
+        f"{room} rollouts run at a time instead of {limit}: this process may open {open_file_limit()} files; raise "
+        "the limit (ulimit -n) or lower max_concurrent",
+    )
+    return room
 
 
 def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:
@@ -218,10 +242,11 @@ async def _left(
     )
     for job, row in left.done:
         results.take(job, row)
-    if left.num_foreign:
+    describe.outside_plan = left.foreign
+    if left.foreign:
         await _warn(
             describe,
-            f"{describe.path} holds {left.num_foreign} rows of rollouts that are not in this plan (removed or edited "
+            f"{describe.path} holds {len(left.foreign)} rows of rollouts that are not in this plan (removed or edited "
             "examples, or a smaller plan); they are kept and not counted",
         )
     if directory is not None:

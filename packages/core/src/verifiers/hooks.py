@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from verifiers.dual import maybe_await
@@ -47,13 +47,14 @@ class Hook:
         self.awaited = awaited or name
 
     def __enter__(self) -> None:
-        self.before, self.state.waiting_for = self.state.waiting_for, self.awaited
-        self.started = time.perf_counter()
+        state = self.state
+        self.before, state.waiting_for = state.waiting_for, self.awaited
+        self.started = perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if self.timing is not None:
             timing = self.state["timing"]
-            timing[self.timing] = timing.get(self.timing, 0.0) + 1000 * (time.perf_counter() - self.started)
+            timing[self.timing] = timing.get(self.timing, 0.0) + 1000 * (perf_counter() - self.started)
         if error is None:
             self.state.waiting_for = self.before
         elif not passes(error, self.stops_run):

@@ -150,8 +150,8 @@ class Journal:
         fd = self._held_fd()
         with open(self.path, "rb") as file:
             size = os.fstat(fd).st_size
-            for end, bodies in _whole_writes(file, self.path, size):
-                self._durable_bytes = end
+            for ends, bodies in _whole_writes(file, self.path, size):
+                self._durable_bytes = ends[-1]
                 self.num_recovered += len(bodies)
                 if on_row is not None:
                     for body in bodies:
@@ -249,6 +249,18 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
     Never changes the file. Raises: ``FileNotFoundError``; ``JournalError`` with file and line for damage.
     """
+    for _, bodies in scan_journal(path):
+        for body in bodies:
+            yield _decoded(body, Path(path))
+
+
+def scan_journal(
+    path: str | os.PathLike[str], start: int = 0, first_line: int = 1
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Each complete write from byte ``start`` on: where its lines end, and its rows as JSON; for readers with an index.
+
+    ``start`` is 0 or where a write ended, ``first_line`` the number of the line there. As ``read_journal`` otherwise.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -256,9 +268,9 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # there: nothing waits to be flushed
                 raise JournalError(f"{path} could not be flushed before reading ({error}).", path=str(path)) from error
-        for _, bodies in _whole_writes(file, Path(path), size):
-            for body in bodies:
-                yield _decoded(body, Path(path))
+        file.seek(start)
+        for ends, bodies in _whole_writes(file, Path(path), size - start, first_line):
+            yield [start + end for end in ends], bodies
 
 
 def _lines(rows: Row | Iterable[Row]) -> bytes:
@@ -278,14 +290,17 @@ def _line(row: Row, part: bytes = b"") -> bytes:
     return b'%b,"crc32":%d}\n' % (body, crc32(body))
 
 
-def _whole_writes(file: BinaryIO, path: Path, size: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Each complete write within the first ``size`` bytes: its end, in bytes, and its rows as JSON.
+def _whole_writes(
+    file: BinaryIO, path: Path, size: int, first_line: int = 1
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Each complete write within the next ``size`` bytes: where its lines end, counted from here, and its rows as JSON.
 
     Stops at an unfinished write at the end. Raises: ``JournalError`` for any other damage.
     """
     end, expected = 0, 0
     bodies: list[bytes] = []
-    for number, line in enumerate(file, 1):  # a binary file splits at \n only
+    ends: list[int] = []
+    for number, line in enumerate(file, first_line):  # a binary file splits at \n only
         end += len(line)
         if end > size or not line.endswith(b"\n"):
             return
@@ -296,10 +311,11 @@ def _whole_writes(file: BinaryIO, path: Path, size: int) -> Iterator[tuple[int, 
         if index != len(bodies) + 1 or (bodies and total != expected):
             raise _damage(path, number, "the rows written together with it are not complete")
         bodies.append(body + b"}")
+        ends.append(end)
         expected = total
         if index == total:
-            yield end, bodies
-            bodies = []
+            yield ends, bodies
+            bodies, ends = [], []
 
 
 def _without_part(body: bytes) -> tuple[bytes, int, int]:

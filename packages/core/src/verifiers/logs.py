@@ -19,6 +19,10 @@ def setup_logging(level: str | None = None, log_format: str | None = None, date_
     """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``, then INFO.
 
     Raises ``ConfigError`` for a level that does not exist.
+
+    Example::
+
+        vf.setup_logging("DEBUG")  # or set VF_LOG_LEVEL and leave the level out
     """
     wanted = (level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper()
     if wanted not in logging.getLevelNamesMapping():
@@ -36,7 +40,12 @@ def setup_logging(level: str | None = None, log_format: str | None = None, date_
 
 @contextmanager
 def log_level(level: str | int) -> Iterator[None]:
-    """Set the level of the ``verifiers`` logger for the duration of a ``with`` block."""
+    """Set the level of the ``verifiers`` logger for the duration of a ``with`` block.
+
+    >>> with vf.log_level("DEBUG"):
+    ...     logging.getLogger("verifiers").isEnabledFor(logging.DEBUG)
+    True
+    """
     logger = logging.getLogger(LOGGER)
     before = logger.level
     logger.setLevel(level.upper() if isinstance(level, str) else level)
@@ -47,5 +56,10 @@ def log_level(level: str | int) -> Iterator[None]:
 
 
 def quiet_verifiers() -> AbstractContextManager[None]:
-    """Only warnings and worse, for the duration of a ``with`` block."""
+    """Only warnings and worse, for the duration of a ``with`` block.
+
+    >>> with vf.quiet_verifiers():
+    ...     logging.getLogger("verifiers.runner").isEnabledFor(logging.INFO)
+    False
+    """
     return log_level("WARNING")

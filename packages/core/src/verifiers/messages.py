@@ -59,7 +59,7 @@ def normalize_messages(given: Any, message_type: str = "chat") -> Messages:
 
 def normalize_chat(given: Any) -> list[Message]:
     """``normalize_messages`` in chat mode."""
-    if isinstance(given, list | tuple):
+    if isinstance(given, (list, tuple)):
         return [m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in given]
     if isinstance(given, str):
         return [UserMessage(given)]
@@ -89,6 +89,26 @@ def normalize_message(given: Any) -> Message:
     dict.update(message, {"role": role, "content": content})
     dict.update(message, {name: value for name, value in fields.items() if name != "content"})
     return message
+
+
+_PARTS = {"text": ("text",), "image_url": ("image_url", "url"), "input_audio": ("input_audio", "data")}
+"""Kind of a content part -> where its text stands in it."""
+
+
+def check_parts(messages: Iterable[Any]) -> None:
+    """Raise ``ConfigError`` for a text, image or audio part that no server can read; other kinds are not judged."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+                raise ConfigError(f"a content part is a dict with a 'type'; found {_shortened(part)}", key="content")
+            path = _PARTS.get(part["type"], ())
+            value: Any = part
+            for name in path:
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if path and not isinstance(value, str):
+                wanted = "".join(f"[{name!r}]" for name in path)
+                raise ConfigError(f"a part of type {part['type']!r} needs a text in part{wanted}", key="content")
 
 
 def as_mapping(given: Any, what: str) -> Mapping[str, Any]:

@@ -69,6 +69,10 @@ class RunOptions:
     """Further keys of the state to keep on every row."""
     keep_states: bool = True
     """Keep every rollout's state in memory for ``results["states"]``."""
+    num_workers: int = 0
+    """Processes that play the rollouts; 0 = this one. The environment must have been loaded by its id."""
+    worker_backend: str = "process"
+    """Where they are: "process" on this machine, "ray" on a Ray cluster (extra ``ray``)."""
     keep_raw_responses: bool = False
     """Keep the provider's own object on every ``Response.raw``."""
     shuffle_seed: int | None = None
@@ -100,7 +104,8 @@ def parse(env: Any, given: Mapping[str, Any], counts: Sequence[str] = COUNTS) ->
     )
     for accepted in (*NO_LONGER_NEEDED, *counts):
         named.pop(accepted, None)
-    check_keywords(named, tuple(field.name for field in fields(RunOptions)), "evaluate/generate")
+    known = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
+    check_keywords(named, known, "evaluate/generate")
     if "max_concurrent" not in named and getattr(env, "max_concurrent", None):
         named["max_concurrent"] = env.max_concurrent
     if named.get("state_columns") is None:
@@ -124,7 +129,9 @@ def count(given: Mapping[str, Any], name: str, value: int | None) -> int | None:
     return asked
 
 
-_AT_LEAST = {"max_retries": 0, "abort_after": 0} | dict.fromkeys(
+WORKER_BACKENDS = ("process", "ray")
+
+_AT_LEAST = {"max_retries": 0, "abort_after": 0, "num_workers": 0} | dict.fromkeys(
     ("max_concurrent_generation", "max_concurrent_scoring", "max_concurrent_tools"), 1
 )
 
@@ -145,6 +152,8 @@ def _check(options: RunOptions) -> None:
     for name in ("seed", "shuffle_seed"):
         if getattr(options, name) is not None and not _is_int(getattr(options, name)):
             raise _refused(name, getattr(options, name), "a whole number, or None")
+    if options.worker_backend not in WORKER_BACKENDS:
+        raise _refused("worker_backend", options.worker_backend, " or ".join(map(repr, WORKER_BACKENDS)))
     if isinstance(options.state_columns, str):
         raise _refused("state_columns", options.state_columns, f"a list of names: [{options.state_columns!r}]")
     if options.push_to_hub and not options.hub_name:

@@ -5,7 +5,6 @@ A ``Plan`` is pure: it reads no disk and plays nothing. ``owed`` compares it wit
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,7 +58,7 @@ class Plan:
         Rows of equal content are told apart by their number, which stands behind the hash of the second and later
         ones: ``9f86….2``. So each rollout has a name of its own on disk, and seeds of its own.
         """
-        seen: Counter[str] = Counter()
+        seen: dict[str, int] = {}
         position = 0
         for place, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
             rows = self.own_rows.get(place) or [example]
@@ -74,9 +73,9 @@ class Plan:
             yield from group
 
 
-def _numbered(row: Example, seen: Counter[str]) -> Example:
-    seen[row.hash] += 1
-    return row if seen[row.hash] == 1 else replace(row, hash=f"{row.hash}.{seen[row.hash]}")
+def _numbered(row: Example, seen: dict[str, int]) -> Example:
+    number = seen[row.hash] = seen.get(row.hash, 0) + 1
+    return row if number == 1 else replace(row, hash=f"{row.hash}.{number}")
 
 
 @dataclass(slots=True)
@@ -86,8 +85,8 @@ class Owed:
     jobs: list[Job]
     done: list[tuple[Job, Mapping[str, Any]]]
     """Jobs with their durable rows."""
-    num_foreign: int
-    """Durable rows that belong to no rollout of the plan: of removed or edited examples, or beyond a smaller plan."""
+    foreign: list[str]
+    """Keys of durable rows that belong to no rollout of the plan: of removed or edited examples, or beyond it."""
 
 
 def owed(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: bool, retry_errors: bool) -> Owed:
@@ -96,14 +95,16 @@ def owed(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: 
     ``whole_groups``: siblings are scored together, so a group with a missing row is owed whole. ``retry_errors``: a row
     with an error is owed again.
     """
-    result = Owed([], [], 0)
+    result = Owed([], [], [])
     if not durable:
         result.jobs.extend(plan.jobs())
         return result
-    matched = 0
+    foreign = dict.fromkeys(durable)
     for jobs in plan.groups():
-        rows = [durable.get(rollout_key(job.example.hash, job.sibling)) for job in jobs]
-        matched += sum(row is not None for row in rows)
+        keys = [rollout_key(job.example.hash, job.sibling) for job in jobs]
+        rows = [durable.get(key) for key in keys]
+        for key in keys:
+            foreign.pop(key, None)
         usable = [None if row is not None and retry_errors and row.get("error") else row for row in rows]
         if whole_groups and None in usable:
             usable = [None] * len(jobs)
@@ -112,5 +113,5 @@ def owed(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: 
         if len(missing) < len(jobs):
             missing = [replace(job, num_owed=len(missing)) for job in missing]
         result.jobs += missing
-    result.num_foreign = len(durable) - matched
+    result.foreign = list(foreign)
     return result

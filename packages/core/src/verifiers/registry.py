@@ -84,6 +84,11 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     Raises: ``UnknownEnvironment`` for an id that leads nowhere; ``ConfigError`` for arguments that the loader does not
     take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError`` of the
     loader's own passes as it is.
+
+    Example::
+
+        env = vf.load_environment("reverse-text")
+        env = vf.load_environment("alphabet-sort", max_turns=3)
     """
     wanted = parse_env_id(env_id)
     found = find(wanted)
@@ -102,11 +107,18 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     if not env.env_args:
         env.env_args = dict(env_args)
     env.env_version = found.version or ""
+    env.loaded_from, env.changes = (env_id, dict(env_args)), {}
     return env
 
 
 def list_environments() -> list[EnvironmentInfo]:
-    """The installed environments that have an entry point, sorted by id; imports none of them."""
+    """The installed environments that have an entry point, sorted by id; imports none of them.
+
+    Example::
+
+        for found in vf.list_environments():
+            print(found.id, found.version, found.summary)
+    """
     return sorted(
         (
             EnvironmentInfo(
@@ -250,7 +262,8 @@ def import_loader(env_id: str, found: Found) -> Callable[..., Any]:
         raise _failure(env_id, f"importing {found}", error) from error
     if not callable(target):
         raise EnvironmentLoadError(f"environment {env_id!r}: {found} is not a function", env_id=env_id)
-    return target
+    loader: Callable[..., Any] = target
+    return loader
 
 
 def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> None:

@@ -20,12 +20,13 @@ from contextvars import ContextVar
 from typing import Any
 
 from verifiers.dataset import copy_row
+from verifiers.deadlines import Deadline
 from verifiers.decorators import decorated
-from verifiers.dual import maybe_await
+from verifiers.dual import Done, maybe_await
 from verifiers.environments.base import Environment
 from verifiers.environments.stopping import TRUNCATING, first_stop
 from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
-from verifiers.hooks import Hook, call_handler, ends_the_run, fault, is_cancelled
+from verifiers.hooks import Hook, call_handler, ends_the_run, fault
 from verifiers.messages import normalize_messages
 from verifiers.state import State, TrajectoryStep
 
@@ -46,7 +47,7 @@ async def play(env: Environment, state: State, timeout_s: float | None = None) -
     env, started = env.for_row(state), time.perf_counter()
     state["timing"]["start_time"] = time.time()
     try:
-        async with _Limits(env, state, timeout_s) as limits:
+        with _Limits(env, state, timeout_s) as limits:
             await set_up(env, state)
             while (reason := await first_stop(env, state)) is None:
                 with Hook(state, "get_prompt_messages"):
@@ -73,43 +74,34 @@ async def play(env: Environment, state: State, timeout_s: float | None = None) -
     return state
 
 
-class _Limits:
+class _Limits(Deadline):
     """The two time limits of a rollout: the environment's (a stop condition) and the run's (an error).
 
     A ``TimeoutError`` of the author's own is neither: it arrives here as an ``EnvironmentFault`` already.
     """
 
-    __slots__ = ("guard_s", "is_guard", "limit_s", "scope", "state")
+    __slots__ = ("is_guard", "state")
 
     def __init__(self, env: Environment, state: State, guard_s: float | None):
         own_s = env.timeout_seconds
         self.state = state
         self.is_guard = own_s is None or (guard_s is not None and guard_s < own_s)
-        self.limit_s = guard_s if self.is_guard else own_s
-        self.scope: asyncio.Timeout | None = None
-
-    async def __aenter__(self) -> _Limits:
-        if self.limit_s is not None:
-            self.scope = asyncio.timeout(self.limit_s)
-            await self.scope.__aenter__()
-        return self
+        super().__init__(guard_s if self.is_guard else own_s)
 
     def check(self) -> None:
         """Stop where a hook swallowed the cancellation or the time-out that was meant to stop it."""
-        if self.scope is not None and self.scope.expired():
+        if self.expired:
             raise TimeoutError
-        if is_cancelled():
+        if self.is_cancelled:
             raise asyncio.CancelledError
 
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool | None:
-        if self.scope is None:
-            return None
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool | None:
         try:
-            await self.scope.__aexit__(kind, error, trace)
+            super().__exit__(kind, error, trace)
         except TimeoutError as expired:
             self._record(expired)
             return True
-        if self.scope.expired() and error is not None and not ends_the_run(error):  # what a stopped hook made of it
+        if self.expired and error is not None and not ends_the_run(error):  # what a stopped hook made of it
             self._record(error)
             return True
         return None
@@ -137,7 +129,7 @@ async def set_up(env: Environment, state: State) -> None:
             await call_handler(env, handler, state)
     with Hook(state, "setup_state", "setup_ms", stops_run=True):
         replaced = await maybe_await(env.setup_state(state))
-        if replaced is not None and replaced is not state:
+        if replaced is not None and replaced is not state and type(replaced) is not Done:
             if not isinstance(replaced, Mapping):
                 raise TypeError(f"it returned {type(replaced).__name__}; return the state, or nothing")
             state.update(replaced)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from verifiers import compat
 from verifiers.encoding import decode_row, encode_row
 from verifiers.errors import ScoringError
 from verifiers.messages import normalize_messages
@@ -29,12 +30,15 @@ FIELDS = (
     "stop_condition timing token_usage tool_defs"
 ).split()
 DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
-RENAMED_METRICS = {"correct_answer_reward_func": "correct_answer"}
+RENAMED_METRICS = compat.METRICS
 """Metric names of older versions, on reading."""
 
 
 class RolloutInput(TypedDict, total=False):
-    """A dataset row as a rollout starts from it; further columns are allowed."""
+    """A dataset row as a rollout starts from it; further columns are allowed.
+
+    >>> row: vf.RolloutInput = {"prompt": [vf.UserMessage("2 + 2")], "answer": "4", "info": {"level": 1}}
+    """
 
     prompt: Any
     answer: Any
@@ -44,17 +48,29 @@ class RolloutInput(TypedDict, total=False):
 
 
 class RolloutOutput(AttributeDict):
-    """One row: the fields of ``FIELDS``, each metric by name, and the state columns that were asked for."""
+    """One row: the fields of ``FIELDS``, each metric by name, and the state columns that were asked for.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> row = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m").outputs[0]
+    >>> row["completion"], row.stop_condition, row.error
+    ([{'role': 'assistant', 'content': '2'}], 'max_turns_reached', None)
+    """
 
 
 class ErrorInfo(AttributeDict):
-    """A failure as data: ``error message error_chain_repr error_chain_str where retryable attempts traceback``."""
+    """A failure as data: ``error message error_chain_repr error_chain_str where retryable attempts traceback``.
+
+    >>> vf.ErrorInfo.of(vf.ToolCallError("there is no tool 'ad'")).message
+    "there is no tool 'ad'"
+    """
 
     @classmethod
     def of(cls, error: Any) -> ErrorInfo:
         """From an exception, its mapping as read from disk, or the text older versions wrote."""
         if isinstance(error, Mapping):
             return cls(error)
+        if (recorded := getattr(error, "recorded", None)) is not None:  # it was raised in another process
+            return cls(recorded)
         if not isinstance(error, BaseException):
             return cls(_blank_error() | {"error": str(error).split("(", 1)[0], "message": redacted_text(str(error))})
         chain = error_chain(error)
@@ -138,8 +154,9 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     metrics = row.get("metrics")
     if not isinstance(metrics, Mapping):
         metrics = {name: row[name] for name in metric_names if name in row}
-    output["metrics"] = {RENAMED_METRICS.get(name, name): _number(value) for name, value in metrics.items()}
-    for old in RENAMED_METRICS:
+    renamed = {} if "rollout_key" in row else RENAMED_METRICS
+    output["metrics"] = {renamed.get(name, name): _number(value) for name, value in metrics.items()}
+    for old in renamed:
         output.pop(old, None)
     for name in metrics:
         if name not in FIELDS:

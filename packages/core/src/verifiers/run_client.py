@@ -17,7 +17,7 @@ from verifiers.clients import Client, ClientConfig, EndpointConfig
 @asynccontextmanager
 async def client_for(client: Any, model: Any, *, keep_raw: bool = False) -> AsyncIterator[tuple[Client, str]]:
     """(client, model name) of a call. Raises: ``ConfigError`` that lists the ways to name one."""
-    resolved, name = clients.resolve_client(client, model, keep_raw=keep_raw)
+    resolved, name = clients.client_and_model(client, model, keep_raw=keep_raw)
     try:
         yield resolved, name
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata as packages
 from typing import Any
 
@@ -22,6 +22,26 @@ from verifiers.results import GenerateMetadata
 from verifiers.rows import RolloutOutput
 from verifiers.run_identity import fingerprint
 from verifiers.runner import groups_are_units
+
+
+def identity_of(env: Environment) -> dict[str, Any]:
+    """What an environment is to a run: two that agree in this play and score alike. Secrets are taken out."""
+    rubric = env.rubric
+    return {
+        "env_id": env.env_id,
+        "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
+        "env_version": env.env_version,
+        "env_args": redacted(env.env_args),
+        "message_type": env.message_type,
+        "system_prompt": env.system_prompt,
+        "reward_functions": rubric.get_reward_func_names(),
+        "reward_weights": rubric.get_reward_weights(),
+        "group_weights": rubric.get_group_weights(),
+        "max_turns": env.max_turns,
+        "max_seq_len": env.max_seq_len,
+        "max_total_completion_tokens": env.max_total_completion_tokens,
+        "timeout_seconds": env.timeout_seconds,
+    }
 
 
 @dataclass(slots=True)
@@ -38,6 +58,8 @@ class RunDescription:
     path: Any = None
     resumed: int = 0
     """Rollouts that were durable before this run began."""
+    outside_plan: list[str] = field(default_factory=list)
+    """Keys of rows of earlier runs that the directory holds and this plan does not: kept, and not counted."""
     _fingerprint: str | None = None
 
     @property
@@ -53,23 +75,9 @@ class RunDescription:
 
     def config(self) -> dict[str, Any]:
         """What must be equal for two rows to belong to one run. Secrets are taken out."""
-        env, rubric = self.env, self.env.rubric
-        return {
-            "env_id": env.env_id,
-            "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
-            "env_version": env.env_version,
-            "env_args": redacted(env.env_args),
+        return identity_of(self.env) | {
             "model": self.model,
-            "sampling_args": redacted({**env.sampling_args, **self.sampling_args}),
-            "message_type": env.message_type,
-            "system_prompt": env.system_prompt,
-            "reward_functions": rubric.get_reward_func_names(),
-            "reward_weights": rubric.get_reward_weights(),
-            "group_weights": rubric.get_group_weights(),
-            "max_turns": env.max_turns,
-            "max_seq_len": env.max_seq_len,
-            "max_total_completion_tokens": env.max_total_completion_tokens,
-            "timeout_seconds": env.timeout_seconds,
+            "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
             "seed": self.options.seed,
             "score_rollouts": self.scored,
             "independent_scoring": self.options.independent_scoring,
@@ -128,6 +136,7 @@ class RunDescription:
             status=status,
             seed=self.options.seed,
             resumed=self.resumed,
+            outside_plan=self.outside_plan,
             local_model=self.local_model,
         )
 

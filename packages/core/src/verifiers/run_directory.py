@@ -76,7 +76,13 @@ def find_resumable(
     return candidate if candidate.exists() else None
 
 
-def _candidates(root, env_id: str, model: str, fingerprint: str, output_dir) -> Iterator[Path]:
+def _candidates(
+    root: str | os.PathLike[str],
+    env_id: str,
+    model: str,
+    fingerprint: str,
+    output_dir: str | os.PathLike[str] | None,
+) -> Iterator[Path]:
     outputs = Path(root, "outputs") if output_dir is None else Path(output_dir)
     folder, number = outputs / "evals" / _safe_name(f"{env_id}--{model}"), 1
     while True:
@@ -113,7 +119,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """
     file = Path(path, CONFIG_NAME)
     try:
-        stored = json.loads(file.read_bytes())
+        stored: dict[str, Any] = json.loads(file.read_bytes())
         if isinstance(stored["config"], dict) and isinstance(stored["fingerprint"], str):
             return stored
         raise ValueError("it lacks the configuration or its fingerprint")

@@ -56,7 +56,8 @@ def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
                 "with it. Give a name or a number instead, or run without saving.",
                 key=key,
             ) from error
-    return _whole_numbers(json.loads(canonical_json(config)))
+    frozen: dict[str, Any] = _whole_numbers(json.loads(canonical_json(config)))
+    return frozen
 
 
 def _whole_numbers(value: Any) -> Any:

@@ -19,6 +19,7 @@ from verifiers.results import GenerateMetadata, GenerateOutputs
 from verifiers.rows import DISK_FIELDS, RolloutOutput, output_to_state, row_for_disk, row_from_disk, state_to_output
 from verifiers.run_description import RunDescription
 from verifiers.run_directory import RunDirectory
+from verifiers.run_identity import rollout_key
 from verifiers.runner import Job
 from verifiers.state import State
 
@@ -68,7 +69,7 @@ class RunResults:
             self.rows[job.position] = output
             if self.options.keep_states:
                 self.states[job.position] = state
-        await self._report(outputs)
+        await self._report(jobs, outputs)
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
         """All siblings of one example are there, with their advantages; they were stored before."""
@@ -108,7 +109,7 @@ class RunResults:
                 step["advantage"] = row["advantage"] if step["advantage"] is None else step["advantage"]
         return state
 
-    async def _report(self, outputs: list[RolloutOutput]) -> None:
+    async def _report(self, jobs: list[Job], outputs: list[RolloutOutput]) -> None:
         now = time.monotonic()
         if now >= self._next_write and self.directory is not None:
             self.write_metadata(self.describe.metadata(self.in_order(), "running"))
@@ -119,9 +120,22 @@ class RunResults:
             self._metadata = self.describe.metadata(self.in_order(), "running")
             self._next_report = _next_time(now, REPORT_EVERY_S)
         try:
-            await maybe_await(self.options.on_progress(outputs, self._metadata))
+            await maybe_await(self.options.on_progress(_with_keys(jobs, outputs), self._metadata))
         except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
             self.describe.env.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
+
+
+def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOutput]:
+    """The rows with what names them on disk: ``rollout_key example_hash sibling``."""
+    return [
+        RolloutOutput(
+            row,
+            rollout_key=rollout_key(job.example.hash, job.sibling),
+            example_hash=job.example.hash,
+            sibling=job.sibling,
+        )
+        for job, row in zip(jobs, outputs, strict=True)
+    ]
 
 
 def _next_time(started: float, every_s: float) -> float:

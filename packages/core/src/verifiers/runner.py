@@ -27,7 +27,7 @@ from verifiers.dual import is_awaitable
 from verifiers.environments.base import Environment
 from verifiers.environments.running import Runs
 from verifiers.errors import ModelError, RolloutTimeout, RunError, TooManyFaults
-from verifiers.hooks import Hook, ends_the_run, is_cancelled
+from verifiers.hooks import Hook, ends_the_run
 from verifiers.rollout import conclude, current_run, play
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import Supply
@@ -38,6 +38,8 @@ from verifiers.rubrics.workers import workers as loop_workers
 from verifiers.state import State
 
 Slot = AbstractAsyncContextManager[Any]
+TURN = 8
+"""Rollouts after which a worker lets the others have their turn, should none of its own ever have waited."""
 
 
 class Sink(Protocol):
@@ -243,9 +245,10 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
 
 async def _monitor(env: Environment, state: State) -> None:
     """Add the metrics of ``env.monitor_rubric`` that the rubric has none of the same name for."""
+    supply = Supply(state, loop_workers().processes)
     for function in env.monitor_rubric.functions:
         try:
-            value = function(Supply(state, loop_workers().processes))
+            value = function(supply)
             value = finite_value(await value if is_awaitable(value) else value, function.name)
         except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
             env.logger.warning("the monitored metric %s failed: %s", function.name, error)
@@ -324,9 +327,12 @@ class Runner:
                 await self.env.rubric.run_cleanup([state for _, state in members])
 
     async def _work(self, jobs: Iterator[Job]) -> None:
-        for job in jobs:
-            await asyncio.sleep(0)  # rollouts that never wait for anything must not keep the others from their turn
-            if self.context.is_over or is_cancelled():  # the latter: a hook swallowed it
+        task = asyncio.current_task()
+        assert task is not None
+        for number, job in enumerate(jobs):
+            if number % TURN == 0:
+                await asyncio.sleep(0)
+            if self.context.is_over or task.cancelling():  # the latter: a hook swallowed it
                 return
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
@@ -347,13 +353,15 @@ class Runner:
         if self.context.independent_scoring:
             await self.env.rubric.run_cleanup([state])
             return
-        members = self._groups.setdefault(job.example.example_id, [])
-        members.append((job, state))
-        if len(members) < (job.num_owed or job.siblings):
-            return
-        del self._groups[job.example.example_id]
-        members.sort(key=lambda member: member[0].sibling)
-        jobs, states = [job for job, _ in members], [state for _, state in members]
+        jobs, states = [job], [state]
+        if (num_members := job.num_owed or job.siblings) > 1:
+            members = self._groups.setdefault(job.example.example_id, [])
+            members.append((job, state))
+            if len(members) < num_members:
+                return
+            del self._groups[job.example.example_id]
+            members.sort(key=lambda member: member[0].sibling)
+            jobs, states = [job for job, _ in members], [state for _, state in members]
         if job.in_part:  # their advantages depend on rewards of an earlier run: whoever has those sets them
             await self.env.rubric.run_cleanup(states)
             return

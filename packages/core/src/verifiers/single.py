@@ -90,7 +90,7 @@ async def run_rollout(env: Environment, input: Any, client: Any, model: Any, *ar
 
 async def run_group(
     env: Environment, group_inputs: Sequence[Mapping[str, Any]], client: Any, model: Any, *args: Any, **keywords: Any
-) -> list:
+) -> list[Any]:
     """Scored siblings of one example with advantages, in either of the two historical shapes."""
     wanted = _Wanted.of(args, keywords, "run_group")
     async with client_for(client, model) as (resolved, name):
@@ -146,5 +146,5 @@ class _Wanted:
             given_client=given_client,
         )
 
-    def shape(self, states: list[State]) -> list:
+    def shape(self, states: list[State]) -> list[Any]:
         return states if self.as_states else [state_to_output(state, self.state_columns) for state in states]

@@ -18,7 +18,12 @@ __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepToke
 
 
 class Timing(AttributeDict):
-    """Where a rollout's time went, in milliseconds, and when it began (epoch seconds)."""
+    """Where a rollout's time went, in milliseconds, and when it began (epoch seconds).
+
+    >>> timing = vf.Timing(model_ms=12.5)
+    >>> timing.model_ms, timing["total_ms"]
+    (12.5, 0.0)
+    """
 
     _ZERO = dict.fromkeys(
         ("setup_ms", "generation_ms", "model_ms", "env_ms", "scoring_ms", "total_ms", "overhead_ms", "start_time"), 0.0
@@ -28,7 +33,7 @@ class Timing(AttributeDict):
         super().__init__(self._ZERO, **given)
 
 
-class InputView(MutableMapping):
+class InputView(MutableMapping[str, Any]):
     """``state["input"]``: the row's columns, live; reading and writing go to the state itself.
 
     A column whose name is one of the state's own keys (a dataset may have a column "reward" or "id") is kept apart and
@@ -67,7 +72,7 @@ class InputView(MutableMapping):
         return repr(dict(self))
 
 
-class State(dict):
+class State(dict[str, Any]):
     """Everything about one rollout, from its dataset row to its reward. Keys beyond the listed ones are the author's.
 
     The row's columns stand at the top level, and ``state["input"]`` is a live view of them. ``reward`` is None until
@@ -87,6 +92,8 @@ class State(dict):
     """What the rollout's sampling seeds are derived from, beside the run's seed: its example and sibling."""
     attempts: int = 1
     """How often the rollout was played."""
+    cleaned_up: bool = False
+    """Whether the rubric's clean-up handlers have run for it already, in the process that played it."""
 
     INPUT_FIELDS = ("prompt", "answer", "task", "info", "example_id")
     COMPUTED = frozenset(("id", "turn", "responses"))
@@ -115,31 +122,34 @@ class State(dict):
     """Keys that are the state's own; a column of such a name is read through ``state["input"]``."""
 
     def __init__(self, *mappings: Mapping[str, Any], **fields: Any):
-        given: dict[str, Any] = {}
-        for mapping in mappings:
-            given.update(mapping)
-        given.update(fields)
+        given = fields
+        if mappings:
+            given = {}
+            for mapping in mappings:
+                given.update(mapping)
+            given.update(fields)
         row = given.pop("input", None)
         if row is None:
             row = {key: value for key, value in given.items() if key not in self._DEFAULTS and key != "oai_tools"}
         if "oai_tools" in given:
             given["tool_defs"] = given.pop("oai_tools")
-        columns = {"prompt": [], "answer": "", "task": "default", "info": {}, "example_id": 0}
-        columns.update(row)
+        columns = {"prompt": [], "answer": "", "task": "default", "info": {}, "example_id": 0, **row}
         self.input_columns = list(columns)
         """Names of the row's columns."""
-        self.hidden_columns = {key: columns.pop(key) for key in self.RESERVED.intersection(columns)}
+        hidden = () if self.RESERVED.isdisjoint(columns) else self.RESERVED.intersection(columns)
+        self.hidden_columns = {key: columns.pop(key) for key in hidden}
         """Columns whose names are the state's own keys."""
         super().__init__(self._DEFAULTS)
         dict.update(self, columns)
         dict.update(self, given)
-        for name in self.COMPUTED:
-            dict.pop(self, name, None)
+        if not self.COMPUTED.isdisjoint(given):
+            for name in self.COMPUTED:
+                dict.pop(self, name, None)
         for key, fresh in _FRESH:
             if dict.__getitem__(self, key) is None:
                 dict.__setitem__(self, key, fresh())
-        if not isinstance(dict.__getitem__(self, "timing"), Timing):
-            dict.__setitem__(self, "timing", Timing(**self["timing"]))
+        if type(timing := dict.__getitem__(self, "timing")) is not Timing:
+            dict.__setitem__(self, "timing", Timing(**timing))
 
     def __missing__(self, key: str) -> Any:
         match key:
@@ -179,7 +189,7 @@ class State(dict):
         for key, value in dict(*mappings, **fields).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> State:  # type: ignore[misc]
+    def __ior__(self, other: Any) -> State:  # type: ignore[override,misc]  # dict's own overloads give a dict
         self.update(other)
         return self
 
@@ -192,7 +202,7 @@ class State(dict):
         """A plain dict of the keys, with ``input``."""
         return {**self, "input": dict(self["input"])}
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return State, (self.copy(),)
 
 

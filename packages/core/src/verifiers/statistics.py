@@ -35,15 +35,17 @@ def clustered_stderr(values: Sequence[float], clusters: Sequence[Hashable]) -> f
 
     *Source*: Miller 2024, "Adding Error Bars to Evals", eq. 4, with the small-sample factor of cluster-robust errors.
     """
-    pairs = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if not math.isnan(value)]
-    center = mean(value for value, _ in pairs)
+    center = mean(values)
     sums: dict[Hashable, float] = {}
-    for value, cluster in pairs:
-        sums[cluster] = sums.get(cluster, 0.0) + value - center
+    num_known = 0
+    for value, cluster in zip(values, clusters, strict=True):
+        if value == value:  # no NaN
+            sums[cluster] = sums.get(cluster, 0.0) + value - center
+            num_known += 1
     if len(sums) < 2:
         return NAN
     scale = len(sums) / (len(sums) - 1)
-    return math.sqrt(scale * math.fsum(total * total for total in sums.values())) / len(pairs)
+    return math.sqrt(scale * math.fsum(total * total for total in sums.values())) / num_known
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -69,6 +71,8 @@ def pass_rates(
 
     Keys are ``str(k)``. Both are empty for ``n`` < 2 or when no example is complete.
     """
+    if n < 2:
+        return {}, {}
     by_example: dict[Hashable, list[float]] = {}
     for reward, example in zip(rewards, examples, strict=True):
         by_example.setdefault(example, []).append(reward)
@@ -77,7 +81,7 @@ def pass_rates(
         for group in by_example.values()
         if len(group) == n and len(known(group)) == n
     ]
-    if n < 2 or not counts:
+    if not counts:
         return {}, {}
     ks = [1 << power for power in range(n.bit_length())]
     any_of = {str(k): mean(pass_at_k(n, count, k) for count in counts) for k in ks}

@@ -26,9 +26,16 @@ class TrajectoryStepTokens(AttributeDict):
 
     Keys: ``prompt_ids``, ``prompt_mask`` (all 0), ``completion_ids``, ``completion_mask`` (all 1),
     ``completion_logprobs``, ``overlong_prompt``, ``is_truncated``, ``version``.
+
+    >>> tokens = vf.TrajectoryStepTokens(prompt_ids=[1, 15], completion_ids=[7], completion_logprobs=[-0.5])
+    >>> tokens["prompt_ids"], tokens["completion_mask"]
+    ([1, 15], [1])
     """
 
     __slots__ = ("_previous", "_shared", "_whole_prompt")
+    _previous: Any
+    _shared: int
+    _whole_prompt: np.ndarray | None
     COMPOSED = frozenset(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"))
 
     def __init__(
@@ -64,13 +71,20 @@ class TrajectoryStepTokens(AttributeDict):
         return self._shared
 
     @property
+    def previous(self) -> TrajectoryStepTokens | None:
+        """The tokens of the step that these continue; None when they share nothing with it."""
+        previous: TrajectoryStepTokens | None = self._previous
+        return previous
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the prompt and the completion together, without composing them."""
         return self._shared + len(self.new_prompt_ids()) + len(dict.__getitem__(self, "completion_ids"))
 
     def new_prompt_ids(self) -> np.ndarray:
         """The prompt tokens after the shared prefix, int32 [P - shared]."""
-        return dict.__getitem__(self, "prompt_ids")
+        ids: np.ndarray = dict.__getitem__(self, "prompt_ids")
+        return ids
 
     def prompt_array(self) -> np.ndarray:
         """The whole prompt, int32 [P]."""
@@ -138,7 +152,7 @@ class TrajectoryStepTokens(AttributeDict):
     def values(self) -> Any:
         return [self[key] for key in self]
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (TrajectoryStepTokens, dict(self))
 
 
@@ -168,9 +182,16 @@ class TrajectoryStep(AttributeDict):
 
     Token data stand in ``tokens`` alone: a ``response`` whose tokens were recorded there is kept without them, because
     every response repeats the ids of the whole prompt.
+
+    >>> step = vf.TrajectoryStep([vf.UserMessage("hi")], [vf.AssistantMessage("hello")])
+    >>> step["completion"][0].content, step.reward
+    ('hello', None)
     """
 
     __slots__ = ("_previous", "_shared", "_whole_prompt")
+    _previous: Any
+    _shared: int
+    _whole_prompt: Any
 
     def __init__(
         self,
@@ -210,11 +231,13 @@ class TrajectoryStep(AttributeDict):
 
     def new_prompt(self) -> Messages:
         """The prompt's messages after the shared prefix."""
-        return dict.__getitem__(self, "prompt")
+        prompt: Messages = dict.__getitem__(self, "prompt")
+        return prompt
 
     def conversation(self) -> Messages:
         """Prompt and completion together, as a new list (or text)."""
-        return self["prompt"] + dict.__getitem__(self, "completion")
+        conversation: Messages = self["prompt"] + dict.__getitem__(self, "completion")
+        return conversation
 
     def settle(self) -> None:
         """No step will continue this one: hold nothing twice any more."""
@@ -258,7 +281,7 @@ class TrajectoryStep(AttributeDict):
     def values(self) -> Any:
         return [self[key] for key in self]
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (TrajectoryStep, dict(self))
 
 
@@ -266,6 +289,8 @@ def _common_messages(before: Any, now: Any) -> int:
     """Length of the common prefix of two message lists or two texts."""
     if isinstance(before, str) or isinstance(now, str):
         return len(before) if isinstance(before, str) and isinstance(now, str) and now.startswith(before) else 0
+    if now[: len(before)] == before:
+        return len(before)
     n = 0
     for left, right in zip(before, now, strict=False):
         if left is not right and left != right:

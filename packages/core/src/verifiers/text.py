@@ -69,7 +69,13 @@ def strip_non_numeric(text: str) -> str:
 
 
 def ensure_keys(names: Iterable[str]) -> None:
-    """Check that environment variables are set. Raises: ``MissingKeyError`` that names every one that is not."""
+    """Check that environment variables are set. Raises: ``MissingKeyError`` that names every one that is not.
+
+    >>> vf.ensure_keys(["NO_SUCH_KEY"])
+    Traceback (most recent call last):
+        ...
+    verifiers.errors.MissingKeyError: set NO_SUCH_KEY first, for example: export NO_SUCH_KEY=...
+    """
     missing = [name for name in names if not os.environ.get(name)]
     if missing:
         raise MissingKeyError(f"set {', '.join(missing)} first, for example: export {missing[0]}=...", names=missing)

@@ -98,7 +98,7 @@ class ToolFunction:
 
     @property
     def name(self) -> str:
-        return self.definition["name"]
+        return str(self.definition["name"])
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The visible arguments in the types they are declared with; those that were not given stay away.
@@ -127,7 +127,7 @@ def tool_name(function: Callable[..., Any]) -> str:
     """``__name__`` of a callable, of a partial that of the wrapped function. *Raises* ConfigError for one unfit."""
     if not callable(function):
         raise ConfigError(f"a tool must be a function, not {type(function).__name__}: {shortened(function)}")
-    name = getattr(_unwrapped(function), "__name__", None)
+    name: str | None = getattr(_unwrapped(function), "__name__", None)
     if name is None:
         raise ConfigError(f"a tool needs a __name__, which {type(function).__name__} objects lack; write a function")
     _check_name(name)

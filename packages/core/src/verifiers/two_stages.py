@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from verifiers.environments.base import Environment
 from verifiers.errors import RunError
-from verifiers.runner import Job, Progress, RunContext, Runner, Sink, play_job, score
+from verifiers.runner import Job, Player, Progress, RunContext, Runner, Sink, play_job, score
 from verifiers.state import State
 
 
@@ -39,14 +39,15 @@ async def play_then_score(
     concurrency: int,
     abort_after: int,
     progress: Progress,
+    play: Player = play_job,
 ) -> None:
-    """Play every job, then score and store them. Raises ``RunError`` as ``Runner.run`` does."""
+    """Play every job (``play`` does not score), then score and store them. Raises ``RunError`` as ``Runner.run`` does."""
     held, playing = _Held(), Progress(total=len(jobs), running=progress.running)
     alone = [replace(job, siblings=1, num_owed=None) for job in jobs]
     first = replace(context, score=False, independent_scoring=False)
     stopped: RunError | None = None
     try:
-        await Runner(env, first, held, concurrency, abort_after, playing, play_job).run(alone)
+        await Runner(env, first, held, concurrency, abort_after, playing, play).run(alone)
     except RunError as error:
         stopped = error
 

@@ -23,7 +23,7 @@ RewardFunc: TypeAlias = Callable[..., Any]
 DatasetBuilder: TypeAlias = Callable[[], Any]
 
 
-class AttributeDict(dict):
+class AttributeDict(dict[str, Any]):
     """A dict whose keys also read and write as attributes; a missing one is an AttributeError."""
 
     __slots__ = ()
@@ -37,11 +37,11 @@ class AttributeDict(dict):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), dict(self))
 
 
-def _restore(cls: type[dict], items: dict) -> dict:
+def _restore(cls: type[dict[str, Any]], items: dict[str, Any]) -> dict[str, Any]:
     restored = cls.__new__(cls)
     dict.update(restored, items)
     return restored
@@ -50,7 +50,7 @@ def _restore(cls: type[dict], items: dict) -> dict:
 # --- messages ---------------------------------------------------------------------------------------------------
 
 
-class Message(dict):
+class Message(dict[str, Any]):
     """One chat message: ``{"role": …, "content": …}``; the known fields read as attributes, absent ones as None.
 
     >>> m = UserMessage("hello")
@@ -71,7 +71,7 @@ class Message(dict):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), dict(self))
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
@@ -94,25 +94,37 @@ def _message(role: str, content: Any, /, **optional: Any) -> dict[str, Any]:
 
 
 class SystemMessage(Message):
-    """A system message."""
+    """A system message.
+
+    >>> vf.SystemMessage("Be brief.")
+    {'role': 'system', 'content': 'Be brief.'}
+    """
 
     __slots__ = ()
 
     def __init__(self, content: Any):
-        super().__init__(_message("system", content))
+        super().__init__(role="system", content=content)
 
 
 class UserMessage(Message):
-    """A user message; ``content`` is text or a list of content parts."""
+    """A user message; ``content`` is text or a list of content parts.
+
+    >>> vf.UserMessage("hi") == {"role": "user", "content": "hi"}
+    True
+    """
 
     __slots__ = ()
 
     def __init__(self, content: Any):
-        super().__init__(_message("user", content))
+        super().__init__(role="user", content=content)
 
 
 class AssistantMessage(Message):
-    """What the model said; ``content`` may be None only beside ``tool_calls``."""
+    """What the model said; ``content`` may be None only beside ``tool_calls``.
+
+    >>> vf.AssistantMessage("It is 4.", reasoning_content="2 + 2")
+    {'role': 'assistant', 'content': 'It is 4.', 'reasoning_content': '2 + 2'}
+    """
 
     __slots__ = ()
 
@@ -128,7 +140,11 @@ class AssistantMessage(Message):
 
 
 class ToolMessage(Message):
-    """The result of one tool call."""
+    """The result of one tool call.
+
+    >>> vf.ToolMessage("4", tool_call_id="c1")
+    {'role': 'tool', 'content': '4', 'tool_call_id': 'c1'}
+    """
 
     __slots__ = ()
 
@@ -137,7 +153,11 @@ class ToolMessage(Message):
 
 
 class TextMessage(Message):
-    """A stretch of text in completion mode."""
+    """A stretch of text in completion mode.
+
+    >>> vf.TextMessage("2 + 2 =")
+    {'role': 'text', 'content': '2 + 2 ='}
+    """
 
     __slots__ = ()
 
@@ -145,10 +165,40 @@ class TextMessage(Message):
         super().__init__(_message("text", content))
 
 
-class ToolCall(dict):
-    """A tool call in the wire form; ``name`` and ``arguments`` (a JSON string) also read flat."""
+class _Function(dict[str, Any]):
+    """The wire form of something with a ``function``, whose ``FLAT`` fields also read directly."""
 
     __slots__ = ()
+    FLAT: tuple[str, ...] = ()
+
+    def __missing__(self, key: str) -> Any:
+        if key in self.FLAT:
+            return self["function"].get(key)
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self or key in self.FLAT else default
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), dict(self))
+
+
+class ToolCall(_Function):
+    """A tool call in the wire form; ``name`` and ``arguments`` (a JSON string) also read flat.
+
+    >>> call = vf.ToolCall("c1", "add", {"a": 1})
+    >>> call["function"]["name"], call.name, call.arguments
+    ('add', 'add', '{"a": 1}')
+    """
+
+    __slots__ = ()
+    FLAT = ("name", "arguments")
 
     def __init__(self, id: str = "", name: str = "", arguments: str | Mapping[str, Any] = "{}", **_: Any):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -162,31 +212,17 @@ class ToolCall(dict):
         made.update((k, v) for k, v in call.items() if k not in ("id", "type", "function", "name", "arguments"))
         return made
 
-    def __missing__(self, key: str) -> Any:
-        if key in ("name", "arguments"):
-            return self["function"][key]
-        raise KeyError(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+class Tool(_Function):
+    """An OpenAI function tool; ``name``, ``description``, ``parameters`` and ``strict`` also read flat.
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"a tool call has no {name!r}") from None
-
-    def __reduce__(self):
-        return _restore, (type(self), dict(self))
-
-
-class Tool(dict):
-    """An OpenAI function tool; ``name``, ``description``, ``parameters`` and ``strict`` also read flat."""
+    >>> tool = vf.Tool("add", "Add two numbers.", {"type": "object"})
+    >>> tool["function"]["name"], tool.name, tool.strict
+    ('add', 'add', None)
+    """
 
     __slots__ = ()
+    FLAT = ("name", "description", "parameters", "strict")
 
     def __init__(
         self,
@@ -206,29 +242,13 @@ class Tool(dict):
         f = tool.get("function") or tool
         return cls(f.get("name") or "", f.get("description") or "", f.get("parameters") or {}, f.get("strict"))
 
-    def __missing__(self, key: str) -> Any:
-        if key in ("name", "description", "parameters", "strict"):
-            return self["function"].get(key)
-        raise KeyError(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"a tool has no {name!r}") from None
-
-    def __reduce__(self):
-        return _restore, (type(self), dict(self))
-
 
 class TextContentPart(AttributeDict):
-    """``{"type": "text", "text": …}``."""
+    """``{"type": "text", "text": …}``.
+
+    >>> vf.UserMessage([vf.TextContentPart("What is it?"), vf.ImageUrlContentPart("http://host/a.png")]).content[0]
+    {'type': 'text', 'text': 'What is it?'}
+    """
 
     __slots__ = ()
 
@@ -237,18 +257,25 @@ class TextContentPart(AttributeDict):
 
 
 class ImageUrlContentPart(AttributeDict):
-    """``{"type": "image_url", "image_url": {"url": …}}``; ``url`` may be a data URL."""
+    """``{"type": "image_url", "image_url": {"url": …}}``; ``url`` may be a data URL.
+
+    >>> vf.ImageUrlContentPart("http://host/a.png")
+    {'type': 'image_url', 'image_url': {'url': 'http://host/a.png'}}
+    """
 
     __slots__ = ()
 
     def __init__(self, image_url: str | Mapping[str, Any]):
-        super().__init__(
-            type="image_url", image_url={"url": image_url} if isinstance(image_url, str) else dict(image_url)
-        )
+        source = {"url": image_url} if isinstance(image_url, str) else dict(image_url)
+        super().__init__(type="image_url", image_url=source)
 
 
 class InputAudioContentPart(AttributeDict):
-    """``{"type": "input_audio", "input_audio": {"data": base64, "format": "wav"}}``."""
+    """``{"type": "input_audio", "input_audio": {"data": base64, "format": "wav"}}``.
+
+    >>> vf.InputAudioContentPart("UklGRg==", "wav")
+    {'type': 'input_audio', 'input_audio': {'data': 'UklGRg==', 'format': 'wav'}}
+    """
 
     __slots__ = ()
 
@@ -261,7 +288,12 @@ class InputAudioContentPart(AttributeDict):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model call. ``prompt`` is a list of messages, or text when ``message_type`` is "completion"."""
+    """One model call. ``prompt`` is a list of messages, or text when ``message_type`` is "completion".
+
+    >>> request = vf.ModelRequest([vf.UserMessage("hi")], "m", sampling_args={"temperature": 0.0})
+    >>> request.message_type, request.tools
+    ('chat', None)
+    """
 
     prompt: Messages
     model: str
@@ -280,7 +312,11 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens the server counted for one call."""
+    """Tokens the server counted for one call.
+
+    >>> vf.Usage(prompt_tokens=12, completion_tokens=3).total_tokens
+    15
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -294,9 +330,9 @@ class Usage:
 class ResponseTokens:
     """The tokens of one call exactly as the server saw and sampled them.
 
-    Example, a prompt of three tokens and a completion of two::
-
-        ResponseTokens(prompt_ids=[1, 15, 9], completion_ids=[7, 2], completion_logprobs=[-0.1, -0.7], version=4)
+    >>> tokens = vf.ResponseTokens(np.array([1, 15, 9]), np.array([7, 2]), np.array([-0.1, -0.7]), version=4)
+    >>> len(tokens.prompt_ids), len(tokens.completion_ids) == len(tokens.completion_logprobs)
+    (3, True)
     """
 
     prompt_ids: np.ndarray  # int32 [P]
@@ -325,7 +361,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One completion. Also answers ``choices[0].message`` and ``usage.prompt_tokens`` as OpenAI objects do."""
+    """One completion. Also answers ``choices[0].message`` and ``usage.prompt_tokens`` as OpenAI objects do.
+
+    >>> said = vf.Response(vf.AssistantMessage("4"), usage=vf.Usage(12, 1))
+    >>> said.text, said.choices[0].message.content, said.finish_reason, said.usage.total_tokens
+    ('4', '4', 'stop', 13)
+    """
 
     message: Message
     finish_reason: str = "stop"

@@ -22,7 +22,7 @@ from verifiers.checks.playing import Player, check_marks
 from verifiers.checks.report import CheckReport, Finding, Findings, raised_at, running_at, said
 from verifiers.checks.rubrics import check_format_rewards, check_functions, check_rewards, check_scoring
 from verifiers.checks.watched import Hanging, run_watched
-from verifiers.clients import resolve_client
+from verifiers.clients import client_and_model
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError
@@ -43,6 +43,10 @@ def check_environment(
 
     Raises ``UnknownEnvironment`` for an id that leads nowhere, ``ConfigError`` for arguments or a client that cannot
     be used; everything else is in the report.
+
+    >>> report = vf.check_environment(vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}]), n=1)
+    >>> report.ok, [finding.code for finding in report.errors]
+    (True, [])
     """
     check = _begin(env_or_id, n, client, seed, timeout_s, model)
     hold_s = max(timeout_s, LEAST_HOLD_S)
@@ -77,7 +81,7 @@ def _begin(env_or_id: Any, n: int, client: Any, seed: int, timeout_s: float, mod
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise ConfigError(f"timeout_s is {timeout_s!r}; it must be a positive number of seconds", key="timeout_s")
     if client is not None:
-        resolve_client(client, model)
+        client_and_model(client, model)
     findings = Findings()
     return _Check(load(env_or_id, findings), findings, n, client, seed, timeout_s, model)
 

@@ -118,7 +118,8 @@ def _report_failure(name: str, error: BaseException, findings: Findings, is_seco
 
 def _loader_of(env_or_id: Any) -> Loader:
     if not isinstance(env_or_id, str):
-        return env_or_id
+        given: Loader = env_or_id
+        return given
     return registry.import_loader(env_or_id, registry.find(registry.parse_env_id(env_or_id)))
 
 

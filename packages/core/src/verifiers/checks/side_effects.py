@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 NETWORK_EVENTS = frozenset(("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto"))
+IPV6_PROBE = ("::1", 0)
+"""What urllib3 binds, and closes, when it is imported, to learn whether there is IPv6: nobody is contacted."""
 HARMLESS_THREADS = ("tqdm",)
 """Packages whose helper threads are no effect of the environment."""
 
@@ -56,6 +58,8 @@ class Watch:
         if threading.get_ident() in self._foreign:
             return
         address = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
+        if event == "socket.bind" and address[:2] == IPV6_PROBE:
+            return
         if event == "socket.getaddrinfo" or isinstance(address, tuple):  # a path is a local socket
             host = address if event == "socket.getaddrinfo" else address[0]
             self._contacts[f"{event.partition('.')[2]} {host}"] = None

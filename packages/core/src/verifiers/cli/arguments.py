@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +86,7 @@ def parse(argv: Iterable[str]) -> CommandLine:
 
 def spelling(name: str) -> str:
     """The long flag of a setting."""
-    flags = ({**SETTINGS, **COMMAND_SETTINGS})[name].metadata["flags"]
+    flags: Sequence[str] = ({**SETTINGS, **COMMAND_SETTINGS})[name].metadata["flags"]
     return next(flag.partition("/")[0] for flag in flags if flag.startswith("--"))
 
 

@@ -17,6 +17,10 @@ def _run(package: str, module: str, command: str, requirement: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        print(f"{command} needs the trainer, which is not installed: pip install '{requirement}'", file=sys.stderr)
+        print(
+            f"{command} needs the trainer, which is not installed: pip install '{requirement}', or in a checkout: "
+            "uv sync --group train",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     importlib.import_module(module).main()

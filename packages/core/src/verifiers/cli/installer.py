@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import importlib_metadata
 
@@ -73,6 +74,10 @@ class Installer:
             flags = ["--upgrade-package", upgrade, "--reinstall-package", upgrade] if self.is_uv else ["--upgrade"]
         return [*self.prefix, *flags, *requirements, *_this_library()]
 
+    def install_without_dependencies(self, requirement: str) -> list[str]:
+        """The command that installs one package and nothing that it asks for."""
+        return [*self.prefix, "--no-deps", requirement]
+
     def install_alone_from(self, index_url: str, requirement: str, upgrade: bool) -> list[str]:
         """The command that takes one package from one index and from nowhere else; its dependencies come later."""
         only = ["--no-config", "--default-index"] if self.is_uv else ["--isolated", "--index-url"]
@@ -92,15 +97,27 @@ def find_installer() -> Installer:
     raise ConfigError(f"there is neither uv on the path nor pip in {sys.executable}; install one of them")
 
 
-def run(command: Sequence[str], *, aloud: bool, one_index: bool = False) -> Finished:
-    """Run an installer to its end. ``aloud``: pass its lines on to stderr; ``one_index``: without other indexes."""
+def run(
+    command: Sequence[str],
+    *,
+    aloud: bool,
+    one_index: bool = False,
+    folder: Path | None = None,
+    installs_here: bool = True,
+) -> Finished:
+    """Run an installer to its end, in ``folder``.
+
+    ``aloud``: pass its lines on to stderr; ``one_index``: without other indexes; ``installs_here``: into the Python of
+    this interpreter, and not into another project's.
+    """
     lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=_environment(one_index),
+        env=_environment(one_index) if installs_here else {**os.environ, "NO_COLOR": "1"},
+        cwd=folder,
         text=True,
         encoding="utf-8",
         errors="replace",

@@ -65,7 +65,7 @@ def integer(low: int | None = None, *, or_minus_one: str | None = None) -> Kind:
             raise ValueError(f"must be {what}, not {value!r}")
         if or_minus_one and value == -1 and not isinstance(value, bool):
             return -1
-        return _between(value, low, None, what)
+        return int(_between(value, low, None, what))
 
     return Kind("N", check, _number_of)
 
@@ -82,7 +82,7 @@ def choice(*allowed: str) -> Kind:
     def check(value: Any) -> str:
         if value not in allowed:
             raise ValueError(f"must be one of {', '.join(allowed)}, not {value!r}")
-        return value
+        return str(value)
 
     return Kind("|".join(allowed), check)
 
@@ -93,6 +93,13 @@ def _seconds(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"must be a number of seconds above 0, or none for no bound, not {value!r}")
     return float(value)
+
+
+def _workers(value: Any) -> int:
+    if value == "auto":
+        return 0
+    what = 'a number of processes, 0 for this one, or "auto"'
+    return int(_between(value, 0, None, what)) if not isinstance(value, float) else _between(None, 0, None, what)
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -163,6 +170,7 @@ VARIABLE = Kind("NAME", _variable)
 RUN = Kind("[PATH]", _path_or_newest)
 FLAG = Kind("", _flag, is_flag=True)
 SECONDS = Kind("SECONDS", _seconds, _number_of)
+WORKERS = Kind("N|auto", _workers, _number_of)
 TABLE = Kind("JSON", _table)
 HEADERS = Kind('"Name: value"', _headers, repeats=True)
 HEADERS_FROM_STATE = Kind("NAME=key", _headers_from_state, repeats=True)

@@ -113,11 +113,8 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     explicit = {name: value for name, value in given.items() if value is not None}
     variants = [replace(variant, headers={**variant.headers, **settings.header}, **explicit) for variant in group]
     if len(variants) > 1 and settings.api_base_url is None:
-        if settings.header_from_state:
-            raise ConfigError(
-                f"--header-from-state needs one endpoint; {settings.model!r} has {len(variants)}: choose one with -b"
-            )
-        return Choice(as_client(ClientConfig(endpoint_configs=tuple(variants))), variants[0].model)
+        shared = ClientConfig(endpoint_configs=tuple(variants), extra_headers_from_state=settings.header_from_state)
+        return Choice(as_client(shared), variants[0].model)
     only = variants[0]
     config = ClientConfig(
         api_base_url=only.api_base_url,

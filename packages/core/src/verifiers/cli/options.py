@@ -22,6 +22,7 @@ from verifiers.cli.kinds import (
     TABLE,
     TEXT,
     VARIABLE,
+    WORKERS,
     Kind,
     choice,
     integer,
@@ -78,8 +79,17 @@ class EvalSettings:
         "--max-concurrent-scoring", integer(1), None, "Reward calls in flight."
     )
     max_concurrent_tools: int | None = _setting("--max-concurrent-tools", integer(1), None, "Tool calls in flight.")
+    num_workers: int = _setting(
+        "-w --num-workers", WORKERS, 0, "Processes that play the rollouts; auto, 0 = this one."
+    )
+    worker_backend: str = _setting(
+        "--worker-backend", choice("process", "ray"), "process", "Where they are: this machine, or a Ray cluster."
+    )
     independent_scoring: bool = _setting(
         "-i --independent-scoring/--no-independent-scoring", FLAG, False, "Score each rollout alone."
+    )
+    interleave_scoring: bool = _setting(
+        "--interleave-scoring/--no-interleave-scoring --interleave/-N", FLAG, True, "Score while others play; -N: after all played."
     )
     max_retries: int = _setting("--max-retries", integer(0), 0, "Times a rollout is run again after a passing fault.")
     timeout: float | None = _setting("--timeout", SECONDS, 3600.0, "Bound on each rollout; none = unbounded.")

@@ -71,7 +71,10 @@ class Prepared:
             "max_concurrent_generation": settings.max_concurrent_generation,
             "max_concurrent_scoring": settings.max_concurrent_scoring,
             "max_concurrent_tools": settings.max_concurrent_tools,
+            "num_workers": settings.num_workers,
+            "worker_backend": settings.worker_backend,
             "independent_scoring": settings.independent_scoring,
+            "interleave_scoring": settings.interleave_scoring,
             "max_retries": settings.max_retries,
             "rollout_timeout_s": settings.timeout,
             "abort_after": settings.abort_after,
@@ -115,7 +118,8 @@ class Prepared:
         if self.path is not None and self.path.exists():
             return None
         self.checked = True
-        return await self.choice.client.preflight(self.choice.model)
+        warning: str | None = await self.choice.client.preflight(self.choice.model)
+        return warning
 
     def plan_lines(self) -> list[str]:
         """What would be run, for ``--dry-run``."""

@@ -98,7 +98,7 @@ def _default_url() -> str:
     for entry in urls:
         label, _, url = entry.partition(",")
         if label.strip().lower() in ("repository", "source", "source code") and _URL.fullmatch(url.strip()):
-            return url.strip()
+            return str(url).strip()
     raise ConfigError("the installed verifiers names no repository of its own; say which one with --repo URL")
 
 

@@ -20,6 +20,7 @@ TEMPLATES = {
     "single": "Questions with a short answer: a single-turn environment for verifiers that plays offline.",
     "multi": "Guess a number: a multi-turn environment for verifiers that plays offline.",
     "tool": "Questions about a shop: an environment with tools for verifiers that plays offline.",
+    "python": "Questions to answer with Python in a sandbox: an environment for verifiers that plays offline.",
 }
 """The templates by name, with the summary of the package each one makes."""
 

@@ -145,7 +145,7 @@ def _samples(outputs: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _reward(output: Mapping[str, Any]) -> float:
-    return output["reward"]
+    return float(output["reward"])
 
 
 def _title(which: str, output: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.base import Client, ClientConfig, EndpointConfig
 from verifiers.clients.endpoints import EndpointGroup, load_endpoints
-from verifiers.clients.resolve import as_client, register_model_resolver, resolve_client, use_client
+from verifiers.clients.resolve import as_client, client_and_model, register_model_resolver, use_client
 
 if TYPE_CHECKING:
     from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
@@ -25,9 +25,9 @@ __all__ = [
     "OpenAICompletionsClient",
     "RetryPolicy",
     "as_client",
+    "client_and_model",
     "load_endpoints",
     "register_model_resolver",
-    "resolve_client",
     "use_client",
 ]
 
@@ -40,7 +40,9 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'verifiers.clients' has no attribute {name!r}")
+        from verifiers.older_modules import resolve
+
+        return resolve(__name__, name)
     import importlib
 
     return getattr(importlib.import_module(_LAZY[name]), name)

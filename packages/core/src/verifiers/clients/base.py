@@ -25,7 +25,14 @@ LATER_CLIENT_TYPES = frozenset(
 
 @runtime_checkable
 class Client(Protocol):
-    """Anything with ``async complete(request)``; ``async aclose()`` is optional."""
+    """Anything with ``async complete(request)``; ``async aclose()`` is optional.
+
+    >>> class Shout:
+    ...     async def complete(self, request):
+    ...         return vf.Response(vf.AssistantMessage(request.prompt[-1].content.upper()))
+    >>> vf.SingleTurnEnv(dataset=[{"question": "hi"}]).evaluate(Shout(), "m")["completions"]
+    [[{'role': 'assistant', 'content': 'HI'}]]
+    """
 
     async def complete(self, request: ModelRequest) -> Response:
         """The model's completion of one request.
@@ -38,7 +45,11 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """One variant of a registry entry: a model name and where it is served."""
+    """One variant of a registry entry: a model name and where it is served.
+
+    >>> vf.EndpointConfig("small", "qwen3-4b", "http://127.0.0.1:8000/v1").api_key_var
+    'OPENAI_API_KEY'
+    """
 
     endpoint_id: str
     model: str
@@ -53,6 +64,10 @@ class ClientConfig:
     """Where and how to reach one endpoint, or several (``endpoint_configs``: round robin).
 
     Example: ``ClientConfig(api_base_url="http://127.0.0.1:8000/v1", max_retries=4)``
+
+    >>> config = vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1", timeout=60)
+    >>> config.max_retries, config.client_type
+    (10, 'openai_chat_completions')
     """
 
     client_idx: int = 0
@@ -80,6 +95,14 @@ class ClientConfig:
                 raise ConfigError(f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name)
         if self.max_retries < 0:
             raise ConfigError(f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}", key="max_retries")
+
+
+def headers_from_state(client: Any) -> Mapping[str, str]:
+    """Header -> key of the rollout's state whose value a client sends, from its settings or its members'."""
+    of_members = getattr(client, "headers_from_state", None)
+    if of_members is not None:
+        return dict(of_members)
+    return getattr(getattr(client, "config", None), "extra_headers_from_state", None) or {}
 
 
 def check_client_type(client_type: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verifiers import compat
 from verifiers.clients.base import EndpointConfig, check_client_type
 from verifiers.errors import ConfigError
 from verifiers.suggest import closest
@@ -20,15 +21,11 @@ from verifiers.suggest import closest
 FIELD_OF = {
     "endpoint_id": "endpoint_id",
     "model": "model",
-    "url": "api_base_url",
     "api_base_url": "api_base_url",
-    "key": "api_key_var",
     "api_key_var": "api_key_var",
-    "type": "client_type",
-    "api_client_type": "client_type",
     "headers": "headers",
+    **compat.ENDPOINT_KEYS,
 }
-_SHORT = {"url": "api_base_url", "key": "api_key_var", "type": "client_type", "api_client_type": "client_type"}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)(?=.*[a-z])(?=.*[A-Z]).{24,}")
 
@@ -39,7 +36,7 @@ class EndpointGroup(list[EndpointConfig]):
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
             return super().__getitem__(key)
-        name = _SHORT.get(key, key)
+        name = compat.ENDPOINT_KEYS.get(key, key)
         if name not in EndpointConfig.__dataclass_fields__:
             raise KeyError(key)
         return getattr(super().__getitem__(0), name)
@@ -57,6 +54,13 @@ def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
     """The registry in a ``.toml`` or ``.py`` file, by alias; its aliases then name clients in `as_client`.
 
     Raises: ``ConfigError`` for a file that is absent, unreadable or has keys that are unknown, given twice or secret.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "endpoints.toml")
+    ...     _ = file.write_text('[[endpoint]]\\nendpoint_id = "small"\\nmodel = "qwen3-4b"\\nurl = "http://127.0.0.1:8000/v1"')
+    ...     vf.load_endpoints(file)["small"]["model"]
+    'qwen3-4b'
     """
     path = Path(path)
     try:

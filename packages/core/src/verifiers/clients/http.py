@@ -28,6 +28,7 @@ from verifiers.clients.loops import PerLoop
 from verifiers.clients.payload import to_body
 from verifiers.clients.reply import decode, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
+from verifiers.deadlines import Deadline
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -40,7 +41,7 @@ from verifiers.errors import (
 from verifiers.types import ModelRequest, Response
 
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
-SPARE_FILES = 64  # open files left to the rest of the process
+SPARE_FILES = 64  # files that the rest of the process may open later
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 
 
@@ -63,6 +64,10 @@ class OpenAIChatCompletionsClient:
     body on ``Response.raw``.
 
     Example: ``OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4)``
+
+    >>> client = vf.OpenAIChatCompletionsClient(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1"))
+    >>> client.base_url
+    'http://127.0.0.1:8000/v1'
     """
 
     client_type = "openai_chat_completions"
@@ -195,15 +200,16 @@ class OpenAIChatCompletionsClient:
         """(status, body, headers retry-after-ms and Retry-After) of one HTTP exchange."""
         data: Any = body if body is None or len(body) < 2**20 else io.BytesIO(body)
         try:
-            async with pool.session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
-                received = await answer.read()
-                if answer.status == 200:
-                    return 200, received, (None, None)
-                return (
-                    answer.status,
-                    received,
-                    (answer.headers.get("retry-after-ms"), answer.headers.get("Retry-After")),
-                )
+            with Deadline(self.config.timeout):
+                answer = await pool.session.request(method, url, data=data, headers=headers, allow_redirects=False)
+                received = await answer.read()  # gives the connection back, or closes it when it is stopped
+            if answer.status == 200:
+                return 200, received, (None, None)
+            return (
+                answer.status,
+                received,
+                (answer.headers.get("retry-after-ms"), answer.headers.get("Retry-After")),
+            )
         except TimeoutError as error:
             what = _timeout_sentence(error, self.config)
             raise ModelUnavailable(f"{self.base_url} {what}", url=self.base_url) from error
@@ -219,10 +225,10 @@ class OpenAIChatCompletionsClient:
         headers = {"Content-Type": "application/json", "Accept": "application/json", **config.extra_headers}
         if key:
             headers.setdefault("Authorization", f"Bearer {key}")
-        num_connections = min(config.max_connections, max(8, open_file_limit() - SPARE_FILES))
+        num_connections = min(config.max_connections, connection_room())
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=num_connections, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=config.timeout, sock_connect=config.connect_timeout),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout),  # the total: _exchange
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
             trust_env=not is_loopback(self._base) and any(name in os.environ for name in PROXY_VARIABLES),
@@ -257,7 +263,11 @@ class OpenAIChatCompletionsClient:
 
 
 class OpenAICompletionsClient(OpenAIChatCompletionsClient):
-    """Text completions over HTTP. Raises: ``ConfigError`` for a request with messages."""
+    """Text completions over HTTP. Raises: ``ConfigError`` for a request with messages.
+
+    >>> vf.OpenAICompletionsClient(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1")).base_url
+    'http://127.0.0.1:8000/v1'
+    """
 
     client_type = "openai_completions"
 
@@ -298,6 +308,15 @@ def is_loopback(url: URL) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+def connection_room() -> int:
+    """How many connections this process may still open, when some files are left to the rest of it; at least 8."""
+    try:
+        num_open = len(os.listdir("/dev/fd"))
+    except OSError:  # a platform that does not tell
+        num_open = 0
+    return max(8, open_file_limit() - num_open - SPARE_FILES)
 
 
 def open_file_limit() -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -87,6 +89,9 @@ def has_audio(prompt: Any) -> bool:
     """Whether any message holds an ``input_audio`` part."""
     if isinstance(prompt, str):
         return False
+    with suppress(KeyError):  # of a message without content
+        if _TEXT.issuperset(map(type, map(_CONTENT, prompt))):  # by far the most frequent, and long conversations wait
+            return False
     for message in prompt:
         content = message.get("content")
         if isinstance(content, list) and any(
@@ -114,4 +119,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+_CONTENT = itemgetter("content")
+_TEXT = frozenset((str, type(None)))
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)

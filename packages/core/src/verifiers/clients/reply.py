@@ -155,8 +155,10 @@ def _message(choice: Choice, where: str) -> Message:
 
 
 def _usage(usage: dict[str, Any] | None) -> Usage:
-    counts = [(usage or {}).get(name) for name in ("prompt_tokens", "completion_tokens")]
-    return Usage(*(count if isinstance(count, int) else 0 for count in counts))
+    if not usage:
+        return Usage()
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return Usage(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0)
 
 
 def _tokens(completion: Completion, choice: Choice, version: int) -> ResponseTokens | tuple[str, str]:

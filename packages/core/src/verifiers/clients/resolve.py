@@ -46,6 +46,9 @@ def as_client(given: Any, *, keep_raw: bool = False) -> Client:
     ``get_response``; a `ClientConfig` or `EndpointConfig`; a list of these (round robin); an alias of a loaded
     registry; ``"local"`` or ``"local:FILE.gguf"``. ``keep_raw`` keeps provider objects on ``Response.raw``, where the
     client is made here. Raises: ``ConfigError`` for anything else.
+
+    >>> vf.as_client(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1")).base_url
+    'http://127.0.0.1:8000/v1'
     """
     if isinstance(given, str):
         return _named(given, keep_raw)
@@ -54,7 +57,8 @@ def as_client(given: Any, *, keep_raw: bool = False) -> Client:
     if isinstance(given, type):
         raise ConfigError(f"client is the class {given.__name__}; pass an object: {given.__name__}()")
     if callable(getattr(given, "complete", None)):
-        return given
+        client: Client = given
+        return client
     if callable(getattr(given, "get_response", None)) and not hasattr(given, "chat"):
         from verifiers.clients.adapters import GetResponseClient
 
@@ -69,7 +73,14 @@ def as_client(given: Any, *, keep_raw: bool = False) -> Client:
 
 @contextmanager
 def use_client(client: Any, model: Any = None) -> Iterator[Client]:
-    """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this model."""
+    """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this model.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
+    >>> with vf.use_client(ScriptedClient("2"), "m"):
+    ...     env.evaluate()["completions"]
+    [[{'role': 'assistant', 'content': '2'}]]
+    """
     token = _current.set((as_client(client), model))
     try:
         yield _current.get()[0]  # type: ignore[index]
@@ -83,7 +94,7 @@ def register_model_resolver(resolver: ModelResolver) -> None:
         _resolvers.append(resolver)
 
 
-def resolve_client(client: Any = None, model: Any = None, *, keep_raw: bool = False) -> tuple[Client, str]:
+def client_and_model(client: Any = None, model: Any = None, *, keep_raw: bool = False) -> tuple[Client, str]:
     """The client and the model name of a call. Raises: ``ConfigError`` that lists the ways when there is none."""
     if client is not None:
         resolved = as_client(client, keep_raw=keep_raw)
@@ -183,9 +194,12 @@ def _openai_like(given: Any, keep_raw: bool) -> Client:
 def _adapted(kind: type, given: Any, keep_raw: bool) -> Client:
     """One adapter per object while anybody uses it, so that concurrent calls share its limits."""
     key = (id(given), keep_raw)
-    adapter = _adapters.get(key)
-    if adapter is None or adapter.given is not given:
-        adapter = _adapters[key] = kind(given, keep_raw=keep_raw)
+    known = _adapters.get(key)
+    if known is not None and known.given is given:
+        shared: Client = known
+        return shared
+    adapter: Client = kind(given, keep_raw=keep_raw)
+    _adapters[key] = adapter
     return adapter
 
 

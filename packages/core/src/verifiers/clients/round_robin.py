@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verifiers.clients.base import Client
+from verifiers.clients.base import Client, headers_from_state
 from verifiers.errors import ConfigError
 from verifiers.types import ModelRequest, Response
 
@@ -37,7 +37,17 @@ class RoundRobinClient:
     async def complete(self, request: ModelRequest) -> Response:
         """One completion by the member whose turn it is, or by the one that serves this rollout."""
         client, model = self._member(request.rollout_id)
-        return await client.complete(request if model is None else replace(request, model=model))
+        if model is not None:
+            request = replace(request, model=model)
+        if request.headers and (foreign := self.headers_from_state.keys() - headers_from_state(client).keys()):
+            own = {name: value for name, value in request.headers.items() if name not in foreign}
+            request = replace(request, headers=own)
+        return await client.complete(request)
+
+    @property
+    def headers_from_state(self) -> dict[str, str]:
+        """Header -> key of the state, of all members; each is sent those of its own settings."""
+        return {name: key for client, _ in self.members for name, key in headers_from_state(client).items()}
 
     async def aclose(self) -> None:
         """Close what every member holds in the running loop."""

@@ -11,12 +11,29 @@ from verifiers.environments.single_turn import SingleTurnEnv
 
 if TYPE_CHECKING:
     from verifiers.environments.group import EnvGroup
+    from verifiers.environments.python import PythonEnv
+    from verifiers.environments.sandbox import SandboxEnv
     from verifiers.environments.stateful_tool import StatefulToolEnv
     from verifiers.environments.tool import ToolEnv
 
-__all__ = ["EnvGroup", "Environment", "MultiTurnEnv", "SingleTurnEnv", "StatefulToolEnv", "ToolEnv"]
+__all__ = [
+    "EnvGroup",
+    "Environment",
+    "MultiTurnEnv",
+    "PythonEnv",
+    "SandboxEnv",
+    "SingleTurnEnv",
+    "StatefulToolEnv",
+    "ToolEnv",
+]
 
-_LAZY = {"EnvGroup": "group", "StatefulToolEnv": "stateful_tool", "ToolEnv": "tool"}
+_LAZY = {
+    "EnvGroup": "group",
+    "PythonEnv": "python",
+    "SandboxEnv": "sandbox",
+    "StatefulToolEnv": "stateful_tool",
+    "ToolEnv": "tool",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from verifiers import compat
+from verifiers.clients.base import headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.dataset import RowFormat, Table
-from verifiers.dual import maybe_await
+from verifiers.dual import NOTHING, Done, maybe_await
 from verifiers.environments.closing import Closes
 from verifiers.environments.running import Runs
 from verifiers.errors import ConfigError
-from verifiers.messages import normalize_messages
+from verifiers.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.parsers import Parser
 from verifiers.rubrics import Rubric
 from verifiers.state import State, TrajectoryStep, record_tokens
 from verifiers.suggest import close_match
 from verifiers.types import Message, Messages, ModelRequest, Response
 
-OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent")
+OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent", "max_workers")
 
 
 class Environment(Runs, Closes):
@@ -36,9 +38,16 @@ class Environment(Runs, Closes):
     Further keywords become attributes, unless they nearly match a parameter (then: "did you mean").
 
     Raises ``ConfigError`` for contradictory or misspelt parameters, ``DatasetError`` when the data are first read.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}], system_prompt="Add.")
+    >>> env.get_dataset()["answer"][0], len(env.evaluate(ScriptedClient("2"), "m"))
+    ('2', 1)
     """
 
     max_turns: int = -1
+    max_workers: int | None = None
+    rubric: Rubric
 
     def __init__(
         self,
@@ -77,7 +86,11 @@ class Environment(Runs, Closes):
         if (sampling_args or {}).get("n", 1) != 1:
             raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
-        self.system_prompt, self.few_shot = system_prompt, few_shot
+        self.loaded_from: tuple[str, dict[str, Any]] | None = None
+        """The id and arguments it was loaded with; None when it was made by hand."""
+        self.changes: dict[str, Any] = {}
+        """What ``set_kwargs`` changed since it was loaded: with both, another process can make it again."""
+        self.system_prompt, self.few_shot = system_prompt, _checked_few_shot(few_shot)
         self.parser = parser or (rubric.parser if rubric is not None and rubric.parser is not None else Parser())
         self.rubric = rubric if rubric is not None else Rubric(parser=self.parser)
         self.sampling_args = {"n": 1, "extra_body": {}} | dict(sampling_args or {})
@@ -156,7 +169,7 @@ class Environment(Runs, Closes):
     # --- settings -----------------------------------------------------------------------------------------------
 
     @property
-    def oai_tools(self) -> list:
+    def oai_tools(self) -> list[Any]:
         return self.tool_defs
 
     @oai_tools.setter
@@ -165,6 +178,7 @@ class Environment(Runs, Closes):
 
     def set_kwargs(self, **settings: Any) -> None:
         """Change settings: ``set_<name>(value)`` when there is such a method, else an attribute of that name."""
+        self.changes.update(settings)
         for name, value in settings.items():
             setter = getattr(self, f"set_{name}", None)
             if setter is not None:
@@ -196,6 +210,12 @@ class Environment(Runs, Closes):
         """The default of ``max_concurrent`` for runs."""
         self.max_concurrent = max_concurrent
 
+    def set_max_workers(self, max_workers: int | None) -> None:
+        """The most threads that run synchronous rewards and tools in a run; None = 32. *Raises* ConfigError."""
+        if max_workers is not None and (not isinstance(max_workers, int) or max_workers < 1):
+            raise ConfigError(f"max_workers is {max_workers!r}; it must be at least 1, or None", key="max_workers")
+        self.max_workers = max_workers
+
     def set_max_total_completion_tokens(self, max_tokens: int) -> None:
         """Bound the completion tokens of one rollout, over all its turns; -1 = no bound."""
         self.max_total_completion_tokens = max_tokens
@@ -226,9 +246,9 @@ class Environment(Runs, Closes):
 
     # --- what an author writes ----------------------------------------------------------------------------------
 
-    def setup_state(self, state: State) -> Any:
+    def setup_state(self, state: State, *args: Any, **kwargs: Any) -> Any:
         """Prepare ``state`` before the first turn; a returned mapping becomes the state. Sync or async."""
-        return None
+        return Done(state)
 
     def get_prompt_messages(self, state: State) -> Any:
         """The next prompt; ``MultiTurnEnv`` builds it from the conversation and ``env_response``. Sync or async."""
@@ -236,7 +256,7 @@ class Environment(Runs, Closes):
 
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]`` when the rollout is over. Sync or async."""
-        return None
+        return NOTHING
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
         """The environment that plays a row (or a state); another one than this only in a group of environments."""
@@ -283,14 +303,21 @@ class Environment(Runs, Closes):
         )
         if run is None:
             return await answering.complete(request)
+        if type(run.generation_slot) is nullcontext:
+            run.check_open()
+            return await answering.complete(request)
         async with run.generation_slot:
             run.check_open()
             return await answering.complete(request)
 
     def as_prompt(self, given: Any) -> Messages:
         """Messages in any form as a prompt; those that are ``Message`` objects already are passed on as they are."""
-        if self.message_type == "chat" and type(given) is list and all(isinstance(m, Message) for m in given):
-            return given
+        if self.message_type == "chat" and type(given) is list:
+            for message in given:
+                if not isinstance(message, Message):
+                    break
+            else:
+                return given
         return normalize_messages(given, self.message_type)
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
@@ -306,6 +333,7 @@ class Environment(Runs, Closes):
             is_truncated=truncated,
             trajectory_id=state["trajectory_id"],
             previous=previous,
+            timing=dict(state["timing"]),
         )
         if truncated:
             state["is_truncated"] = True
@@ -322,6 +350,7 @@ class Environment(Runs, Closes):
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
         """Append ``step``; override to give it a reward or extras."""
         state["trajectory"].append(step)
+        return NOTHING
 
     def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
         """Count tokens of a model call, for authors who make extra ones."""
@@ -334,9 +363,22 @@ class Environment(Runs, Closes):
         return dict(state["usage"])
 
 
+def _checked_few_shot(few_shot: Any) -> Any:
+    """What was given, when it is a list of messages. *Raises* ConfigError."""
+    if few_shot is None:
+        return None
+    try:
+        if isinstance(few_shot, str | Mapping):
+            raise ConfigError(f"it must be a list of messages, not {type(few_shot).__name__}")
+        check_parts(normalize_chat(few_shot))
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise ConfigError(f"few_shot cannot be read: {error}", key="few_shot") from error
+    return few_shot
+
+
 def _headers_from_state(client: Any, state: State) -> dict[str, str] | None:
     """Headers that the client's settings take from the state (``ClientConfig.extra_headers_from_state``)."""
-    wanted = getattr(getattr(client, "config", None), "extra_headers_from_state", None)
+    wanted = headers_from_state(client)
     return {header: str(state[key]) for header, key in wanted.items() if key in state} if wanted else None
 
 

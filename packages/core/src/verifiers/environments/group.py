@@ -31,16 +31,16 @@ OF_THE_MEMBERS = (
 class EnvGroup(Environment):
     """Environments side by side, as one dataset and one environment.
 
-    Example::
-
-        group = EnvGroup([math, games], env_names=["math", "games"])
-        group.get_dataset()["task"]  # ["math", …, "games", …]
-
     ``env_names`` default to ``env_0``, ``env_1``, …; ``example_id`` is numbered anew and the old one kept in
     ``src_id``. ``map_kwargs`` is accepted for older callers. Groups may hold groups: their rows carry the names along
     the way, outermost first. Further parameters are ``Environment``'s, without those that belong to the members.
 
     *Raises* ConfigError for an empty list, names that do not fit or repeat, and members of different message types.
+
+    >>> add = vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}])
+    >>> spell = vf.SingleTurnEnv(dataset=[{"question": "Spell it.", "answer": "i, t"}])
+    >>> vf.EnvGroup([add, spell], env_names=["add", "spell"]).get_dataset()["task"][:]
+    ['add', 'spell']
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verifiers.decorators import stop
-from verifiers.dual import maybe_await
+from verifiers.dual import NOTHING, maybe_await
 from verifiers.environments import stopping
 from verifiers.environments.base import Environment
 from verifiers.hooks import Hook
@@ -30,6 +30,18 @@ class MultiTurnEnv(Environment):
 
     ``max_turns`` and ``max_total_completion_tokens`` bound a rollout; -1 sets no bound here, and the run's own guards
     hold (``rollout_timeout_s``, 1,000 turns). ``timeout_seconds`` is a time limit that is part of the task.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> class Guess(vf.MultiTurnEnv):
+    ...     def env_response(self, messages, state):
+    ...         return "higher" if int(messages[-1].content) < int(state["answer"]) else "lower"
+    ...     @vf.stop
+    ...     def found(self, state):
+    ...         return bool(state["trajectory"]) and state["trajectory"][-1]["completion"][0].content == state["answer"]
+    >>> env = Guess(dataset=[{"question": "A number to 8?", "answer": "3"}])
+    >>> results = env.evaluate(ScriptedClient(["4", "2", "3"]), "m")
+    >>> results["stop_conditions"], [message.content for message in results["completions"][0]]
+    (['found'], ['4', 'lower', '2', 'higher', '3'])
     """
 
     def __init__(
@@ -59,11 +71,14 @@ class MultiTurnEnv(Environment):
         if final is not None:
             completion = completion + normalize_messages(final, self.message_type)
         state["completion"] = completion
+        return NOTHING
 
     async def get_prompt_messages(self, state: State) -> Messages:
         """The next prompt: the input prompt, later the conversation so far and the environment's response."""
+        conversation: Messages
         if not state["trajectory"]:
-            return state["prompt"][:]
+            conversation = state["prompt"][:]
+            return conversation
         conversation = state["trajectory"][-1].conversation()
         with Hook(state, "env_response", timing=None):
             response = await maybe_await(self.env_response(conversation[:], state))
@@ -71,7 +86,9 @@ class MultiTurnEnv(Environment):
                 response = _without_state(response, state)
             if response is None or state["final_env_response"] is not None:
                 return conversation
-            return conversation + normalize_messages(response, self.message_type)
+            said: Any = normalize_messages(response, self.message_type)
+            extended: Messages = conversation + said
+            return extended
 
     # --- when it stops ----------------------------------------------------------------------------------------------
 
@@ -83,7 +100,7 @@ class MultiTurnEnv(Environment):
 
     @stop
     def prompt_too_long(self, state: State) -> bool:
-        return state["prompt_too_long"]
+        return bool(state["prompt_too_long"])
 
     @stop
     def max_seq_len_reached(self, state: State) -> bool:
@@ -98,7 +115,7 @@ class MultiTurnEnv(Environment):
     @stop
     def max_total_completion_tokens_reached(self, state: State) -> bool:
         cap = self.max_total_completion_tokens
-        return 0 < cap <= state["usage"].get("output_tokens", 0)
+        return bool(0 < cap <= state["usage"].get("output_tokens", 0))
 
     @stop
     def has_final_env_response(self, state: State) -> bool:
@@ -120,4 +137,4 @@ def _num_tokens(state: State) -> int:
     if isinstance(tokens, TrajectoryStepTokens):
         return tokens.num_tokens
     usage = state["usage"]
-    return usage.get("final_input_tokens", 0) + usage.get("final_output_tokens", 0)
+    return int(usage.get("final_input_tokens", 0) + usage.get("final_output_tokens", 0))

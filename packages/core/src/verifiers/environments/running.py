@@ -113,7 +113,7 @@ class Runs:
 
     async def run_group(
         self, group_inputs: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any
-    ) -> list:
+    ) -> list[Any]:
         """Siblings of one example, scored, with advantages; never raises for a rollout's own failure."""
         from verifiers.single import run_group
 

@@ -6,6 +6,8 @@ is never called without one it needs. Everything else is ``environments.tool``.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,18 +23,20 @@ from verifiers.types import Messages, ToolCall
 class StatefulToolEnv(ToolEnv):
     """A ``ToolEnv`` whose tools work on the rollout's state.
 
-    Example::
-
-        class Shop(StatefulToolEnv):
-            def __init__(self, **parameters):
-                super().__init__(**parameters)
-                self.add_tool(buy, args_to_skip=["basket"])  # def buy(item: str, basket: list) -> str
-
-            def setup_state(self, state):
-                state["basket"] = []
-
-            def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
-                return tool_args | {"basket": state["basket"]}
+    >>> from verifiers.testing import ScriptedClient
+    >>> class Purse(vf.StatefulToolEnv):
+    ...     def setup_state(self, state):
+    ...         state["coins"] = []
+    ...     def update_tool_args(self, tool_name, tool_args, messages, state, **_):
+    ...         return {**tool_args, "coins": state["coins"]}
+    >>> def put(coin: int, coins: list) -> int:
+    ...     coins.append(coin)
+    ...     return sum(coins)
+    >>> env = Purse(dataset=[{"question": "Put a 5 in."}])
+    >>> env.add_tool(put, args_to_skip=["coins"])
+    >>> client = ScriptedClient([vf.ToolCall("c1", "put", {"coin": 5}), "done"])
+    >>> env.evaluate(client, "m")["states"][0]["coins"]
+    [5]
     """
 
     def add_tool(self, tool: Callable[..., Any] | ToolFunction, args_to_skip: Sequence[str] = ()) -> None:
@@ -53,7 +57,9 @@ class StatefulToolEnv(ToolEnv):
         name = call["name"]
         arguments = await super().prepare_arguments(call, messages, state)
         try:
-            updated = await maybe_await(self.update_tool_args(name, arguments, messages, state))
+            update: Any = self.update_tool_args
+            named = (name,) if _takes_the_name(getattr(update, "__func__", update)) else ()
+            updated = await maybe_await(update(*named, arguments, messages, state))
         except BaseException as error:
             if passes(error):
                 raise
@@ -68,3 +74,12 @@ class StatefulToolEnv(ToolEnv):
                 hook="update_tool_args",
             )
         return dict(updated)
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_the_name(method: Callable[..., Any]) -> bool:
+    """False for the oldest form, ``update_tool_args(self, tool_args, messages, state)``."""
+    parameters = inspect.signature(method).parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return takes_any or positional[1:4] != ["tool_args", "messages", "state"]

@@ -35,19 +35,19 @@ from verifiers.types import Message, Messages, ToolCall
 class ToolEnv(MultiTurnEnv):
     """An environment whose actions are function calls.
 
-    Example::
-
-        def square(n: int) -> int:
-            '''Square a number.'''
-            return n * n
-
-        env = ToolEnv(tools=[square], dataset=[{"question": "What is 12 squared?", "answer": "144"}])
-
     ``error_formatter`` turns an exception into the text the model is told. ``stop_errors``: exception classes that end
     the rollout instead. ``parallel_tool_calls`` runs the calls of one message together; their answers keep the order
     of the calls. ``max_tool_result_chars`` bounds the text of one answer. Further parameters are ``MultiTurnEnv``'s.
 
     *Raises* ConfigError for a tool without a usable schema, two tools of one name, or completion mode.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> def square(n: int) -> int:
+    ...     return n * n
+    >>> env = vf.ToolEnv(tools=[square], dataset=[{"question": "What is 12 squared?", "answer": "144"}])
+    >>> client = ScriptedClient([vf.ToolCall("c1", "square", {"n": 12}), "It is 144."])
+    >>> [message.content for message in env.evaluate(client, "m")["completions"][0]]
+    [None, '144', 'It is 144.']
     """
 
     max_calls_per_turn: int = 128

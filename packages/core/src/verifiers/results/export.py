@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verifiers import compat
 from verifiers.durable import atomic_write
 from verifiers.encoding import canonical_json, encode_row
 from verifiers.errors import ConfigError
@@ -22,6 +23,7 @@ from verifiers.results.outputs import GenerateOutputs
 from verifiers.rows import RolloutOutput, json_ready, row_for_disk
 from verifiers.run_directory import METADATA_NAME, RESULTS_NAME
 from verifiers.statistics import mean
+from verifiers.suggest import check_keywords
 
 DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
 
@@ -32,13 +34,23 @@ def make_dataset(
     push_to_hub: bool = False,
     hub_name: str | None = None,
     state_columns: Sequence[str] | None = None,
+    **older: Any,
 ) -> Any:
     """The results as a ``datasets.Dataset`` with the columns of ``DATASET_COLUMNS`` and those asked for.
 
     ``average_reward`` is the mean of the known rewards of the example's rollouts: of those with one example id, or of
     each run of ``rollouts_per_example`` rows when that is given. Unknown rewards are null. ``push_to_hub`` publishes
     it as ``hub_name``. *Raises* ConfigError for a publication without a name, or a column the rows do not have.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+    >>> vf.make_dataset(results)["average_reward"][:]
+    [0.0]
     """
+    given = {"push_to_hub": True} if push_to_hub else {}
+    named = compat.rename(older | given | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
+    check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
+    push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
     if push_to_hub and not hub_name:
         raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
     columns = [*DATASET_COLUMNS, *(name for name in state_columns or () if name not in DATASET_COLUMNS)]

@@ -24,8 +24,17 @@ PLANNED = ("num_examples", "rollouts_per_example")
 def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -> GenerateOutputs:
     """The results in a run directory or a results file; while a run writes, those that are durable.
 
+    Rows that the last run found outside its plan (of edited or removed examples) are left out here as they were there.
     ``state_columns`` names the extra columns to keep in memory; None keeps all. *Raises* ConfigError when there are no
     results, JournalError with file and line for a damaged file.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
+    ...     _ = env.evaluate(ScriptedClient("2"), "m", results_path=folder)
+    ...     vf.load_results(folder)["completions"]
+    [[{'role': 'assistant', 'content': '2'}]]
     """
     given = Path(path)
     file = given / RESULTS_NAME if given.is_dir() else given
@@ -33,7 +42,9 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
         raise ConfigError(f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file")
     stored = read_metadata(file.parent) or {}
     metric_names = list(stored.get("avg_metrics") or ())
-    outputs = [row_from_disk(row, metric_names) for row in _newest(_rows(file))]
+    outside = frozenset(stored.get("outside_plan") or ())
+    rows = [row for row in _newest(_rows(file)) if row.get("rollout_key") not in outside]
+    outputs = [row_from_disk(row, metric_names) for row in rows]
     if state_columns is not None:
         _keep_columns(outputs, state_columns)
     _sort(outputs)

@@ -33,15 +33,23 @@ FACTS: dict[str, Any] = {
     "status": "complete",
     "seed": None,
     "resumed": 0,
+    "outside_plan": [],
     "local_model": None,
 }
 """What the rows do not say, with its default. ``time`` is in seconds; ``date`` is ISO 8601; ``local_model`` has the
-``name file sha256 quantisation`` of the model in this process, where that played."""
+``name file sha256 quantisation`` of the model in this process, where that played; ``outside_plan`` are the keys of rows
+that the directory keeps of examples which are no longer run, and that are not counted."""
 
 
 class GenerateMetadata(AttributeDict):
     """The facts, and the statistics of the rows: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
     avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage``. ``time_ms`` is ``time`` in milliseconds.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
+    >>> metadata = env.evaluate(ScriptedClient("2"), "m", rollouts_per_example=4).metadata
+    >>> metadata.num_rollouts, metadata["num_errors"], metadata.pass_at_k
+    (4, 0, {'1': 0.0, '2': 0.0, '4': 0.0})
     """
 
     @classmethod
@@ -55,7 +63,7 @@ class GenerateMetadata(AttributeDict):
             raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
         made = cls(FACTS | facts)
         made["time_ms"] = made["time"] * 1000
-        counts = Counter(example_key(output) for output in outputs)
+        counts = Counter(map(example_key, outputs))
         made["num_examples"] = len(counts) if planned["num_examples"] is None else planned["num_examples"]
         siblings = planned["rollouts_per_example"]
         made["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
@@ -71,18 +79,19 @@ def example_key(output: Mapping[str, Any]) -> Any:
 def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: float) -> dict[str, Any]:
     rewards = [output["reward"] for output in outputs]
     examples = [example_key(output) for output in outputs]
-    failed = [is_rollout_error(output) for output in outputs]
+    failed = [output["error"] is not None and is_rollout_error(output) for output in outputs]
     pass_any, pass_all = pass_rates(rewards, examples, siblings, threshold)
-    names = dict.fromkeys(name for output in outputs for name in output["metrics"])
+    metrics = [output["metrics"] for output in outputs]
+    names = dict.fromkeys(name for measured in metrics for name in measured)
     return {
         "num_rollouts": len(outputs),
         "num_errors": sum(failed),
         "num_unscored": sum(math.isnan(reward) and not bad for reward, bad in zip(rewards, failed, strict=True)),
         "avg_reward": mean(rewards),
         "reward_stderr": clustered_stderr(rewards, examples),
-        "avg_metrics": {n: mean(o["metrics"].get(n, math.nan) for o in outputs) for n in names},
+        "avg_metrics": {n: mean([measured.get(n, math.nan) for measured in metrics]) for n in names},
         "avg_error": sum(failed) / len(outputs) if outputs else 0.0,
-        "stop_conditions": dict(Counter(str(o["stop_condition"]) for o in outputs if o["stop_condition"])),
+        "stop_conditions": dict(Counter([str(o["stop_condition"]) for o in outputs if o["stop_condition"]])),
         "pass_at_k": pass_any,
         "pass_all_k": pass_all,
         "usage": _total_usage(outputs),
@@ -121,7 +130,9 @@ def latency(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
 
 
 def _total_usage(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+    total: dict[str, int] = {}
     for output in outputs:
-        total.update({name: count for name, count in (output["token_usage"] or {}).items() if count})
-    return dict(total)
+        for name, count in (output["token_usage"] or {}).items():
+            if count:
+                total[name] = total.get(name, 0) + count
+    return total

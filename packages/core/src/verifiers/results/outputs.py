@@ -48,10 +48,11 @@ _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 class GenerateOutputs:
     """The results of a run. Columns are plain lists, one item per rollout; unknown rewards are NaN.
 
-    Example::
-
-        results = env.evaluate(client, "model")
-        results["rewards"], results.metadata.avg_reward, len(results)
+    >>> from verifiers.testing import ScriptedClient
+    >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+    >>> prompts, completions, rewards = results
+    >>> rewards == results["rewards"] == results.reward, len(results), results.metadata.model
+    (True, 1, 'm')
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class GenerateOutputs:
             "env_args sampling_args status"
         ).split()
         facts = {name: self.metadata.get(name) for name in names}
-        return json_ready(
+        numbers: dict[str, Any] = json_ready(
             facts
             | {
                 "path": self.metadata.get("path_to_save"),
@@ -127,6 +128,7 @@ class GenerateOutputs:
                 "latency": latency(self.outputs),
             }
         )
+        return numbers
 
     def to_dataset(self) -> Any:
         """The rows as a ``datasets.Dataset``; unknown numbers are null."""

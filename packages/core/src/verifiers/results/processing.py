@@ -36,12 +36,19 @@ class ProcessedOutputs(AttributeDict):
 
     ``prompt_mask`` is all 0 and ``completion_mask`` 1 on the tokens to learn from; ``completion_logprobs`` is None for
     retokenised rows; ``rollout_index`` says which rollout a row belongs to.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "hi"}])
+    >>> got = env.evaluate(ScriptedClient("yes", tokens=True), "m")
+    >>> rows = env.process_env_results(got.prompt, got.completion, got.state, got.reward, tokenizer=None)
+    >>> rows.source, len(rows.completion_ids[0]) == len(rows["completion_logprobs"][0])
+    (['sampled'], True)
     """
 
     def __init__(self, **lists: list[Any]):
         super().__init__({name: lists.get(name, []) for name in LISTS})
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]  # rows, not the names of the columns
         return (dict(zip(LISTS, values, strict=True)) for values in zip(*self.values(), strict=True))
 
     def __len__(self) -> int:
@@ -98,7 +105,7 @@ def process_env_results(
 
     *Raises* ConfigError for uneven columns, an unknown option, or text without a tokenizer; ScoringError with "raise".
     """
-    named = compat.rename(older, {"processing_class": "tokenizer"}, "process_env_results")
+    named = compat.rename(older, compat.TOKENIZER, "process_env_results")
     check_keywords(named, ("tokenizer",), "process_env_results")
     tokenizer = named.get("tokenizer", tokenizer)
     if unknown_reward not in ("nan", "drop", "raise"):
@@ -132,11 +139,23 @@ process_env_results_vllm = process_env_results
 def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
     """Write one JSON line per token row, for trainers without an adapter; the number of rows.
 
-    Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id``; unknown numbers
-    are null. *Raises* ConfigError when a rollout has no recorded token ids.
+    Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id rollout``; unknown
+    numbers are null, and the rows of one rollout share ``rollout``. A rollout without a turn has no row. Read back by
+    ``integrations.trajectories``. *Raises* ConfigError when a rollout has no recorded token ids.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> import json, tempfile
+    >>> results = vf.SingleTurnEnv(dataset=[{"question": "hi"}]).evaluate(ScriptedClient("yes", tokens=True), "m")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = vf.export_trajectories(results, f"{folder}/rows.jsonl")
+    ...     row = json.loads(open(f"{folder}/rows.jsonl").readline())
+    >>> len(row), row["completion_mask"] == [1] * len(row["completion_ids"]), row["rollout"]
+    (9, True, 0)
     """
     lines = []
     for index, (output, state) in enumerate(zip(results.outputs, results["states"], strict=True)):
+        if not state["trajectory"]:  # it failed before the model said anything
+            continue
         turns = _recorded_turns(state)
         if not turns:
             raise ConfigError(
@@ -152,6 +171,7 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
                 "reward": output["reward"],
                 "advantage": output["advantage"],
                 "example_id": output["example_id"],
+                "rollout": index,
             }
             lines.append(encode_row(fields) + b"\n")
     atomic_write(Path(path), b"".join(lines))

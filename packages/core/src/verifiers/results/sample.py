@@ -17,7 +17,12 @@ def print_prompt_completions_sample(
     step: int = 0,
     num_samples: int = 1,
 ) -> None:
-    """Print the first ``num_samples`` rollouts as a table of prompt, completion (or error) and reward."""
+    """Print the first ``num_samples`` rollouts as a table of prompt, completion (or error) and reward.
+
+    Example::
+
+        vf.print_prompt_completions_sample(results.prompt, results.completion, results.error, results.reward, step=3)
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,10 @@ class RewardFunction:
             require_isolatable(function, name)
         is_group = parameters.is_group(name, stage)
         return cls(function, name, finite_weight(weight, name), is_group, isolated, parameters, rubric, is_async)
+
+    def under(self, name: str, function: Callable[..., Any] | None = None) -> RewardFunction:
+        """The same function with another name, and with another callable of the same parameters when one is given."""
+        return replace(self, name=name, function=self.function if function is None else function)
 
     @property
     def time_limit_s(self) -> float | None:

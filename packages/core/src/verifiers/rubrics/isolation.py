@@ -119,7 +119,8 @@ class _Process:
         if not body:
             self.kill()
             return None
-        return json.loads(body)
+        answer: dict[str, Any] = json.loads(body)
+        return answer
 
     def _read(self, size: int, deadline: float, limit_s: float) -> bytes:
         stdout = self._popen.stdout

@@ -10,18 +10,20 @@ What a question says and how a verdict is read is in ``judging``. This module do
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from verifiers.clients.base import OPENAI_BASE_URL, Client, ClientConfig
-from verifiers.clients.resolve import as_client, resolve_client
+from verifiers.clients.resolve import as_client, client_and_model
 from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.dual import maybe_await
 from verifiers.errors import ConfigError, RunError, ScoringError
 from verifiers.messages import last_text
 from verifiers.rubrics import judging
+from verifiers.rubrics.functions import RewardFunction
 from verifiers.rubrics.rubric import Rubric
 from verifiers.types import ModelRequest, Response, UserMessage
 
@@ -43,13 +45,19 @@ class JudgeRubric(Rubric):
     ``judge_score`` (weight 1): each judge must end with ``<score>number</score>`` within ``score_range``, which is
     mapped to 0…1 (raw when the range is None) and combined by ``aggregation``, a name (mean, median, min, max,
     majority) or a callable on the list. ``require_all=False`` takes the judges that answered. The raw numbers are
-    metrics ``judge_score/<model>``.
+    metrics ``judge_score/<model>``; of the second such rubric in a ``RubricGroup`` ``judge_score_2/<model>``.
 
     ``judge_client`` is anything ``as_client`` accepts or ``{model: client}``; None is the endpoint of OPENAI_API_KEY
     and OPENAI_BASE_URL, read at the first call, and never the model that is being trained or measured. Functions
     receive ``judge judge_client judge_model judge_prompt judge_sampling_args`` by these names.
 
     *Raises* ConfigError for settings that cannot be used.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> rubric = vf.JudgeRubric(judge_client=ScriptedClient("<score>8</score>"), judge_models=["gpt-4.1-nano"])
+    >>> state = vf.State(prompt=[vf.UserMessage("Capital of Peru?")], completion=[vf.AssistantMessage("Lima")])
+    >>> rubric.score_rollout_sync(state)["reward"], state["metrics"]["judge_score/gpt-4.1-nano"]
+    (0.8, 8.0)
     """
 
     def __init__(
@@ -137,6 +145,14 @@ class JudgeRubric(Rubric):
 
         *Raises* ScoringError when a judge failed (``require_all``), or all did.
         """
+        return await self._score_as("judge_score", prompt, completion, answer, state)
+
+    def renamed(self, function: RewardFunction, name: str) -> RewardFunction:
+        """The raw numbers move with the score: ``judge_score_2/<model>``."""
+        own = getattr(function.function, "func", function.function) in (self.judge_score, self._score_as)
+        return function.under(name, functools.partial(self._score_as, name) if own else None)
+
+    async def _score_as(self, metric: str, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
         question = await self.question(prompt, completion, answer)
         asked = [self._score(model, question, state) for model in self.judge_models]
         outcomes = dict(zip(self.judge_models, await asyncio.gather(*asked, return_exceptions=True), strict=True))
@@ -147,11 +163,12 @@ class JudgeRubric(Rubric):
         scores = {model: outcome for model, outcome in outcomes.items() if not isinstance(outcome, BaseException)}
         metrics = state.setdefault("metrics", {})
         for model in self.judge_models:
-            metrics[f"judge_score/{_label(model)}"] = scores.get(model, math.nan)
+            metrics[f"{metric}/{_label(model)}"] = scores.get(model, math.nan)
         if failed and (self.require_all or not scores):
             raise next(iter(failed.values()))
         values = [judging.normalised(score, self.score_range) for score in scores.values()]
-        return await maybe_await(self.aggregation(values))
+        combined: float = await maybe_await(self.aggregation(values))
+        return combined
 
     async def _score(self, model: Any, question: str, state: Any) -> float:
         text = await self._ask(model, question, state, whole=True)
@@ -196,7 +213,7 @@ class JudgeRubric(Rubric):
     def _client_of(self, model: Any) -> tuple[Client, str]:
         """The client and model name of a judge; made at its first call and kept."""
         if model not in self._clients:
-            self._clients[model] = resolve_client(self._given_client(model), model)
+            self._clients[model] = client_and_model(self._given_client(model), model)
         return self._clients[model]
 
     def _given_client(self, model: Any) -> Any:

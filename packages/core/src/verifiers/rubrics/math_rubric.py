@@ -33,6 +33,11 @@ class MathRubric(Rubric):
     Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
 
     *Raises* ConfigError when the extra ``math`` is not installed.
+
+    Example (needs the extra ``math``)::
+
+        rubric = MathRubric()  # rewards \\boxed{1/2} where the answer is 0.5
+        env = SingleTurnEnv(dataset=rows, system_prompt=vf.BOXED_SYSTEM_PROMPT, rubric=rubric)
     """
 
     def __init__(

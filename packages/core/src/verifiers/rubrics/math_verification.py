@@ -118,7 +118,8 @@ def _read(engine: Any, text: str) -> list[Any]:
     if extract_boxed_answer(in_box, strict=True) != text:
         return []
     only_latex = [engine.LatexExtractionConfig(boxed_match_priority=0)]
-    return engine.parse(in_box, extraction_config=only_latex, parsing_timeout=None)
+    read: list[Any] = engine.parse(in_box, extraction_config=only_latex, parsing_timeout=None)
+    return read
 
 
 @functools.cache

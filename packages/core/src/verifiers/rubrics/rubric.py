@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from verifiers import compat
 from verifiers.decorators import decorated
 from verifiers.dual import blocking, dual
 from verifiers.errors import ConfigError, RunError
@@ -34,15 +35,15 @@ Semaphore = AbstractAsyncContextManager[Any]
 class Rubric:
     """Reward functions with weights.
 
-    Example::
-
-        def exact_match(completion, answer) -> float:
-            return float(completion[-1]["content"] == answer)
-
-        rubric = Rubric(funcs=[exact_match], weights=[1.0])
-
     ``timeout_s`` bounds every call of a function, in seconds; None leaves it unbounded. Further keywords become
     attributes. *Raises* ConfigError for weights that do not fit, an empty list, or two functions of one name.
+
+    >>> def short(completion):
+    ...     return float(len(completion[-1].content) < 10)
+    >>> vf.Rubric(funcs=[short], weights=[0.5]).score_rollout_sync(
+    ...     prompt="Name a colour.", completion=[vf.AssistantMessage("red")], answer="", state={}
+    ... )["reward"]
+    0.5
     """
 
     def __init__(
@@ -144,12 +145,6 @@ class Rubric:
     def get_reward_weights(self) -> list[float]:
         return [f.weight for f in self.functions]
 
-    _get_reward_func_names, _get_reward_funcs, _get_reward_weights = (
-        get_reward_func_names,
-        get_reward_funcs,
-        get_reward_weights,
-    )
-
     @property
     def has_group_rewards(self) -> bool:
         """Whether a function scores whole groups."""
@@ -203,6 +198,10 @@ class Rubric:
             )
         return self._plan
 
+    def renamed(self, function: RewardFunction, name: str) -> RewardFunction:
+        """One of its functions under the name that a group gives it, because another rubric's has its own."""
+        return function.under(name)
+
     def cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
         """(handler, stage) in the order they run."""
         return list(self._cleanup)
@@ -211,11 +210,13 @@ class Rubric:
 
     async def score_individual(self, state: State, score_sem: Semaphore | None = None) -> None:
         """Metrics of the individual functions, and the reward when no function scores groups."""
-        async with score_sem or nullcontext():
-            if calls.overrides(self, Rubric, "score_rollout"):
-                await calls.score_by_override(self, state)
-            else:
-                await scoring.individual_stage(self.plan(), state)
+        if score_sem is not None and type(score_sem) is not nullcontext:
+            async with score_sem:
+                return await self.score_individual(state)
+        if calls.overrides(self, Rubric, "score_rollout"):
+            await calls.score_by_override(self, state)
+        else:
+            await scoring.individual_stage(self.plan(), state)
 
     async def score_group_stage(self, states: Sequence[State], score_sem: Semaphore | None = None) -> None:
         """Group metrics, their rewards, advantages (once), then the cleanup handlers. ``states`` are all siblings."""
@@ -288,8 +289,9 @@ class Rubric:
         """``score_rollouts``, always blocking."""
 
         async def make() -> RolloutScores:
-            scores: Any = self.score_rollouts(*args, **kwargs)
-            return await scores
+            pending: Any = self.score_rollouts(*args, **kwargs)
+            scores: RolloutScores = await pending
+            return scores
 
         return blocking(make)
 
@@ -317,8 +319,9 @@ class Rubric:
 
     async def run_cleanup(self, states: Sequence[State]) -> None:
         """Run the cleanup handlers, each within 60 s and shielded from cancellation; a failure is logged."""
-        if handlers := self.cleanup_handlers():
-            await asyncio.shield(self._clean_up(handlers, states))
+        left = [state for state in states if not state.cleaned_up]
+        if left and (handlers := self.cleanup_handlers()):
+            await asyncio.shield(self._clean_up(handlers, left))
 
     async def teardown(self) -> None:
         """Run the ``@teardown`` methods; called when the environment closes."""
@@ -375,3 +378,6 @@ class Rubric:
             raise ConfigError(f"two @advantage methods: {advantages[0][0]!r} and {advantages[1][0]!r}; keep one")
         for name, function, _ in advantages:
             self._advantage = RewardFunction.of(function, name, 0.0, self, False, "group")
+
+
+compat.alias_methods(Rubric, compat.RUBRIC_METHODS)

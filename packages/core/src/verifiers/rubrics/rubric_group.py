@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from verifiers.errors import ConfigError
@@ -23,12 +22,12 @@ logger = logging.getLogger("verifiers.rubrics")
 class RubricGroup(Rubric):
     """Rubrics side by side.
 
-    Example::
-
-        rubric = RubricGroup([correctness, style], weights=[1.0, 0.2], names=["correctness", "style"])
-        rubric.set_group_weights({"style": 0.5})
-
     *Raises* ConfigError for an empty list, weights or names that do not fit, or two ``@advantage`` methods.
+
+    >>> group = vf.RubricGroup([vf.Rubric(), vf.Rubric()], weights=[1.0, 0.2], names=["truth", "style"])
+    >>> group.set_group_weights({"style": 0.5})
+    >>> group.get_group_weights()
+    [1.0, 0.5]
     """
 
     def __init__(
@@ -154,7 +153,8 @@ def _distinct(function: RewardFunction, taken: set[str]) -> RewardFunction:
     if function.name not in taken:
         return function
     names = (f"{function.name}_{number}" for number in range(2, len(taken) + 3))
-    return replace(function, name=next(name for name in names if name not in taken))
+    renamed: RewardFunction = function.rubric.renamed(function, next(name for name in names if name not in taken))
+    return renamed
 
 
 def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:

@@ -28,7 +28,14 @@ class RolloutScore(AttributeDict):
 
 
 class RolloutScores(AttributeDict):
-    """The same with one list item per rollout; a metric a rollout does not have is NaN there."""
+    """The same with one list item per rollout; a metric a rollout does not have is NaN there.
+
+    >>> states = [vf.State(prompt="?", completion="no"), vf.State(prompt="?", completion="yes")]
+    >>> rubric = vf.Rubric()
+    >>> rubric.add_reward_func(lambda completion: float(completion == "yes"))
+    >>> rubric.score_group_sync(states)["reward"]
+    [0.0, 1.0]
+    """
 
     def __init__(self, rewards: list[float], metrics: dict[str, list[float]]):
         super().__init__({**metrics, "reward": rewards, "metrics": metrics})

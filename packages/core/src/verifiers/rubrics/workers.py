@@ -62,7 +62,7 @@ class Raised:
 class _Job:
     __slots__ = ("context", "future", "outcomes", "steps")
 
-    def __init__(self, steps: Sequence[Step], context: Any, future: asyncio.Future):
+    def __init__(self, steps: Sequence[Step], context: Any, future: asyncio.Future[list[Any]]):
         self.steps, self.context, self.future = steps, context, future
         self.outcomes: list[Any] = []
 
@@ -90,6 +90,7 @@ class Workers:
         self._lock = threading.Lock()
         self._threads: list[_Worker] = []
         self._stuck: list[_Worker] = []
+        self._outbox: list[_Job] = []
         self._finished: deque[_Job] = deque()
         self._wake_pending = False
         self._open = 0  # jobs whose future is not settled
@@ -108,7 +109,9 @@ class Workers:
         loop = asyncio.get_running_loop()
         job = _Job(steps, context, loop.create_future())
         self._open += 1
-        self._submit(job)
+        if not self._outbox:  # what is handed over in one turn of the loop goes together, and wakes a thread once
+            loop.call_soon(self._hand_over)
+        self._outbox.append(job)
         if not self._ticking:
             self._ticking = True
             self._window = (monotonic(), _other_threads_cpu_s())
@@ -131,9 +134,14 @@ class Workers:
 
     # --- on the loop
 
-    def _submit(self, job: _Job) -> None:
+    def _hand_over(self) -> None:
+        jobs, self._outbox = self._outbox, []
+        self._submit(*jobs)
+
+    def _submit(self, *jobs: _Job) -> None:
         with self._lock:
-            self._queue.put(job)
+            for job in jobs:
+                self._queue.put(job)
             if not self._threads:
                 self._add_thread()
 
@@ -255,7 +263,7 @@ def _other_threads_cpu_s() -> float:
     return process_time() - thread_time()
 
 
-def _settle(future: asyncio.Future, outcomes: Any = None, error: BaseException | None = None) -> None:
+def _settle(future: asyncio.Future[Any], outcomes: Any = None, error: BaseException | None = None) -> None:
     if future.done():
         return
     if error is None:

@@ -130,7 +130,7 @@ class FakeServer:
             with urllib.request.urlopen(self.url.removesuffix("/v1") + "/stats", timeout=10) as answer:
                 stats = json.load(answer)
             self.max_in_flight = stats["max_in_flight"]
-            return stats["count"]
+            return int(stats["count"])
         return self._count
 
     @property

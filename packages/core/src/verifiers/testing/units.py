@@ -67,6 +67,8 @@ def run_rollout_sync(env: Environment, client: Any, row: Mapping[str, Any] | Non
     given = row
 
     async def play() -> State:
-        return await env.run_rollout(given, client, getattr(client, "model", None) or "scripted", score=True)
+        model = getattr(client, "model", None) or "scripted"
+        state: State = await env.run_rollout(given, client, model, score=True)
+        return state
 
     return blocking(play)

@@ -128,7 +128,8 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     def _generate(self, index: int) -> dict[str, Any]:
         with self._generating:
-            return self._questions[index]
+            entry: dict[str, Any] = self._questions[index]
+            return entry
 
     def _row(self, index: int) -> dict[str, Any]:
         entry = self._entry(index)

@@ -67,7 +67,7 @@ async def _call(name: str, config: Mapping[str, Any], entry: Mapping[str, Any], 
     pool = _POOLS.here()
     arguments = {"name": name, "config": dict(config), "entry": dict(entry), "answer": answer}
     async with pool.free:
-        return await call_in_thread(pool.processes.call, score_in_worker, arguments, LIMIT_S, name)
+        return float(await call_in_thread(pool.processes.call, score_in_worker, arguments, LIMIT_S, name))
 
 
 def score_in_worker(name: str, config: dict[str, Any], entry: dict[str, Any], answer: str | None) -> float:

@@ -122,7 +122,8 @@ class TextArenaEnv(MultiTurnEnv):
 
     def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
         """What the game said to the last move."""
-        return state["ta_feedback"]
+        said: Messages = state["ta_feedback"]
+        return said
 
     @cleanup
     def forget_the_dealing(self, state: State) -> None:

@@ -1,0 +1,114 @@
+"""Time limits that cost little: one timer per event loop watches all of them.
+
+``with Deadline(limit_s) as deadline:`` stops its body as ``asyncio.timeout`` does: the task is cancelled, and the block
+raises ``TimeoutError``. A timer for each of thousands of rollouts and requests is set, kept in order and taken back
+again without ever ringing; here a limit of five seconds or more is one entry in a dictionary, looked at four times a
+second. So a long limit may ring up to ``TICK_S`` late, never early. Shorter limits have a timer of their own.
+
+This module knows nothing of what is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+TICK_S = 0.25
+COARSE_FROM_S = 5.0
+"""Limits from here on wait for a tick; what they come late is at most a twentieth of them."""
+
+
+class Deadline:
+    """One limit of the task that enters it; for one use. ``limit_s`` None limits nothing.
+
+    *Raises* TimeoutError at the end of the block when the limit passed inside and nobody else cancelled the task.
+    """
+
+    __slots__ = ("_cancelling", "_timer", "expired", "limit_s", "task")
+
+    def __init__(self, limit_s: float | None):
+        self.limit_s = limit_s
+        self.expired = False
+        """Whether the limit has passed inside the block, whatever became of the cancellation."""
+        self._timer: _Ticker | asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self.task = task = asyncio.current_task(loop)
+        """Whom it stops: the task that entered the block."""
+        if task is None:
+            raise RuntimeError("a time limit needs a task")
+        self._cancelling = task.cancelling()
+        limit_s = self.limit_s
+        if limit_s is None:
+            return self
+        if limit_s >= COARSE_FROM_S:
+            self._timer = ticker = _TICKERS.get(loop) or _new_ticker(loop)
+            ticker.add(self, loop.time() + limit_s)
+        else:
+            self._timer = loop.call_later(max(limit_s, 0.0), self.ring)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        timer, self._timer = self._timer, None
+        if type(timer) is _Ticker:
+            timer.waiting.pop(self, None)
+        elif timer is not None:
+            timer.cancel()  # type: ignore[union-attr]  # the other kind of timer is a handle
+        if self.expired and self._uncancelled() and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+        return None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether anybody has asked the task to stop: the limit, or somebody else."""
+        return self.task is not None and self.task.cancelling() > 0
+
+    def ring(self) -> None:
+        """The limit has passed."""
+        self.expired = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def _uncancelled(self) -> bool:
+        """Take the limit's own cancellation back; False when there is another."""
+        return self.task is not None and self.task.uncancel() <= self._cancelling
+
+
+class _Ticker:
+    """The limits of one event loop. It ticks while there are any."""
+
+    __slots__ = ("_is_ticking", "_loop", "waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.waiting: dict[Deadline, float] = {}
+        """Limit -> when it has passed, on the loop's clock."""
+        self._loop = loop
+        self._is_ticking = False
+
+    def add(self, deadline: Deadline, when: float) -> None:
+        self.waiting[deadline] = when
+        if not self._is_ticking:
+            self._is_ticking = True
+            self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        for deadline in [deadline for deadline, when in self.waiting.items() if when <= now]:
+            del self.waiting[deadline]
+            deadline.ring()
+        self._is_ticking = bool(self.waiting)
+        if self._is_ticking:
+            self._loop.call_later(TICK_S, self._tick)
+
+
+_TICKERS: dict[asyncio.AbstractEventLoop, _Ticker] = {}
+
+
+def _new_ticker(loop: asyncio.AbstractEventLoop) -> _Ticker:
+    for closed in [other for other in tuple(_TICKERS) if other.is_closed()]:
+        _TICKERS.pop(closed, None)
+    return _TICKERS.setdefault(loop, _Ticker(loop))

@@ -1,0 +1,78 @@
+"""The same workers on a real Ray cluster of two nodes on this machine, one of which is killed half way."""
+
+import asyncio
+import sys
+
+import pytest
+
+import verifiers as vf
+from verifiers.testing import ScriptedClient
+
+pytestmark = pytest.mark.slow
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'verifiers[ray]'")
+
+ENVIRONMENT = """
+import time, os
+from pathlib import Path
+import ray
+import verifiers as vf
+
+class Slow(vf.SingleTurnEnv):
+    def setup_state(self, state):
+        state["node"] = ray.get_runtime_context().get_node_id()
+        (Path(state["info"]["folder"]) / f"{state['example_id']}-{os.getpid()}").touch()
+        time.sleep(0.05)
+
+def length(completion):
+    return float(len(completion[-1]["content"]))
+
+def load_environment(folder: str, num: int = 60):
+    rows = [{"question": f"q{i}", "info": {"folder": folder}} for i in range(num)]
+    return Slow(dataset=rows, rubric=vf.Rubric([length]))
+"""
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    other = made.add_node(num_cpus=2)
+    made.wait_for_nodes()
+    ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
+    try:
+        yield made, other
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def test_a_node_that_dies_costs_only_what_it_held(cluster, tmp_path, monkeypatch):
+    made, other = cluster
+    (tmp_path / "ray_game.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ray_game", raising=False)
+    env = vf.load_environment("ray_game", folder=str(tmp_path))
+
+    def echo(request):
+        return request.prompt[-1]["content"]
+
+    async def kill_when_half_done():
+        while len(list(tmp_path.glob("*-*"))) < 40:  # noqa: ASYNC110 - other processes write them
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(made.remove_node, other, False)
+
+    async def both():
+        killing = asyncio.create_task(kill_when_half_done())
+        options = {"num_workers": 2, "worker_backend": "ray", "max_concurrent": 8, "rollouts_per_example": 2}
+        results = await env.evaluate(ScriptedClient(echo), "m", **options)
+        await killing
+        return results
+
+    results = asyncio.run(both())
+    rows = results["outputs"]
+    assert [row["error"] for row in rows] == [None] * 120
+    assert [row["reward"] for row in rows] == [float(len(f"q{i // 2}")) for i in range(120)]
+    assert len({state["node"] for state in results["states"]}) == 2, "both nodes played"
+    assert len(list(tmp_path.glob("*-*"))) > 60, "what the lost node held was played again elsewhere"
