@@ -11,6 +11,7 @@ from support.pipeline import pipeline_config
 from verifiers.state import TrajectoryStep, record_tokens
 from verifiers.types import ResponseTokens
 from verifiers_trainer.batch import Group, Record, build, reward_histogram
+from verifiers_trainer.config import RLConfig
 from verifiers_trainer.samples import Turn, merge_turns
 
 
@@ -143,11 +144,12 @@ def test_the_histogram_counts_unknown_rewards_too():
 def test_truncated_rollouts_get_the_reward_zero_only_when_asked():
     cut = vf.State(reward=0.9, is_truncated=True)
     whole = vf.State(reward=0.9)
+    zero = RLConfig(zero_truncated_completions=True)
     assert Record.of(cut).reward == 0.9
-    assert Record.of(cut, zero_truncated=True).reward == 0.0
-    assert Record.of(whole, zero_truncated=True).reward == 0.9
+    assert Record.of(cut, zero).reward == 0.0
+    assert Record.of(whole, zero).reward == 0.9
     failed = vf.State(reward=float("nan"), is_truncated=True, error=vf.RolloutTimeout("too long"))
-    assert math.isnan(Record.of(failed, zero_truncated=True).reward)
+    assert math.isnan(Record.of(failed, zero).reward)
 
 
 # --- the turns of a finished rollout ----------------------------------------------------------------------------

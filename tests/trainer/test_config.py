@@ -8,7 +8,8 @@ import torch
 
 import verifiers_trainer
 from verifiers.errors import ConfigError
-from verifiers_trainer.config import RLConfig, _RLFields
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.fields import RLFields
 from verifiers_trainer.rules import REFUSED, trackers
 
 
@@ -105,7 +106,7 @@ def test_what_cannot_work_is_refused(settings):
 
 
 def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_way_to_do_it():
-    said = problems(gradient_accumulation_steps=4, per_device_train_batch_size=2, neftune_noise_alpha=5.0)
+    said = problems(gradient_accumulation_steps=4, torch_compile=True, neftune_noise_alpha=5.0)
     assert "gradient_accumulation_steps is 4, which this trainer cannot honour: batch_size counts all" in said
     assert said.startswith("3 setting(s)")
     for name, (neutral, _) in REFUSED.items():
@@ -203,7 +204,7 @@ def test_every_field_of_ours_is_read_somewhere():
         if path.parent.name != "cli":
             tree = ast.parse(path.read_text())
             read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    own = set(_RLFields.__annotations__)
+    own = set(RLFields.__annotations__)
     of_transformers = {"eval_steps", "logging_steps", "lr_scheduler_type", "max_grad_norm", "save_steps"}
     assert own - read - of_transformers == set()
 

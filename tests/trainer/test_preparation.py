@@ -10,6 +10,7 @@ from support.training import small_config, small_policy, toy_env, weights_hash
 from verifiers.errors import CheckpointError, ConfigError
 from verifiers_trainer import preparation
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 
@@ -32,7 +33,8 @@ def test_a_model_without_a_name_needs_its_tokenizer(tmp_path):
 
 
 def test_a_name_loads_model_and_tokenizer_with_the_keywords():
-    model, tokenizer = preparation.load("builtin:tiny", None, {"dtype": torch.bfloat16, "seed": 3})
+    settings = RLConfig(model_init_kwargs={"dtype": torch.bfloat16, "seed": 3})
+    model, tokenizer = preparation.load("builtin:tiny", None, settings)
     assert model.dtype == torch.bfloat16
     assert tokenizer.chat_template
 

@@ -15,14 +15,18 @@ from typing import Any
 __version__ = "0.2.0"
 
 _HOME = {
+    "GRPOConfig": "grpo",
+    "GRPOTrainer": "grpo",
     "RLTrainer": "trainer",
     "RLConfig": "config",
     "get_model": "policy",
     "get_tokenizer": "policy",
     "get_model_and_tokenizer": "policy",
+    "grpo_defaults": "grpo",
+    "lora_defaults": "grpo",
 }
 
-__all__ = ["RLConfig", "RLTrainer", "get_model", "get_model_and_tokenizer", "get_tokenizer"]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

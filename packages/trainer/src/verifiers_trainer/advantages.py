@@ -52,13 +52,14 @@ def compute_advantages(
     *,
     lengths_G: Sequence[np.ndarray] | None = None,
     min_group_fraction: float = 0.75,
+    weights_G: Sequence[np.ndarray] | None = None,
     **parameters: Any,
 ) -> list[np.ndarray]:
     """Advantages [n] per group, NaN for unknown rewards and throughout dead groups.
 
     ``choice`` is a registered name, "package.module:function" or a function ``(rewards_G, lengths_G, *, ...)`` that
     sees live groups and known rewards only. ``lengths_G`` counts the trained tokens of each rollout ("opo" needs
-    it). Raises ConfigError for an unknown name or parameter.
+    it), ``weights_G`` [F] weighs the columns of a group ("gdpo"). Raises ConfigError for an unknown name or parameter.
 
     >>> compute_advantages("mean", [np.array([1.0, 0.0, np.nan, 0.5])])
     [array([ 0.5, -0.5,  nan,  0. ])]
@@ -71,6 +72,8 @@ def compute_advantages(
     live = [g for g, group in enumerate(rewards) if not dead(group)]
     advantages = [np.full(len(group), np.nan) for group in rewards]
     if live:
+        if weights_G is not None:
+            parameters["weights_G"] = [weights_G[g] for g in live]
         lengths = None if lengths_G is None else [np.asarray(lengths_G[g], dtype=np.float64)[known[g]] for g in live]
         computed = function([rewards[g][known[g]] for g in live], lengths, **parameters)
         for g, values in zip(live, computed, strict=True):
@@ -78,11 +81,14 @@ def compute_advantages(
     return advantages
 
 
-def turn_advantages(turn_rewards: Sequence[np.ndarray], gamma: float = 1.0) -> list[np.ndarray]:
+def turn_advantages(
+    turn_rewards: Sequence[np.ndarray], gamma: float = 1.0, *, baseline: bool = True
+) -> list[np.ndarray]:
     """Credit per turn for the siblings of one group: the return of turn j minus its mean over siblings that have one.
 
     ``turn_rewards`` holds one array [turns] per sibling, the rubric's final reward already added to the last turn;
     the return of turn j is Σ_{l>=j} γ^(l-j)·r_l. A sibling with a NaN is unknown: it gets NaN and joins no mean.
+    ``baseline=False`` gives the returns themselves.
 
     >>> turn_advantages([np.array([0.0, 1.0]), np.array([0.0])])
     [array([0.5, 0. ]), array([-0.5])]
@@ -90,7 +96,7 @@ def turn_advantages(turn_rewards: Sequence[np.ndarray], gamma: float = 1.0) -> l
     returns = [_discounted(np.asarray(rewards, dtype=np.float64), gamma) for rewards in turn_rewards]
     live = [r for r in returns if not np.isnan(r).any()]
     depth = max((len(r) for r in live), default=0)
-    means = np.array([np.mean([r[j] for r in live if len(r) > j]) for j in range(depth)])
+    means = np.array([np.mean([r[j] for r in live if len(r) > j]) if baseline else 0.0 for j in range(depth)])
     return [np.full(len(r), np.nan) if np.isnan(r).any() else r - means[: len(r)] for r in returns]
 
 
@@ -148,16 +154,21 @@ def opo(rewards_G: list[np.ndarray], lengths_G: list[np.ndarray] | None = None) 
 
 @register_advantage("gdpo")
 def gdpo(
-    rewards_G: list[np.ndarray], lengths_G: Any = None, *, weights: Sequence[float] | None = None
+    rewards_G: list[np.ndarray],
+    lengths_G: Any = None,
+    *,
+    weights: Sequence[float] | None = None,
+    weights_G: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """A z-score in the group for each reward function, their weighted sum, then a z-score over the batch.
 
-    Rewards are [n, F]; ``weights`` [F], all 1 when None. Source: GDPO, group reward-decoupled normalisation.
+    Rewards are [n, F]; ``weights`` [F] are those of all groups, ``weights_G`` each group's own; all 1 when None. Source: GDPO, group reward-decoupled normalisation.
     """
     if any(r.ndim != 2 for r in rewards_G):
         raise ConfigError("advantage 'gdpo' needs rewards [n, F], one column per reward function")
-    factors = np.ones(rewards_G[0].shape[1]) if weights is None else np.asarray(weights, dtype=np.float64)
-    sums = [_z_score(r) @ factors for r in rewards_G]
+    if weights_G is None:
+        weights_G = [np.ones(r.shape[1]) if weights is None else np.asarray(weights, np.float64) for r in rewards_G]
+    sums = [_z_score(r) @ own for r, own in zip(rewards_G, weights_G, strict=True)]
     batch = np.concatenate(sums)
     return [(s - batch.mean()) / (batch.std(ddof=1) + EPSILON) for s in sums]
 

@@ -6,10 +6,14 @@ and tokenizer is ``preparation``'s.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
+from verifiers.dataset import Example, examples_from
 from verifiers.environments.base import Environment
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, DatasetError
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.losses import loss_parameters
 
@@ -21,12 +25,15 @@ def either(first: str, a: Any, second: str, b: Any) -> Any:
     return a if a is not None else b
 
 
-def settled(given: RLConfig | None) -> RLConfig:
-    """A private copy of the settings (or of the defaults), checked together."""
-    settings = given if given is not None else RLConfig()
+def settled(given: RLConfig | None, default: type[RLConfig] = RLConfig, **chosen: Any) -> RLConfig:
+    """A private copy of the settings (or of the defaults), with what else was ``chosen``, checked together."""
+    settings = given if given is not None else default()
     if not isinstance(settings, RLConfig):
         raise ConfigError(f"args must be an RLConfig, not {type(settings).__name__}")
     settings = settings.private_copy()
+    for name, value in chosen.items():
+        if value is not None:
+            setattr(settings, name, value)
     settings.resolve(settings.world_size)
     if settings.world_size > 1:
         raise ConfigError(f"training runs in one process for now, and this is one of {settings.world_size}")
@@ -36,10 +43,36 @@ def settled(given: RLConfig | None) -> RLConfig:
 
 def check_environment(env: Any) -> None:
     """Raise ``ConfigError`` unless it is an environment with a reward function."""
+    if env is None:
+        raise ConfigError("env is missing: give an environment, or the id of one, to train in")
     if not isinstance(env, Environment):
         raise ConfigError(f"env must be an environment or the id of one, not {type(env).__name__}")
     if not env.get_reward_funcs():
         raise ConfigError(f"the environment {name_of(env)} has no reward function: nothing to train on")
+
+
+def examples_of(env: Any, dataset: Any = None) -> list[Example]:
+    """What is trained on: the rows of ``dataset``, or those of the environment.
+
+    Raises ``DatasetError`` when there are none, ``ConfigError`` for a dataset of rollouts.
+    """
+    columns = getattr(dataset, "column_names", None) or (dataset if isinstance(dataset, Mapping) else ())
+    if {"completions", "rewards"} <= set(columns):
+        raise ConfigError(
+            "dataset holds completions and rewards, and training on finished rollouts is not supported yet"
+        )
+    if dataset is not None:
+        table: Any = examples_from(dataset, env.row_format)
+    else:
+        table = env.train_table if env.train_table is not None else env.eval_table
+    if not len(table):
+        raise DatasetError(f"the dataset of {name_of(env)} is empty: nothing to train on")
+    return list(table)
+
+
+def slot(limit: int | None) -> Any:
+    """What bounds how many do something at a time."""
+    return nullcontext() if limit is None else asyncio.Semaphore(limit)
 
 
 def name_of(env: Environment) -> str:

@@ -12,16 +12,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verifiers.errors import ConfigError
 from verifiers.state import State, TrajectoryStep, TrajectoryStepTokens
-from verifiers_trainer.advantages import compute_advantages, is_dead
+from verifiers_trainer.advantages import compute_advantages, is_dead, turn_advantages
 from verifiers_trainer.aggregation import step_weights
 from verifiers_trainer.packing import Row, fill, pack
-from verifiers_trainer.samples import RolloutSamples, Turn, rollout_samples
+from verifiers_trainer.samples import RolloutSamples, Turn, is_overlong, rollout_samples
 
 if TYPE_CHECKING:
     from verifiers_trainer.config import RLConfig
@@ -43,20 +44,27 @@ class Record:
     is_truncated: bool
     text: Mapping[str, Any]
     """``prompt``, ``completion`` and ``answer``, for the log alone."""
+    turn_rewards: tuple[float, ...] = ()
+    """What the environment gave for each turn alone, beside the reward; empty when it gave nothing."""
 
     @classmethod
-    def of(cls, state: State, zero_truncated: bool = False) -> Record:
-        """What to keep of a finished rollout; ``zero_truncated`` makes 0 the reward of one cut by a length limit."""
-        error = state["error"]
-        reward = 0.0 if zero_truncated and state["is_truncated"] and error is None else state["reward"]
+    def of(cls, state: State, config: RLConfig | None = None) -> Record:
+        """What to keep of a finished rollout, with the reward that the length limits of ``config`` leave it."""
+        error, turns, reward = state["error"], _turns(state["trajectory"]), state["reward"]
+        if config is not None:
+            if error is None and config.zero_truncated_completions and state["is_truncated"]:
+                reward = 0.0
+            if config.overlong == "drop" and is_overlong(turns, config.max_seq_len, config.max_completion_len):
+                reward = None
         return cls(
-            turns=_turns(state["trajectory"]),
+            turns=turns,
             reward=math.nan if reward is None else float(reward),
             metrics=dict(state["metrics"]),
             error=None if error is None else f"{type(error).__name__}: {error}",
             stop=state["stop_condition"],
             is_truncated=bool(state["is_truncated"]),
             text={key: state[key] for key in ("prompt", "completion", "answer")},
+            turn_rewards=_turn_rewards(state["trajectory"]),
         )
 
     @property
@@ -69,6 +77,11 @@ class Record:
         return sum(len(turn.completion_ids) for turn in self.turns)
 
 
+def _turn_rewards(steps: Sequence[TrajectoryStep]) -> tuple[float, ...]:
+    given = [step.get("reward") or 0.0 for step in steps if _stored(step, "tokens") is not None]
+    return tuple(map(float, given)) if any(given) else ()
+
+
 def _turns(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
     """The turns of the steps that have tokens; linear in their tokens while each prompt continues the turn before."""
     turns: list[Turn] = []
@@ -78,7 +91,7 @@ def _turns(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
         tokens = _stored(step, "tokens")
         if tokens is None:
             continue
-        shared = tokens.shared if tokens._previous is before else 0
+        shared = tokens.shared if tokens.previous is before else 0
         if run and shared < end:
             turns += _turns_of(run, shared_of_first)
             run = []
@@ -119,6 +132,10 @@ class Group:
     index: int
     example_id: int
     records: tuple[Record, ...]
+    env: str = ""
+    """The environment of a group of environments that played it."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """How much each reward function counted; empty where that is not known."""
 
     @property
     def rewards(self) -> np.ndarray:
@@ -132,7 +149,37 @@ class Group:
 
     def is_dead(self, config: RLConfig) -> bool:
         """Whether it teaches nothing: too few known rewards, or all of them equal."""
-        return is_dead(self.rewards, config.min_group_fraction, baseline=config.advantage != "none")
+        baseline = config.advantage != "none"
+        if config.credit == "turn":
+            known = is_dead(np.arange(len(self.records)) + self.rewards, config.min_group_fraction, baseline=baseline)
+            return known or not any(np.any(turns[~np.isnan(turns)]) for turns in self.turn_advantages(config))
+        rewards = self.scores if config.advantage == "gdpo" else self.rewards
+        return is_dead(rewards, config.min_group_fraction, baseline=baseline)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """float64 [G, F], a column for each function that counted; a row of NaN where the reward is unknown.
+
+        Raises ``ConfigError`` when it is not known which functions counted.
+        """
+        if not self.weights:
+            raise ConfigError(
+                "advantage 'gdpo' compares the scores of each reward function, and of these rollouts only the reward "
+                "is known: use mean_std"
+            )
+        found = [[record.metrics.get(name, math.nan) for name in self.weights] for record in self.records]
+        scores = np.array(found, np.float64)
+        scores[np.isnan(self.rewards)] = math.nan
+        return scores
+
+    def turn_advantages(self, config: RLConfig) -> list[np.ndarray]:
+        """For each rollout an advantage per turn; of a turn the discounted rewards from there on count."""
+        returns = []
+        for record in self.records:
+            own = np.array(record.turn_rewards or [0.0] * len(record.turns), np.float64)
+            own[-1:] += record.reward
+            returns.append(own)
+        return turn_advantages(returns, config.gamma, baseline=config.advantage != "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +190,7 @@ class StepBatch:
     """Rows for each rank, as many on every rank."""
     groups: tuple[Group, ...]
     advantages_G: tuple[np.ndarray, ...]
+    """Of each rollout; with credit per turn the mean over its turns."""
     stats: dict[str, float]
     num_tokens: int
     """Tokens that carry loss, over all ranks."""
@@ -150,20 +198,15 @@ class StepBatch:
 
 def build(groups: Sequence[Group], discarded: Sequence[Group], config: RLConfig, world: int = 1) -> StepBatch:
     """The batch of ``groups``; ``discarded`` ones count in the statistics alone."""
-    lengths_G = [np.array([record.num_sampled for record in group.records], np.float64) for group in groups]
-    advantages_G = compute_advantages(
-        config.advantage,
-        [group.rewards for group in groups],
-        lengths_G=lengths_G,
-        min_group_fraction=config.min_group_fraction,
-    )
+    credited_G = _credit(groups, config)
+    advantages_G = [np.array([np.mean(of) if np.size(of) else np.nan for of in credited]) for credited in credited_G]
     made = [
         _samples_of(record, advantage, number, group.index, config)
-        for group, advantages in zip(groups, advantages_G, strict=True)
+        for group, advantages in zip(groups, credited_G, strict=True)
         for number, (record, advantage) in enumerate(zip(group.records, advantages, strict=True))
     ]
     samples = [sample for rollout in made for sample in rollout.samples]
-    weights = step_weights(samples, config.aggregation, max_len=config.max_seq_len)
+    weights = step_weights(samples, config.aggregation, max_len=config.max_completion_len or config.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
     max_tokens = max(longest, config.micro_batch_tokens or _row_bound(config))
     rows_R = pack(samples, weights.weights, max_tokens=max_tokens, world=world, packing=config.packing)
@@ -180,7 +223,24 @@ def _row_bound(config: RLConfig) -> int:
     return min(ROW_TOKENS_CPU if config.use_cpu else ROW_TOKENS, config.micro_batch_size * config.max_seq_len)
 
 
-def _samples_of(record: Record, advantage: float, number: int, group: int, config: RLConfig) -> RolloutSamples:
+def _credit(groups: Sequence[Group], config: RLConfig) -> list[Sequence[Any]]:
+    """The advantage of each rollout of each group: one number, or one for each of its turns; NaN: not trained."""
+    if config.credit == "turn":
+        return [
+            [np.nan] * len(group.records) if group.is_dead(config) else group.turn_advantages(config)
+            for group in groups
+        ]
+    by_function = config.advantage == "gdpo"
+    return compute_advantages(  # type: ignore[return-value]
+        config.advantage,
+        [group.scores if by_function else group.rewards for group in groups],
+        lengths_G=[np.array([record.num_sampled for record in group.records], np.float64) for group in groups],
+        min_group_fraction=config.min_group_fraction,
+        weights_G=[np.array(list(group.weights.values())) for group in groups] if by_function else None,
+    )
+
+
+def _samples_of(record: Record, advantage: Any, number: int, group: int, config: RLConfig) -> RolloutSamples:
     return rollout_samples(
         record.turns,
         advantage,
@@ -188,6 +248,7 @@ def _samples_of(record: Record, advantage: float, number: int, group: int, confi
         group=group,
         temperature=config.temperature,
         max_seq_len=config.max_seq_len,
+        max_completion_len=config.max_completion_len,
         mask_truncated=config.mask_truncated_completions,
         mask_env_responses=config.mask_env_responses,
     )
@@ -215,6 +276,19 @@ def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
     for name in sorted({name for record in records for name in record.metrics}):
         values = np.array([record.metrics.get(name, math.nan) for record in records], np.float64)
         stats[f"reward/{name}"] = float(np.nanmean(values)) if not np.isnan(values).all() else math.nan
+    return stats | _stats_by_environment(groups)
+
+
+def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
+    """``env/<name>/{reward,share,errors}``: mean known reward, share of the groups; nothing for one environment."""
+    stats: dict[str, float] = {}
+    for name in sorted({group.env for group in groups} - {""}):
+        own = [group for group in groups if group.env == name]
+        rewards = np.concatenate([group.rewards for group in own])
+        known = rewards[~np.isnan(rewards)]
+        stats[f"env/{name}/reward"] = float(known.mean()) if known.size else math.nan
+        stats[f"env/{name}/share"] = len(own) / len(groups)
+        stats[f"env/{name}/errors"] = sum(record.error is not None for group in own for record in group.records)
     return stats
 
 

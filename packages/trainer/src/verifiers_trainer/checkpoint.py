@@ -6,6 +6,7 @@ verifies the manifest and takes the newest valid folder; older ones are removed 
 
     model or adapter                what ``save_pretrained`` writes, and the tokenizer
     optimizer.safetensors + .json   tensors, and the rest
+    reference.safetensors           the reference policy, where it is a copy
     scheduler.json  rng.safetensors + rng.json  trainer_state.json
     rl_state.json                   policy version, place in the data, configuration
     pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
@@ -137,13 +138,18 @@ def newest_valid(output_dir: Path) -> Path | None:
     return None
 
 
-def prune(newest: Path, keep: int | None, protected: Path | None = None) -> None:
-    """Remove the checkpoints before ``newest`` but the last ``keep - 1``, and ``protected``, once ``newest`` verifies.
+def prune(newest: Path, keep: int | None, protected: Path | None = None, keep_every: int | None = None) -> None:
+    """Remove the checkpoints before ``newest`` but the last ``keep - 1``, ``protected``, and those of every
+    ``keep_every``-th step, once ``newest`` verifies.
 
     Raises ``CheckpointError``, with nothing removed, when ``newest`` is not what was written.
     """
     step = int(newest.name.removeprefix(PREFIX))
-    older = [folder for number, folder in steps_in(newest.parent) if number < step]
+    older = [
+        folder
+        for number, folder in steps_in(newest.parent)
+        if number < step and (keep_every is None or number % keep_every)
+    ]
     if not keep or len(older) < keep:
         return
     verify(newest)

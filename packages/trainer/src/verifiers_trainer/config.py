@@ -1,9 +1,12 @@
 """``RLConfig``: every setting of a training run, checked all at once before any work.
 
-Only fields that change what happens are here; of those inherited from transformers, the ones this trainer cannot
-honour are refused. ``resolve`` reports every violated rule in one ``ConfigError`` with the nearest valid values.
-Nothing is decided finally at construction, so a setting that is changed afterwards (``config.temperature = 0.7``) is
-honoured, and so is what follows from it. The rules are in ``rules``.
+The fields are in ``fields``; of those inherited from transformers, the ones this trainer cannot honour are refused.
+``resolve`` reports every violated rule in one ``ConfigError`` with the nearest valid values. Nothing is decided finally
+at construction, so a setting that is changed afterwards (``config.temperature = 0.7``) is honoured, and so is what
+follows from it. The rules are in ``rules``.
+
+Names of older versions are resolved by ``compat``'s table. To add a setting: a field in ``fields``, its rule in
+``rules``, and perhaps a row in ``compat``.
 
 This module imports transformers (for ``TrainingArguments``) but runs nothing.
 """
@@ -15,21 +18,19 @@ import functools
 import logging
 import math
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from transformers import TrainingArguments
 
 from verifiers.errors import ConfigError
-from verifiers.suggest import check_keywords
-from verifiers_trainer.rules import CHECKS, choice_problem
+from verifiers.suggest import check_keywords, close_match
+from verifiers_trainer import compat
+from verifiers_trainer.fields import RLFields
+from verifiers_trainer.rules import CHECKS, RESHAPING, choice_problem
 
 log = logging.getLogger(__name__)
-
-CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
-"""Two names of one switch: transformers' older and newer one."""
 
 OBJECTIVES = {
     "grpo": ("ppo", "sequence_mean"),  # arXiv 2402.03300
@@ -41,138 +42,42 @@ OBJECTIVES = {
 """Names of the field that mean a loss and an aggregation together; a given ``aggregation`` wins."""
 
 
-@dataclass
-class _RLFields(TrainingArguments):
-    # --- what transformers already has, with other defaults -----------------------------------------------------
-    output_dir: str | None = None
-    """Folder of the run; default ``outputs/<run_name or the time>``."""
-    learning_rate: float | None = None  # type: ignore[assignment]
-    """Default 1e-5 with LoRA, else 1e-6."""
-    lr_scheduler_type: str = "constant"
-    max_steps: int = 500
-    """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the examples."""
-    bf16: bool | None = None  # type: ignore[assignment]
-    """Compute in bfloat16; None = where an accelerator can. Without one everything is float32."""
-    max_grad_norm: float = 1.0
-    logging_steps: float = 1
-    save_strategy: str = "steps"
-    save_steps: float = 50
-    eval_strategy: str = "no"
-    eval_steps: float | None = 50
-    report_to: Any = "none"
-    """Trackers that get every step's numbers: wandb, trackio, tensorboard, a list of them, none, or auto:
-    wandb where it is installed and configured."""
+OWN_BOUNDS = {
+    "gspo": {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"},  # of ratios of sequences, so thousandths
+    "masked_is": {"mask_ratio_low": "mask_ratio_low", "mask_ratio_high": "mask_ratio_high"},  # it is nothing without
+}
+"""Loss -> its parameters that keep their own default, unless the field was given."""
 
-    # --- model --------------------------------------------------------------------------------------------------
-    model_init_kwargs: dict[str, Any] | None = None
-    """For ``from_pretrained`` when the model is given as a name."""
-    disable_dropout: bool = True
-    """Dropout makes sampler and trainer disagree for no reason; with True every dropout is 0."""
-    use_lora: bool = True
-    """Train a LoRA adapter when the model has none and no ``peft_config`` is given."""
-    lora_rank: int = 8
-    lora_alpha: int = 32
-    lora_dropout: float = 0.0
-    lora_target_modules: list[str] | str | None = None
-    """None: every linear layer but the head."""
 
-    # --- batch --------------------------------------------------------------------------------------------------
-    rollouts_per_example: int = 16
-    """Siblings of one example, the group whose mean reward is the baseline."""
-    batch_size: int = 512
-    """Rollouts per optimizer step; a multiple of ``rollouts_per_example`` and of ``micro_batch_size``."""
-    micro_batch_size: int = 8
-    """Rollouts of the longest length that one forward pass holds: with packing, the tokens of a row are bounded by
-    ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention has no kernel for them)."""
-    micro_batch_tokens: int | None = None
-    """Tokens of one packed row, instead of what follows from ``micro_batch_size``; a longer sample stands alone."""
-    packing: bool = True
-    """Pack samples end to end into rows; False gives each sample a row of its own."""
-    max_seq_len: int = 2048
-    """Tokens of one conversation; longer rollouts carry no loss and are never cut."""
-    shuffle_dataset: bool = True
+class RLConfig(RLFields):
+    """Settings of ``RLTrainer``; also takes every field of ``transformers.TrainingArguments``.
 
-    # --- sampling -----------------------------------------------------------------------------------------------
-    max_tokens: int | None = None
-    """Tokens per turn; None = what is left of ``max_seq_len``."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    sampling_args: dict[str, Any] = field(default_factory=dict)
-    """Further sampling arguments of every request."""
+    Raises ``ConfigError`` at once for unknown names, with the nearest known one.
+    """
 
-    # --- objective ----------------------------------------------------------------------------------------------
-    loss: Any = "cispo"
-    """A name of ``losses.LOSSES`` or ``OBJECTIVES``, ``"package.module:function"``, or a function."""
-    loss_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the loss, over the ones below."""
-    ratio_cap: float = 5.0
-    ratio_floor: float = 0.0
-    mask_ratio_low: float = 0.125
-    mask_ratio_high: float = 8.0
-    """Tokens whose ratio of probabilities lies outside [mask_ratio_low, mask_ratio_high] carry no loss."""
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    """None: as ``epsilon``."""
-    delta: float | None = None
-    dual_clip: float | None = None
-    advantage: Any = "mean"
-    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function."""
-    aggregation: str = "token_mean"
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
+    """What a subclass sets differently."""
+    batch_is = ""
+    """Where ``batch_size`` comes from, for messages, when it was not simply given."""
 
-    # --- pipeline -----------------------------------------------------------------------------------------------
-    max_off_policy_steps: int = 1
-    """How many optimizer steps older than the trained policy a token may be; 0 = synchronous."""
-    max_concurrent: int = 1024
-    """Rollouts in flight."""
-    generation_timeout: float = 600.0
-    """Seconds to wait for the rollouts of one optimizer step."""
-    rollout_timeout: float | None = None
-    """Seconds for one rollout; None = ``generation_timeout``."""
-    zero_variance: str = "drop"
-    """Groups of equal rewards: "drop" and sample others, or "keep" with weight 0."""
-    oversample: float = 2.0
-    """At most this many times ``batch_size`` rollouts are generated for one step."""
-    min_group_fraction: float = 0.75
-    """Share of siblings with a known reward that a group needs."""
-    max_error_fraction: float = 0.5
-    """Share of failed rollouts, over the last four batches, above which training stops."""
-    no_signal_steps: int = 8
-    """Consecutive batches without any group of differing rewards before training stops; 0 = only warn."""
-    deterministic: bool = False
-    """Two runs of one seed are identical bit for bit on the same machine; slower generation."""
+    @functools.wraps(RLFields.__init__)  # type: ignore[misc]
+    def __init__(self, **settings: Any):
+        check_keywords(settings, known_names(), type(self).__name__)
+        spelled = {name: settings[name] for name in settings if name in compat.SPELLINGS}
+        settings = compat.canonical(settings, self.default_of)
+        for name in ("eval_strategy", "save_strategy"):  # transformers refuses these itself, without their names
+            if name in settings and (problem := choice_problem(name, settings[name])):
+                raise ConfigError(problem)
+        try:
+            super().__init__(**{**compat.canonical(self.DEFAULTS, self.default_of), **settings})
+        except ValueError as error:  # transformers' own checks
+            raise ConfigError(str(error)) from error
+        self._spelled, self._given = spelled, set(settings)
 
-    # --- which tokens carry loss --------------------------------------------------------------------------------
-    mask_env_responses: bool = True
-    """Tokens that the policy did not sample carry no loss."""
-    mask_truncated_completions: bool = False
-    """Rollouts cut by a length limit carry no loss."""
-    zero_truncated_completions: bool = False
-    """Rollouts cut by a length limit get the reward 0, whatever the rubric says of them."""
-    require_increasing_context: bool = False
-    """Refuse a chat template that rewrites earlier turns, instead of warning: with it every turn of a multi-turn
-    rollout is a sample of its own."""
-
-    # --- inference ----------------------------------------------------------------------------------------------
-    embedded_mode: str = "auto"
-    """How the embedded engine decodes: auto, padded, continuous, deterministic."""
-    embedded_threads: int | None = None
-    """Threads of torch's CPU kernels, for the whole process."""
-
-    # --- evaluation ---------------------------------------------------------------------------------------------
-    eval_num_examples: int = 64
-    """-1 = all."""
-    eval_rollouts_per_example: int = 1
-    eval_sampling_args: dict[str, Any] = field(default_factory=dict)
-    eval_required: bool = False
-    """Whether an evaluation that fails ends the training; otherwise it is reported and training goes on."""
-
-    # --- logging ------------------------------------------------------------------------------------------------
-    run_name: str | None = None
-    log_completions: bool = True
-    """Write every step's rollouts to ``completions/step-<n>.jsonl``."""
+    @classmethod
+    def default_of(cls, name: str) -> Any:
+        """The value of a field that nobody set; None for one that is made anew each time."""
+        return cls.DEFAULTS.get(name, getattr(cls, name, None))
 
     def __post_init__(self) -> None:
         if self.output_dir is None:
@@ -182,6 +87,8 @@ class _RLFields(TrainingArguments):
             self.report_to = "none"
         if self.learning_rate is None:
             self.learning_rate = 1e-5 if self.use_lora else 1e-6
+        for ours, theirs in compat.TWINS:
+            self.__dict__[theirs] = getattr(self, ours)
         super().__post_init__()
 
     def _set_precision(self) -> None:
@@ -193,35 +100,29 @@ class _RLFields(TrainingArguments):
         elif self.bf16 is None:
             self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
-
-class RLConfig(_RLFields):
-    """Settings of ``RLTrainer``; also takes every field of ``transformers.TrainingArguments``.
-
-    Raises ``ConfigError`` at once for unknown names, with the nearest known one.
-    """
-
-    @functools.wraps(_RLFields.__init__)  # type: ignore[misc]
-    def __init__(self, **settings: Any):
-        check_keywords(settings, field_names(), "RLConfig")
-        given = set(settings)
-        for name in ("eval_strategy", "save_strategy"):  # transformers refuses these itself, without their names
-            if name in settings and (problem := choice_problem(name, settings[name])):
-                raise ConfigError(problem)
-        old, new = CHECKPOINTING
-        if old in settings:
-            settings.setdefault(new, settings[old])
-        try:
-            super().__init__(**settings)
-        except ValueError as error:  # transformers' own checks
-            raise ConfigError(str(error)) from error
-        self._given = given
-
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in field_names() and "_given" in self.__dict__:
-            self._given.add(name)
-            if name in CHECKPOINTING:
-                self.__dict__.update(dict.fromkeys(CHECKPOINTING, value))
+        if "_given" not in self.__dict__ or name not in known_names():
+            self._warn_of_misspelling(name)
+            super().__setattr__(name, value)
+            return
+        made = compat.settings_of(name, value, lambda field: getattr(self, field))
+        self.__dict__.update(made)
+        self._given.update(made)
+        if name in compat.SPELLINGS:
+            self._spelled[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a setting under another name; called for what is no attribute."""
+        if name in compat.SPELLINGS:
+            return compat.read(name, self.__dict__.get("_spelled", {}), lambda field: getattr(self, field))
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    def _warn_of_misspelling(self, name: str) -> None:
+        if "_given" not in self.__dict__ or name.startswith("_") or hasattr(self, name):
+            return
+        if near := close_match(name, known_names()):
+            kind = type(self).__name__
+            log.warning("%s has no setting %r, so setting it changes nothing; did you mean %r?", kind, name, near)
 
     @property
     def folder(self) -> Path:
@@ -231,7 +132,7 @@ class RLConfig(_RLFields):
     def private_copy(self) -> RLConfig:
         """A copy that can be changed without changing this one."""
         copied = copy.copy(self)
-        copied._given = set(self._given)
+        copied._given, copied._spelled = set(self._given), dict(self._spelled)
         return copied
 
     def is_given(self, name: str) -> bool:
@@ -241,18 +142,30 @@ class RLConfig(_RLFields):
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of every training request."""
         named = {
-            "max_tokens": self.max_tokens,
+            "max_tokens": self.max_turn_tokens,
             "temperature": self.temperature,
             "top_p": None if self.top_p == 1.0 else self.top_p,
             "top_k": self.top_k if self.top_k and self.top_k > 0 else None,
             "min_p": self.min_p or None,
             "repetition_penalty": None if self.repetition_penalty == 1.0 else self.repetition_penalty,
+            "presence_penalty": self.presence_penalty or None,
+            "frequency_penalty": self.frequency_penalty or None,
+            "stop": self.stop or None,
+            "guided_regex": self.guided_regex,
         }
+        if self.prompt_overflow == "truncate_left" and self.max_prompt_len is not None:
+            named |= {"truncate_prompt_tokens": self.max_prompt_len, "truncation_side": "left"}
         return {name: value for name, value in named.items() if value is not None} | self.sampling_args
+
+    @property
+    def max_turn_tokens(self) -> int | None:
+        """Tokens that one turn may have; None = what is left of ``max_seq_len``."""
+        bounds = [bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None]
+        return min(bounds, default=None)
 
     def loss_parameters(self) -> dict[str, Any]:
         """Every parameter a registered loss may take, by the loss's own name for it."""
-        return {
+        named = {
             "ratio_cap": self.ratio_cap,
             "ratio_floor": self.ratio_floor,
             "mask_ratio_low": self.mask_ratio_low,
@@ -262,22 +175,31 @@ class RLConfig(_RLFields):
             "delta": self.delta,
             "dual_clip": self.dual_clip,
         }
+        own = OWN_BOUNDS.get(self.loss, {}) if isinstance(self.loss, str) else {}
+        left = {parameter for parameter, field in own.items() if not self.is_given(field)}
+        return {name: value for name, value in named.items() if value is not None and name not in left}
 
     def resolve(self, world_size: int = 1) -> None:
         """Settle what follows from other settings, and check everything together.
 
         Raises ``ConfigError`` naming every violated rule and how to mend it.
         """
-        self._derive()
-        problems = [problem for check in CHECKS for problem in check(self, world_size)]
+        problems = self.problems(world_size)
         if problems:
             listed = "\n".join(f"  - {problem}" for problem in problems)
             raise ConfigError(f"{len(problems)} setting(s) of the training cannot be used:\n{listed}")
+        if self.truncated_sampling == "warn" and (reshaping := sorted(self.sampling().keys() & RESHAPING)):
+            log.warning("%s: tokens are sampled from another distribution than the one trained", ", ".join(reshaping))
 
-    def _derive(self) -> None:
+    def problems(self, world_size: int = 1) -> list[str]:
+        """Settle what follows from other settings; every violated rule as a sentence."""
+        self._derive(world_size)
+        return [problem for check in CHECKS for problem in check(self, world_size)]
+
+    def _derive(self, world_size: int) -> None:
         """Decide again what was not given, and may follow from what was changed since construction."""
         derived: dict[str, Any] = {}
-        if not self.is_given("learning_rate"):
+        if not self.is_given("learning_rate") and "learning_rate" not in self.DEFAULTS:
             derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
         if not self.is_given("output_dir") and self.run_name:
             derived["output_dir"] = str(Path("outputs") / self.run_name)
@@ -285,9 +207,18 @@ class RLConfig(_RLFields):
             derived["loss"], aggregation = OBJECTIVES[self.loss]
             if not self.is_given("aggregation"):
                 derived["aggregation"] = aggregation
-        self.__dict__.update(derived)
+        self._set(**derived)
+        self._derive_batch(world_size)
         self._set_precision()
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
+
+    def _derive_batch(self, world_size: int) -> None:
+        """Rollouts of a step where they follow from other settings; here they are a setting."""
+
+    def _set(self, **settings: Any) -> None:
+        """Set fields that follow from others, without counting them as given."""
+        for name, value in settings.items():
+            self.__dict__.update(compat.settings_of(name, value, self.__dict__.get))
 
     def steps_for(self, num_examples: int) -> int:
         """Optimizer steps of the run: ``max_steps``, unless passes over the examples were asked for."""
@@ -298,6 +229,12 @@ class RLConfig(_RLFields):
 
 
 @functools.cache
+def known_names() -> frozenset[str]:
+    """Every name that ``RLConfig`` takes, other names of fields included."""
+    return field_names() | compat.SPELLINGS
+
+
+@functools.cache
 def field_names() -> frozenset[str]:
-    """Every name that ``RLConfig`` takes."""
-    return frozenset(f.name for f in fields(_RLFields) if f.init)
+    """Every field of ``RLConfig``."""
+    return frozenset(f.name for f in fields(RLFields) if f.init)

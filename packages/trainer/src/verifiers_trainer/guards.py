@@ -21,11 +21,10 @@ from verifiers_trainer.config import RLConfig
 from verifiers_trainer.logprobs import check_head, check_packing, install_logprob_forward
 from verifiers_trainer.meters import RatioMeter
 from verifiers_trainer.packing import Row
+from verifiers_trainer.rules import RESHAPING
 
 log = logging.getLogger(__name__)
 
-RESHAPING = frozenset(("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"))
-"""Sampling arguments under which the sampled distribution is another than the trained one, on purpose."""
 DUMPED = ("token_ids", "mu", "advantage", "weight", "version")
 FP32_TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
 

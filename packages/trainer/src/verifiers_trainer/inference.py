@@ -22,7 +22,10 @@ def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) 
         tokenizer,
         mode=mode,
         max_seq_len=config.max_seq_len,
-        concurrency=min(config.max_concurrent, 4 * config.batch_size),
+        concurrency=config.embedded_concurrency or min(config.max_concurrent, 4 * config.batch_size),
+        num_blocks=config.embedded_num_blocks,
+        page_size=config.embedded_page_size,
+        tool_call_parser={"auto": "hermes", "none": None}.get(config.tool_call_parser, config.tool_call_parser),
         threads=config.embedded_threads,
         autocast_dtype=torch.bfloat16 if config.bf16 and mode != "continuous" else None,
     )

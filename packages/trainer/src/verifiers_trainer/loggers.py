@@ -16,6 +16,7 @@ from typing import Any
 
 from verifiers.durable import atomic_write
 from verifiers.encoding import encode_row
+from verifiers.results import print_prompt_completions_sample
 from verifiers_trainer.batch import StepBatch
 
 METRICS = "metrics.jsonl"
@@ -72,13 +73,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def write_completions(folder: Path, step: int, batch: StepBatch) -> None:
-    """The rollouts a step trained on: texts, reward, per-function scores, advantage, tokens and policy version."""
+def write_completions(folder: Path, step: int, batch: StepBatch, first_only: bool = False) -> None:
+    """The rollouts a step trained on: texts, reward, per-function scores, advantage, tokens and policy version.
+
+    ``first_only`` leaves out all siblings of an example but the first.
+    """
     path = folder / COMPLETIONS / f"step-{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
-            for record, advantage in zip(group.records, advantages, strict=True):
+            siblings = list(zip(group.records, advantages, strict=True))
+            for record, advantage in siblings[:1] if first_only else siblings:
                 row = {
                     "example_id": group.example_id,
                     **record.text,
@@ -91,3 +96,16 @@ def write_completions(folder: Path, step: int, batch: StepBatch) -> None:
                     "policy_version": record.oldest_version,
                 }
                 file.write(encode_row(row) + b"\n")
+
+
+def print_completions(batch: StepBatch, step: int, count: int, first_only: bool = False) -> None:
+    """Show up to ``count`` rollouts of a step on the terminal."""
+    records = [record for group in batch.groups for record in (group.records[:1] if first_only else group.records)]
+    print_prompt_completions_sample(
+        [record.text["prompt"] for record in records],
+        [record.text["completion"] for record in records],
+        [None for _ in records],
+        [record.reward for record in records],
+        step,
+        count,
+    )

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerCallback
 
 from verifiers.errors import VerifiersError
-from verifiers_trainer import checkpoint, preparation, resuming
+from verifiers_trainer import checkpoint, hooks, preparation, resuming
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.evaluation import numbers_of
 from verifiers_trainer.loggers import MetricsFile
+from verifiers_trainer.reference import Reference
 
 if TYPE_CHECKING:
     from verifiers_trainer.trainer import RLTrainer
@@ -32,6 +34,7 @@ FORCED = {
     "remove_unused_columns": False,
     "logging_nan_inf_filter": False,
     "ddp_find_unused_parameters": False,
+    "use_liger_kernel": False,
     "disable_tqdm": True,
     "label_names": [],
     "report_to": [],
@@ -48,7 +51,9 @@ class Batches:
     def __iter__(self) -> Iterator[StepBatch]:
         while True:
             assert self.trainer.orchestrator is not None
-            yield self.trainer.orchestrator.next_batch()
+            batch = self.trainer.orchestrator.next_batch()
+            for _ in range(self.trainer.args.num_iterations):
+                yield batch
 
 
 class Loop(TrainerCallback):
@@ -86,7 +91,10 @@ class LoopTrainer(Trainer):
     optimizer: Any
     lr_scheduler: Any
     metrics_file: MetricsFile
+    reference: Reference | None = None
+    """What ``beta`` holds the policy near; None without a penalty."""
     _batch: StepBatch | None
+    _held_back = (False, False)
     _step: dict[str, Any]
     _between: dict[str, float]
 
@@ -112,7 +120,12 @@ class LoopTrainer(Trainer):
         super().log(logs, start_time)
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
+        from verifiers_trainer.serving import ServingTrainer
+
         try:
+            if hooks.is_overridden(self, ServingTrainer, "evaluate"):
+                own: Any = self
+                return own.take_evaluation(numbers_of(hooks.call(own.evaluate, {"ignore_keys": ignore_keys_for_eval})))
             return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         except VerifiersError as error:
             if self.args.eval_required:
@@ -123,6 +136,15 @@ class LoopTrainer(Trainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         return bool(metrics) and super()._determine_best_metric(metrics, trial)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **keywords: Any) -> None:
+        """In the midst of a batch that is used several times, saving and stopping wait for its end."""
+        control, held = self.control, self._held_back
+        asked = (control.should_save or held[0], control.should_training_stop or held[1])
+        within = bool(self.state.global_step % self.args.num_iterations)
+        self._held_back = asked if within else (False, False)
+        control.should_save, control.should_training_stop = (False, False) if within else asked
+        super()._maybe_log_save_evaluate(*args, **keywords)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         started = time.perf_counter()
@@ -138,6 +160,8 @@ class LoopTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         preparation.load_weights(self.model, Path(resume_from_checkpoint))
+        if self.reference is not None:
+            self.reference.load(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         preparation.load_weights(self.model, Path(self.state.best_model_checkpoint or ""))

@@ -109,14 +109,14 @@ def kl_penalty(log_pi: Tensor, log_ref: Tensor, loss_mask: Tensor, kind: str = "
     k1 = -d, k2 = d²/2, k3 = e^d - d - 1. Source: J. Schulman, "Approximating KL divergence" (2020).
     Raises ConfigError for another ``kind``.
     """
-    if kind not in _KL:
-        raise ConfigError(f"unknown kl_type {kind!r}; known: {', '.join(_KL)}")
+    if kind not in KL_TYPES:
+        raise ConfigError(f"unknown kl_type {kind!r}; known: {', '.join(KL_TYPES)}")
     zero = torch.zeros_like(log_pi)
     d = _clamp(torch.where(loss_mask, log_ref, zero) - torch.where(loss_mask, log_pi, zero))
-    return torch.where(loss_mask, _KL[kind](d), zero)
+    return torch.where(loss_mask, KL_TYPES[kind](d), zero)
 
 
-_KL: dict[str, Callable[[Tensor], Tensor]] = {
+KL_TYPES: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda d: -d,
     "k2": lambda d: d.square() / 2,
     "k3": lambda d: torch.expm1(d) - d,

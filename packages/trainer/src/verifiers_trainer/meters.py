@@ -37,10 +37,18 @@ class RatioMeter:
         self.version, self.kept, self.cap = version, kept, cap
         self._sums: list[Tensor] = []
         self._maxima: list[Tensor] = []
+        self._others: dict[str, list[Tensor]] = {}
         self._read: tuple[dict[str, float], float, float] | None = None
 
-    def add(self, log_pi: Tensor, log_mu: Tensor, entropy: Tensor | None, row: Mapping[str, Tensor]) -> None:
-        """Count one row of T tokens."""
+    def add(
+        self,
+        log_pi: Tensor,
+        log_mu: Tensor,
+        entropy: Tensor | None,
+        row: Mapping[str, Tensor],
+        others: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Count one row of T tokens; of ``others``, each [T], the mean is part of the summary."""
         counted = row["loss_mask"] & (row["weight"] != 0)
         current = counted & (row["version"] == self.version)
         d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)
@@ -60,6 +68,8 @@ class RatioMeter:
         self._sums.append(torch.stack([value.double() for value in sums]))
         maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
         self._maxima.append(torch.stack(maxima))
+        for name, values in (others or {}).items():
+            self._others.setdefault(name, []).append(torch.where(counted, values, 0.0).double().sum())
         self._read = None
 
     def _totals(self) -> tuple[dict[str, float], float, float]:
@@ -98,6 +108,7 @@ class RatioMeter:
             "entropy": sums["entropy"] / n,
             "sampler/log_ratio_abs": self.mean_abs,
             "sampler/mismatch_kl": sums["kl"] / sums["current"] if sums["current"] else math.nan,
+            **{name: float(torch.stack(values).sum()) / n for name, values in self._others.items()},
         }
 
 

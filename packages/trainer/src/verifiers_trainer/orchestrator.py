@@ -24,7 +24,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from verifiers.dataset import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, GenerationStalled, NoLearningSignal, RunError
 from verifiers.runner import Job, Progress, RunContext, play_group
+from verifiers.state import State
 from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_histogram
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.loop_thread import LoopThread
@@ -42,6 +43,8 @@ from verifiers_trainer.schedule import PipelineState, Schedule
 
 log = logging.getLogger(__name__)
 
+DecideRewards = Callable[[int, Sequence[State]], Awaitable[None]]
+"""Changes the rewards of the rollouts of a group, given with its index."""
 CANCEL_S = 20.0
 CLOSE_S = 30.0
 BLOCKED = "all rollouts stand still, because code of the environment blocks their event loop"
@@ -63,9 +66,18 @@ class Flight:
 class Orchestrator:
     """The pipeline of one training run; ``start`` before ``next_batch``, ``close`` at the end."""
 
-    def __init__(self, env: Environment, examples: Sequence[Example], context: RunContext, config: RLConfig):
+    def __init__(
+        self,
+        env: Environment,
+        examples: Sequence[Example],
+        context: RunContext,
+        config: RLConfig,
+        schedule: Schedule | None = None,
+        decide_rewards: DecideRewards | None = None,
+    ):
         self.env, self.context, self.config = env, context, config
-        self.schedule = Schedule(examples, config.seed, config.shuffle_dataset)
+        self.schedule = schedule or Schedule(examples, config.seed, config.shuffle_dataset)
+        self._decide_rewards = decide_rewards
         self.version = 0
         self.state = PipelineState()
         self.stale = 0
@@ -218,19 +230,21 @@ class Orchestrator:
         self.running[index] = Flight(time.monotonic(), self.version, task, progress)
 
     async def _play(self, index: int, progress: Progress) -> None:
-        example = self.schedule.example(index)
-        context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
         siblings = self.config.rollouts_per_example
-        jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
         try:
+            example = self.schedule.example(index)
+            context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
+            jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
             states = await play_group(self.env, jobs, context)
-            cut_is_zero = self.config.zero_truncated_completions
-            records = tuple(Record.of(state, cut_is_zero) for state in states)
+            if self._decide_rewards is not None:
+                await self._decide_rewards(index, states)
+            records = tuple(Record.of(state, self.config) for state in states)
             self._collect(Group(index, example.example_id, records))
         except asyncio.CancelledError as error:
             if self._draining:
                 raise
-            self._fail(RunError(f"the rollouts of example {example.example_id} were cancelled from outside"), error)
+            example_id = self.schedule.example(index).example_id
+            self._fail(RunError(f"the rollouts of example {example_id} were cancelled from outside"), error)
         except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread by next_batch
             self._fail(error)
         finally:
@@ -288,7 +302,8 @@ class Orchestrator:
         self._drop_stale()
         wanted = self._groups_per_batch
         ready = sorted(self.state.ready, key=lambda group: group.index)
-        if self.running and self._would_go_stale(ready[wanted:]):
+        waits = self.config.stale_policy == "wait"
+        if waits and self.running and self._would_go_stale(ready[wanted:]):
             return False
         if len(ready) < wanted:
             return self._exhausted and not self.running
@@ -320,15 +335,19 @@ class Orchestrator:
         """The oldest ready groups, in the order in which they were begun."""
         wanted = self._groups_per_batch
         ready = sorted(self.state.ready, key=lambda group: group.index)
+        if self.config.stale_policy == "drop" and not self.config.deterministic:
+            ready = list(self.state.ready)  # what was finished first
         taken, self.state.ready = ready[:wanted], ready[wanted:]
         full = len(taken) == wanted
-        self.state.base = max(self.state.base, taken[-1].index + 1) if full else self.state.next_index
+        newest = max((group.index for group in taken), default=-1)
+        self.state.base = max(self.state.base, newest + 1) if full else self.state.next_index
         return taken
 
     def _note_no_signal(self, groups: Sequence[Group]) -> None:
         self._batches_without_signal += 1
         if any(not group.is_dead(self.config) for group in groups):
-            found, advice = "all rollouts were overlong or truncated", "Raise max_seq_len or max_tokens"
+            found = "all rollouts were overlong or truncated"
+            advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
             found = "no group had two different rewards"
             advice = (

@@ -5,8 +5,9 @@ Everything is checked before any work; nothing here starts a thread or touches a
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from verifiers.context_check import check_increasing_context
+from verifiers.dataset import Example
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
-from verifiers.errors import CheckpointError, ConfigError
+from verifiers.errors import CheckpointError, ConfigError, DatasetError
 from verifiers_trainer.checkpoint import reading
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.policy import get_model, get_tokenizer
@@ -28,14 +30,16 @@ EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
 """Layers whose adapters work only together with the layers themselves."""
 
 
-def load(model: Any, tokenizer: Any, model_kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
+def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
     """(model, tokenizer), loading what is given as a name; the tokenizer defaults to the model's own."""
     name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
     if tokenizer is None:
         if not name:
             raise ConfigError("the model does not say where its tokenizer is: give processing_class=…")
         tokenizer = get_tokenizer(name)
-    return (get_model(model, model_kwargs=model_kwargs) if isinstance(model, str) else model), tokenizer
+    if isinstance(model, str):
+        model = get_model(model, use_liger=config.use_liger, model_kwargs=config.model_init_kwargs)
+    return model, tokenizer
 
 
 def require_chat_template(tokenizer: Any, env: Environment) -> None:
@@ -71,6 +75,45 @@ def probe_template(tokenizer: Any, env: Environment, required: bool) -> None:
             return
 
 
+def within_prompt_limit(
+    examples: Sequence[Example], tokenizer: Any, env: Environment, config: RLConfig
+) -> list[Example]:
+    """The examples that may be trained on under ``max_prompt_len``; says how many prompts are longer.
+
+    Raises ``DatasetError`` when none is left, ``ConfigError`` when prompts of several turns would be cut.
+    """
+    if config.max_prompt_len is None:
+        return list(examples)
+    cut = config.prompt_overflow == "truncate_left"
+    if cut and any(member.max_turns != 1 for member in _members(env)):
+        log.warning("prompts of environments of several turns are not cut: longer ones are skipped")
+        cut, config.prompt_overflow = False, "skip"
+    short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= config.max_prompt_len]
+    if num_long := len(examples) - len(short):
+        done = "are cut at their beginning" if cut else "are not used"
+        log.warning(
+            "%d of %d examples have prompts of more than max_prompt_len = %d tokens and %s",
+            num_long,
+            len(examples),
+            config.max_prompt_len,
+            done,
+        )
+    if not short and not cut:
+        raise DatasetError(f"every prompt is longer than max_prompt_len = {config.max_prompt_len} tokens: raise it")
+    return list(examples) if cut else short
+
+
+def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) -> int:
+    """Tokens of an example's prompt, as the policy will see it."""
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in prompt], tools=env.tool_defs or None, add_generation_prompt=True, tokenize=False
+    )
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def _members(env: Environment) -> Iterator[Environment]:
     """The environments that play: those of a group, also of groups in groups, or the one itself."""
     if isinstance(env, EnvGroup):
@@ -92,7 +135,7 @@ def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
         from peft import get_peft_model
 
         torch.manual_seed(config.seed)
-        model = get_peft_model(model, peft_config or lora_config(config))
+        model = get_peft_model(model, peft_config or config.lora_config or lora_config(config))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("no parameter of the model requires a gradient: load the adapter with is_trainable=True")
     if config.disable_dropout:
@@ -101,9 +144,10 @@ def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
                 "lora_dropout is switched off: it makes sampler and trainer disagree; disable_dropout=False keeps it"
             )
         _disable_dropout(model)
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
-            parameter.data = parameter.data.float()  # half-precision weights lose updates at small learning rates
+    if config.master_weights == "fp32":
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+                parameter.data = parameter.data.float()  # half-precision weights lose updates at small learning rates
     if config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
         model.enable_input_require_grads()
     return model
@@ -123,6 +167,8 @@ def lora_config(config: RLConfig) -> Any:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=config.lora_target_modules or "all-linear",
+        modules_to_save=config.lora_modules_to_save,
+        use_rslora=config.lora_use_rslora,
         task_type="CAUSAL_LM",
     )
 
@@ -144,6 +190,12 @@ def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = N
         return
     targets = {name for peft in model.peft_config.values() for name in peft.target_modules or ()}
     model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=bool(targets & EMBEDDINGS))
+
+
+def save_merged(model: Any, folder: Path) -> None:
+    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed."""
+    merged = copy.deepcopy(model).merge_and_unload() if hasattr(model, "peft_config") else model
+    merged.save_pretrained(folder)
 
 
 def load_weights(model: Any, folder: Path) -> None:

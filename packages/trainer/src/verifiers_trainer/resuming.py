@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DECISIVE = """advantage aggregation batch_size delta deterministic dual_clip epsilon epsilon_high learning_rate loss
-loss_kwargs lora_alpha lora_rank lr_scheduler_type mask_env_responses mask_ratio_high mask_ratio_low
-mask_truncated_completions max_grad_norm max_off_policy_steps max_seq_len max_tokens min_group_fraction min_p oversample
-ratio_cap ratio_floor repetition_penalty rollouts_per_example sampling_args seed shuffle_dataset temperature top_k top_p
+DECISIVE = """advantage aggregation anchor batch_size beta credit delta deterministic difficulty_key
+difficulty_schedule dual_clip env_weights epsilon epsilon_high frequency_penalty gamma geo_mask kl_type
+learning_rate lora_alpha lora_modules_to_save lora_rank lora_target_modules lora_use_rslora loss loss_kwargs
+lr_scheduler_type mask_env_responses mask_ratio_high mask_ratio_low mask_truncated_completions
+max_completion_len max_grad_norm max_off_policy_steps max_prompt_len max_seq_len max_tokens min_group_fraction
+min_p num_iterations opsm_delta overlong oversample presence_penalty prompt_overflow ratio_cap ratio_floor
+ref_model_mixup_alpha ref_model_sync_steps repetition_penalty reward_weights_schedule rollouts_per_example
+sampling_args seed sequence_mask_cap shuffle_dataset stop sync_ref_model temperature tis_cap top_k top_p
 use_lora weight_decay zero_truncated_completions zero_variance""".split()
 """Fields that must be equal for a checkpoint to be continued: they decide what is sampled and what is minimised."""
 WEIGHTS_ONLY = "weights_only"
@@ -62,9 +66,11 @@ def save(trainer: RLTrainer) -> Path:
             checkpoint.save_optimizer(temporary, trainer.optimizer)
             checkpoint.save_scheduler(temporary, trainer.lr_scheduler)
             checkpoint.save_rng(temporary)
+            if trainer.reference is not None:
+                trainer.reference.save(temporary)
         save_pipeline(temporary, pipeline, trainer.policy_version, settings)
         state.save_to_json(str(temporary / "trainer_state.json"))
-    checkpoint.prune(folder, args.save_total_limit, protected=best)
+    checkpoint.prune(folder, args.save_total_limit, protected=best, keep_every=args.keep_every)
     return folder
 
 

@@ -18,16 +18,21 @@ from verifiers.errors import ConfigError
 from verifiers.suggest import closest
 from verifiers_trainer.advantages import ADVANTAGES
 from verifiers_trainer.aggregation import AGGREGATIONS
-from verifiers_trainer.losses import LOSSES, loss_parameters
+from verifiers_trainer.losses import KL_TYPES, LOSSES, loss_parameters
+from verifiers_trainer.objective_rules import OBJECTIVE_CHECKS
 
 Check = Callable[[Any, int], list[str]]
 
 RANGES: dict[str, tuple[float, float]] = {
     "adam_beta1": (0.0, 1.0),
     "batch_size": (1, 10**9),
+    "beta": (0.0, 1e9),
+    "embedded_page_size": (1, 10**6),
     "epsilon": (1e-9, 1e9),
     "eval_num_examples": (-1, 10**9),
     "eval_rollouts_per_example": (1, 10**6),
+    "frequency_penalty": (-2.0, 2.0),
+    "gamma": (1e-9, 1.0),
     "generation_timeout": (1e-3, 1e9),
     "learning_rate": (0.0, 1e3),
     "lora_alpha": (1, 10**6),
@@ -45,9 +50,14 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_group_fraction": (1e-9, 1.0),
     "min_p": (0.0, 1.0),
     "no_signal_steps": (0, 10**9),
+    "num_completions_to_print": (0, 10**6),
+    "num_iterations": (1, 10**6),
     "oversample": (1.0, 1000.0),
+    "presence_penalty": (-2.0, 2.0),
     "ratio_cap": (0.0, math.inf),
     "ratio_floor": (0.0, math.inf),
+    "ref_model_mixup_alpha": (0.0, 1.0),
+    "ref_model_sync_steps": (1, 10**9),
     "repetition_penalty": (1e-6, 1e6),
     "rollouts_per_example": (1, 10**6),
     "temperature": (1e-6, 2.0),
@@ -58,41 +68,66 @@ RANGES: dict[str, tuple[float, float]] = {
 OPTIONAL_RANGES: dict[str, tuple[float, float]] = {
     "delta": (0.0, math.inf),
     "dual_clip": (1.0 + 1e-9, 1e9),
+    "embedded_concurrency": (1, 10**6),
+    "embedded_num_blocks": (1, 10**9),
     "embedded_threads": (1, 10**4),
     "epsilon_high": (1e-9, 1e9),
+    "keep_every": (1, 10**9),
+    "max_completion_len": (1, 10**9),
+    "max_concurrent_scoring": (1, 10**9),
+    "max_concurrent_tools": (1, 10**9),
+    "max_prompt_len": (1, 10**9),
     "max_tokens": (1, 10**9),
     "micro_batch_tokens": (2, 10**9),
+    "opsm_delta": (0.0, math.inf),
     "rollout_timeout": (1e-3, 1e9),
     "save_total_limit": (1, 10**9),
+    "sequence_mask_cap": (1.0, math.inf),
+    "tis_cap": (1e-9, math.inf),
     "top_k": (-1, 10**9),
 }
 """As ``RANGES``, of fields that may be None."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "aggregation": tuple(AGGREGATIONS),
+    "anchor": ("sampler", "recomputed"),
+    "credit": ("rollout", "turn"),
     "embedded_mode": ("auto", "padded", "continuous", "deterministic"),
     "eval_strategy": tuple(strategy.value for strategy in IntervalStrategy),
+    "kl_type": tuple(KL_TYPES),
+    "master_weights": ("fp32", "model"),
+    "overlong": ("mask", "drop"),
+    "prompt_overflow": ("skip", "truncate_left"),
     "save_strategy": tuple(strategy.value for strategy in SaveStrategy),
+    "stale_policy": ("wait", "drop"),
+    "tool_call_parser": ("auto", "hermes", "none"),
+    "truncated_sampling": ("warn", "refuse"),
     "zero_variance": ("drop", "keep"),
 }
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 
-OWN_FIELDS = {"max_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p"}
+OPTIONAL_CHOICES = ("prompt_overflow",)
+"""Fields of ``CHOICES`` that may be None."""
+
+RESHAPING = frozenset(("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"))
+"""Sampling arguments under which the sampled distribution is another than the trained one, on purpose."""
+OWN_FIELDS = {*RESHAPING, "max_tokens", "stop", "temperature"}
 """Sampling arguments that are fields of their own."""
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "auto_find_batch_size": ((False,), "lower micro_batch_tokens instead"),
     "fp16": ((False, None), "use bf16"),
-    "gradient_accumulation_steps": ((1,), "batch_size counts all rollouts of a step; micro_batch_size splits them"),
+    "gradient_accumulation_steps": (
+        (1,),
+        "batch_size counts all rollouts of a step, micro_batch_size splits them; GRPOConfig multiplies them instead",
+    ),
     "include_num_input_tokens_seen": ((False, "no"), "metrics.jsonl counts tokens"),
     "label_smoothing_factor": ((0.0,), "there are no labels to smooth"),
     "neftune_noise_alpha": ((None,), "noise makes sampler and trainer disagree"),
-    "per_device_train_batch_size": ((8,), "batch_size counts the rollouts of a step; micro_batch_size splits them"),
     "torch_compile": ((False,), "rows differ in length, so every step would compile anew"),
     "torch_empty_cache_steps": ((None,), "lower micro_batch_tokens instead"),
     "train_sampling_strategy": (("random",), "shuffle_dataset decides the order of the examples"),
-    "use_liger_kernel": ((False,), "get_model(use_liger=True) uses its layers, never its fused loss"),
 }
 """Fields of transformers that this trainer cannot honour: values that ask for nothing, and what to do instead."""
 
@@ -111,7 +146,8 @@ def check_batch(config: Any, world_size: int) -> list[str]:
         step = math.lcm(*(d for d in divisors.values() if d > 0))
         below, above = batch // step * step, (batch // step + 1) * step
         near = f"{below} or {above}" if below else f"{above}"
-        found.append(f"batch_size {batch} is not divisible by {' and '.join(broken)}; the nearest that are: {near}")
+        said = f"batch_size {batch}{config.batch_is} is not divisible by {' and '.join(broken)}"
+        found.append(f"{said}; the nearest that are: {near}")
     if isinstance(config.max_concurrent, int) and 0 < config.max_concurrent < group:
         found.append(
             f"max_concurrent {config.max_concurrent} is below rollouts_per_example = {group}, but the siblings of an "
@@ -141,7 +177,7 @@ def check_ranges(config: Any, world_size: int) -> list[str]:
 def choice_problem(name: str, value: Any) -> str | None:
     """Why the field ``name`` of ``CHOICES`` cannot be ``value``; None when it can."""
     said, allowed = getattr(value, "value", value), CHOICES[name]
-    if said in allowed:
+    if said in allowed or (said is None and name in OPTIONAL_CHOICES):
         return None
     return f"{name} is {said!r}{closest(str(said), allowed)}; it must be one of {', '.join(allowed)}"
 
@@ -161,8 +197,6 @@ def check_objective(config: Any, world_size: int) -> list[str]:
                 f"loss_kwargs has {name!r}, which the loss {config.loss} does not take{closest(name, taken or ())}; it "
                 f"takes {', '.join(sorted(taken or ())) or 'none'}"
             )
-    if config.advantage == "gdpo":
-        found.append("advantage 'gdpo' needs a reward for each function, and only their sum is passed on: use mean_std")
     return found + _check_bounds(config)
 
 
@@ -196,6 +230,14 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         found.append(
             f"max_tokens {tokens} leaves no room for a prompt in max_seq_len {length}: lower one or raise the other"
         )
+    found += _check_lengths(config)
+    if config.guided_regex is not None:
+        found.append("guided_regex needs a server that constrains its sampling, and the embedded engine does not")
+    if config.truncated_sampling == "refuse" and (reshaping := sorted(config.sampling().keys() & RESHAPING)):
+        found.append(
+            f"truncated_sampling='refuse' and {', '.join(reshaping)}: tokens would be sampled from another "
+            "distribution than the one trained"
+        )
     for name in sorted(OWN_FIELDS & config.sampling_args.keys()):
         found.append(f"sampling_args has {name!r}, which training must know: set the field {name} instead")
     for tracker in trackers(config.report_to):
@@ -208,6 +250,19 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
     return found
 
 
+def _check_lengths(config: Any) -> list[str]:
+    length, found = config.max_seq_len, []
+    if not isinstance(length, int):
+        return []  # reported by check_ranges
+    for name in ("max_prompt_len", "max_completion_len"):
+        value = getattr(config, name)
+        if isinstance(value, int) and value >= length:
+            found.append(
+                f"{name} {value} leaves no room for the rest in max_seq_len {length}: lower one or raise the other"
+            )
+    return found
+
+
 def trackers(report_to: Any) -> list[str]:
     """The names in ``report_to``; "auto" is wandb where it is installed and configured, and else none."""
     named = [report_to] if isinstance(report_to, str) else list(report_to or ())
@@ -216,4 +271,4 @@ def trackers(report_to: Any) -> list[str]:
     return [name for name in named if name not in ("none", "auto")]
 
 
-CHECKS: tuple[Check, ...] = (check_batch, check_ranges, check_objective, check_combinations)
+CHECKS: tuple[Check, ...] = (check_batch, check_ranges, check_objective, *OBJECTIVE_CHECKS, check_combinations)

@@ -137,18 +137,19 @@ def rollout_samples(
     group: int = 0,
     temperature: float = 1.0,
     max_seq_len: int | None = None,
+    max_completion_len: int | None = None,
     mask_truncated: bool = False,
     mask_env_responses: bool = True,
     live: bool = True,
 ) -> RolloutSamples:
     """The samples of one rollout with their advantage: one number, or one per turn (credit="turn").
 
-    A rollout longer than ``max_seq_len`` in any sample, one cut by a length limit with ``mask_truncated``, and one
-    whose advantage is NaN carry no loss and give no samples; ``excluded`` says which. Raises ValueError when the
-    number of advantages is not the number of turns.
+    A rollout longer than ``max_seq_len`` in any sample (or, after its first prompt, than ``max_completion_len``), one
+    cut by a length limit with ``mask_truncated``, and one whose advantage is NaN carry no loss and give no samples;
+    ``excluded`` says which. Raises ValueError when the number of advantages is not the number of turns.
     """
     per_turn = _per_turn(advantage, len(turns))
-    excluded = _exclusion(turns, per_turn, max_seq_len, mask_truncated)
+    excluded = _exclusion(turns, per_turn, (max_seq_len, max_completion_len), mask_truncated)
     if excluded:
         return RolloutSamples((), excluded)
     samples = _samples(turns, per_turn, mask_env_responses, 1.0 / temperature, rollout, group, live)
@@ -160,9 +161,15 @@ def is_truncated(turns: Sequence[Turn]) -> bool:
     return any(turn.is_truncated for turn in turns)
 
 
-def is_overlong(turns: Sequence[Turn], max_seq_len: int) -> bool:
-    """Whether any sample of these turns would exceed ``max_seq_len`` tokens (a sample is as long as its last turn)."""
-    return any(turn.num_tokens > max_seq_len for turn in turns)
+def is_overlong(turns: Sequence[Turn], max_seq_len: int | None, max_completion_len: int | None = None) -> bool:
+    """Whether any sample of these turns would exceed ``max_seq_len`` tokens (a sample is as long as its last turn), or
+    ``max_completion_len`` after the first prompt."""
+    if not turns:
+        return False
+    bounds = [] if max_seq_len is None else [max_seq_len]
+    if max_completion_len is not None:
+        bounds.append(len(turns[0].prompt_ids) + max_completion_len)
+    return bool(bounds) and max(turn.num_tokens for turn in turns) > min(bounds)
 
 
 def _per_turn(advantage: float | Sequence[float], num_turns: int) -> list[float]:
@@ -174,10 +181,12 @@ def _per_turn(advantage: float | Sequence[float], num_turns: int) -> list[float]
     return per_turn
 
 
-def _exclusion(turns: Sequence[Turn], advantages: list[float], limit: int | None, mask_truncated: bool) -> str | None:
+def _exclusion(
+    turns: Sequence[Turn], advantages: list[float], limits: tuple[int | None, int | None], mask_truncated: bool
+) -> str | None:
     if any(map(math.isnan, advantages)):
         return "unscored"
-    if limit is not None and is_overlong(turns, limit):
+    if is_overlong(turns, *limits):
         return "overlong"
     if mask_truncated and is_truncated(turns):
         return "truncated"
@@ -213,10 +222,16 @@ def _continues(turn: Turn, earlier: Turn, known: int) -> bool:
 def _samples(turns: Sequence[Turn], advantages: list[float], mask_env_responses: bool, *identity: Any) -> list[Sample]:
     samples = []
     for chain in _chains(turns):
-        members = [turns[i] for i in chain]
+        members, own = (turns, advantages) if len(chain) == len(turns) else _chosen(chain, turns, advantages)
         if any([len(turn.completion_ids) for turn in members]):
-            samples.append(_assemble(members, [advantages[i] for i in chain], mask_env_responses, identity))
+            samples.append(_assemble(members, own, mask_env_responses, identity))
     return samples
+
+
+def _chosen(
+    chain: Sequence[int], turns: Sequence[Turn], advantages: list[float]
+) -> tuple[Sequence[Turn], list[float]]:
+    return [turns[i] for i in chain], [advantages[i] for i in chain]
 
 
 def _assemble(

@@ -8,7 +8,8 @@ One "batch" of the underlying loop is one optimizer step::
     engine and orchestrator learn the new policy version; metrics are written; checkpoints, evaluations
 
 What a rollout, a group, an advantage, a loss or a checkpoint is stands in the modules of those names; this one only
-joins them. Constructing a trainer starts nothing: the engine starts with ``train`` or ``evaluate`` and ends with
+joins them. A subclass may write ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate`` and ``compute_loss``
+(``hooks``). Constructing a trainer starts nothing: the engine starts with ``train`` or ``evaluate`` and ends with
 ``close``, at the end of ``train``, or of the ``with`` block.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,35 +28,38 @@ from transformers.trainer_utils import TrainOutput
 
 from verifiers.dataset import Example
 from verifiers.environments.base import Environment
-from verifiers.errors import DatasetError, NonFiniteLoss
+from verifiers.errors import NonFiniteLoss
 from verifiers.registry import load_environment
-from verifiers.runner import RunContext
-from verifiers_trainer import arguments, checkpoint, guards, preparation, resuming
+from verifiers_trainer import anchors, arguments, checkpoint, chosen, guards, preparation, resuming, rewards
 from verifiers_trainer.batch import StepBatch
+from verifiers_trainer.chosen import ChosenRollouts, sample_rows
 from verifiers_trainer.config import RLConfig
-from verifiers_trainer.evaluation import evaluate
-from verifiers_trainer.inference import open_engine, policy_client
-from verifiers_trainer.loggers import MetricsFile, write_completions
+from verifiers_trainer.loggers import MetricsFile, print_completions, write_completions
 from verifiers_trainer.logprobs import find_causal_lm, install_logprob_forward, uninstall
-from verifiers_trainer.loop import FORCED, Loop, LoopTrainer
-from verifiers_trainer.losses import LossInput, anchor_unsampled, resolve_loss
+from verifiers_trainer.loop import FORCED, Loop
+from verifiers_trainer.losses import resolve_loss
 from verifiers_trainer.meters import RatioMeter, alarms
+from verifiers_trainer.objective import Objective
 from verifiers_trainer.orchestrator import Orchestrator
 from verifiers_trainer.packing import Row
+from verifiers_trainer.policy_client import PolicyClient
+from verifiers_trainer.reference import Reference
 from verifiers_trainer.rules import trackers
-from verifiers_trainer.samples import NOT_SAMPLED
 from verifiers_trainer.schedule import PipelineState
+from verifiers_trainer.serving import ServingTrainer
 from verifiers_trainer.sinks import Sinks
 
 log = logging.getLogger(__name__)
 
 
-class RLTrainer(LoopTrainer):
+class RLTrainer(ServingTrainer):
     """Trains ``model`` in ``env``.
 
     ``model`` is a causal language model, a PEFT model, or a name (hub id, folder, ``builtin:tiny``); ``env`` an
     environment or its id; ``processing_class`` (or ``tokenizer``) defaults to the model's own. ``args`` (or
-    ``config``) is an ``RLConfig``, of which a private copy is used. ``peft_config`` overrides the LoRA fields.
+    ``config``) is an ``RLConfig``, of which a private copy is used. ``peft_config`` overrides the LoRA fields, ``loss``
+    and ``advantage`` the fields of these names; ``dataset`` and ``eval_dataset`` are rows to use in place of the
+    environment's own.
 
     Raises ``ConfigError`` with every problem at once.
 
@@ -63,10 +67,13 @@ class RLTrainer(LoopTrainer):
         trainer.train()
     """
 
+    config_class: type[RLConfig] = RLConfig
+    """What the settings are when none are given."""
+
     def __init__(
         self,
         model: Any,
-        env: Environment | str,
+        env: Environment | str | None = None,
         args: RLConfig | None = None,
         processing_class: Any = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -75,17 +82,25 @@ class RLTrainer(LoopTrainer):
         *,
         tokenizer: Any = None,
         config: RLConfig | None = None,
+        dataset: Any = None,
+        eval_dataset: Any = None,
         eval_env: Environment | str | None = None,
+        loss: Any = None,
+        advantage: Any = None,
     ):
-        settings = arguments.settled(arguments.either("args", args, "config", config))
+        given_args = arguments.either("args", args, "config", config)
+        settings = arguments.settled(given_args, self.config_class, loss=loss, advantage=advantage)
         self.env = load_environment(env) if isinstance(env, str) else env
         self.eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or self.env)
         arguments.check_environment(self.env)
         given = arguments.either("processing_class", processing_class, "tokenizer", tokenizer)
+        self._dataset, self.eval_rows = dataset, eval_dataset
         self._examples: Sequence[Example] | None = None
         self.metrics_file = MetricsFile(settings.folder)
         self.engine: Any = None
-        self.orchestrator: Orchestrator | None = None
+        self.orchestrator: Orchestrator | ChosenRollouts | None = None
+        self._client: PolicyClient | None = None
+        self._drawn = 0
         self.sinks = Sinks(trackers(settings.report_to))
         self._pipeline = PipelineState()
         self._pause: Any = None
@@ -95,54 +110,53 @@ class RLTrainer(LoopTrainer):
         self._batch: StepBatch | None = None
         self._self_tested = False
         self._alarmed: set[str] = set()
-        if settings.max_steps < 0 or settings.is_given("num_train_epochs"):
-            settings.max_steps = settings.steps_for(len(self.examples))
         settings.__dict__.update(FORCED)
         with checkpoint.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
-            model, tokenizer = preparation.load(model, given, settings.model_init_kwargs)
+            model, tokenizer = preparation.load(model, given, settings)
             preparation.require_chat_template(tokenizer, self.env)
             preparation.probe_template(tokenizer, self.env, settings.require_increasing_context)
             model = preparation.prepare(model, settings, peft_config)
             if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
                 settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
-            self.loss = resolve_loss(settings.loss, **arguments.loss_parameters_of(settings))
+            if settings.max_steps < 0 or settings.is_given("num_train_epochs"):
+                settings.max_steps = settings.steps_for(len(self._read_examples(tokenizer, settings)))
+            loss = resolve_loss(settings.loss, **arguments.loss_parameters_of(settings))
+            self.objective = Objective.of(loss, settings)
             super().__init__(
                 model=model,
                 args=settings,
                 processing_class=tokenizer,
                 train_dataset=None,
-                eval_dataset=[] if settings.eval_strategy != "no" else None,
+                eval_dataset=[] if settings.eval_strategy != "no" else None,  # what is played, evaluate() decides
                 callbacks=[Loop(self), self.sinks, *(callbacks or [])],
                 optimizers=optimizers,
             )
         self.remove_callback(PrinterCallback)
+        self.reference = Reference.of(self.model, settings)
 
     # --- what users call ----------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> RLConfig:
-        """The settings in force."""
-        return self.args
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer."""
-        return self.processing_class
-
-    @property
-    def policy_version(self) -> int:
-        """How many optimizer steps the served weights have had."""
-        return self.state.global_step
-
-    @property
     def examples(self) -> Sequence[Example]:
         """The examples that are trained on; read on first use. Raises ``DatasetError`` when there are none."""
+        return self._read_examples(self.processing_class, self.args)
+
+    def _read_examples(self, tokenizer: Any, settings: RLConfig) -> Sequence[Example]:
         if self._examples is None:
-            table = self.env.train_table if self.env.train_table is not None else self.env.eval_table
-            if not len(table):
-                raise DatasetError(f"the dataset of {arguments.name_of(self.env)} is empty: nothing to train on")
-            self._examples = list(table)
+            read = arguments.examples_of(self.env, self._dataset)
+            self._examples = preparation.within_prompt_limit(read, tokenizer, self.env, settings)
         return self._examples
+
+    @property
+    def first_draw(self) -> int:
+        """The number of the step whose batch is to be chosen first."""
+        pipeline, groups = self._pipeline, self.args.batch_size // self.args.rollouts_per_example
+        return min([pipeline.next_index, *pipeline.requeue]) // groups
+
+    @property
+    def num_steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass over the examples."""
+        return math.ceil(len(self.examples) * self.args.rollouts_per_example / self.args.batch_size)
 
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | bool | None = None, **keywords: Any
@@ -173,66 +187,22 @@ class RLTrainer(LoopTrainer):
             uninstall(self.model)
             self.close()
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-        *,
-        num_examples: int | None = None,
-    ) -> dict[str, float]:
-        """Play the evaluation set with the present weights; returns ``eval_reward`` and its like, and logs them.
+    # --- what a subclass may decide -----------------------------------------------------------------------------
 
-        ``eval_dataset`` may be rows to play instead, once each. ``ignore_keys`` is transformers' and has no meaning.
+    def get_batch(self, epoch: int = 0, step: int = 0) -> Any:
+        """What the ``step``-th step of a pass trains on: rows to play, or rollouts that were played here.
+
+        Rollouts are (prompts, completions, rewards), the completions of one prompt together, or ``Group`` objects.
         """
-        count = num_examples if num_examples is not None else self.args.eval_num_examples
-        metrics = evaluate(self, count, rows=eval_dataset, prefix=metric_key_prefix)
-        self._between["time/eval"] = metrics[f"{metric_key_prefix}_runtime"]
-        self.metrics_file.write(self.state.global_step, self.policy_version, metrics)
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return self.sample_batch([example.row for example in self.examples])
 
-    def close(self) -> None:
-        """Stop generating and the engine; calling it again does nothing."""
-        pause, self._pause = self._pause, None
-        orchestrator, self.orchestrator = self.orchestrator, None
-        engine, self.engine = self.engine, None
-        try:
-            if pause is not None:
-                pause.__exit__(None, None, None)
-            if orchestrator is not None:
-                orchestrator.close()
-        finally:
-            if engine is not None:
-                engine.stop()
-            self.sinks.close()
+    def sample_batch(self, rows: Iterable[Any]) -> list[Any]:
+        """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
+        return sample_rows(list(rows), self._drawn, self.args)
 
-    def __enter__(self) -> RLTrainer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # --- generation ---------------------------------------------------------------------------------------------
-
-    def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
-        """How rollouts reach the engine: its client, and what every request asks for."""
-        return RunContext(
-            client=policy_client(self.engine),
-            model=self.engine.served_model,
-            sampling_args={"return_weight_versions": True, **self.args.sampling(), **(sampling_args or {})},
-            require_tokens=True,
-            seed=self.args.seed,
-            rollout_timeout_s=self.args.rollout_timeout or self.args.generation_timeout,
-        )
-
-    def start_engine(self) -> None:
-        """Serve the present weights, if they are not served yet."""
-        if self.engine is None:
-            self.engine = open_engine(self.model, self.tokenizer, self.args, self.env)
-            self.engine.start(deadline_s=120.0)
-            self.engine.set_version(self.policy_version)
+    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **known: Any) -> Sequence[Any]:
+        """The reward of each completion: its recorded scores under the weights that the rubric has now."""
+        return rewards.recorded(self.env, completions, prompts)
 
     def begin(self) -> None:
         """Start the engine and the pipeline with the weights as they are now."""
@@ -241,7 +211,7 @@ class RLTrainer(LoopTrainer):
         self.start_engine()
         self.engine.check_shared()
         self.engine.set_version(self.policy_version)
-        self.orchestrator = Orchestrator(self.env, self.examples, self.run_context(), self.args)
+        self.orchestrator = chosen.open_pipeline(self, RLTrainer)
         self.orchestrator.start(self.policy_version, self._pipeline)
         self._step_began = time.perf_counter()
 
@@ -252,9 +222,11 @@ class RLTrainer(LoopTrainer):
     ) -> Tensor:
         """Forward and backward of every row; the weights of the tokens already make it one mean over the step."""
         started = time.perf_counter()
-        model.train()
         self._batch = inputs
         rows = inputs.rows_R[self.accelerator.process_index]
+        old = self.model if anchors.needs_old(self.args, rows) else None
+        anchors.annotate(rows, self.args.device, old=old, reference=self.reference)
+        model.train()
         if (found := guards.not_a_number(inputs, rows)) is not None:
             raise self._non_finite(*found)
         meter = RatioMeter(
@@ -289,17 +261,12 @@ class RLTrainer(LoopTrainer):
     ) -> Any:
         """Weighted loss of one row: Σ_t weight_t · loss_t, times the number of ranks (which average gradients)."""
         row = inputs.to_tensors(self.args.device)
-        out = model(
-            input_ids=row["token_ids"].unsqueeze(0),
-            position_ids=row["position_ids"].unsqueeze(0),
-            inv_temperature=row["inv_temperature"],
-            loss_mask=row["loss_mask"],
-        )
-        log_mu = anchor_unsampled(row["mu"], out.logprobs, row["version"] != NOT_SAMPLED)
-        tokens = LossInput(out.logprobs, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"])
-        loss = (row["weight"] * self.loss(tokens)).sum() * self.args.world_size
+        out = model(**anchors.forward_arguments(row))
+        tokens = anchors.tokens_of(row, out.logprobs, self.args.anchor)
+        made = self.objective(tokens, row.get("ref_logp"))
+        loss = (row["weight"] * made.losses).sum() * self.args.world_size
         if meter is not None:
-            meter.add(out.logprobs.detach(), log_mu, out.entropy, row)
+            meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, made.metrics)
         return (loss, out) if return_outputs else loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
@@ -335,6 +302,8 @@ class RLTrainer(LoopTrainer):
         """Tell the pipeline, and write the step's numbers."""
         assert self.orchestrator is not None
         assert self._batch is not None
+        if self.reference is not None:
+            self.reference.after_step(self.state.global_step)
         self.orchestrator.set_version(self.policy_version)
         self.state.epoch = (max(group.index for group in self._batch.groups) + 1) / len(self.examples)
         now = time.perf_counter()
@@ -348,7 +317,10 @@ class RLTrainer(LoopTrainer):
         self._raise_alarms()
         self.metrics_file.write(self.state.global_step, self.policy_version, self.last_step)
         if self.args.log_completions:
-            write_completions(self.args.folder, self.state.global_step, self._batch)
+            step, first_only = self.state.global_step, self.args.log_unique_prompts
+            write_completions(self.args.folder, step, self._batch, first_only)
+            if self.args.num_completions_to_print and step % self.args.logging_steps == 0:
+                print_completions(self._batch, step, self.args.num_completions_to_print, first_only)
 
     def _raise_alarms(self) -> None:
         """Say what is out of order, once for as long as it is."""

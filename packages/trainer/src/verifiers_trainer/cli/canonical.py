@@ -21,6 +21,7 @@ SHARED = (
 )
 """Fields of transformers whose defaults are worth seeing."""
 SECRET = ("hub_token",)
+PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_size")
 
 
 def to_toml(settings: TrainSettings, config: RLConfig) -> str:
@@ -29,6 +30,10 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     ``output_dir`` is there when it was given, or when no ``run_name`` leads to it again.
     """
     given = {name: value for name, value in settings.config.items() if name not in SECRET}
+    if settings.algorithm != "rl":  # said in the terms of RLConfig, where batch_size is all the rollouts of a step
+        config = config.private_copy()
+        config.problems(config.world_size)
+        given = {name: _plain(getattr(config, name)) for name in given if name not in PART_OF_BATCH_SIZE}
     filled = {name: _plain(getattr(config, name)) for name in _shown_fields() if name not in given}
     if "run_name" not in given:
         filled["output_dir"] = config.output_dir

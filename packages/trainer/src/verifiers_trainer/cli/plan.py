@@ -19,14 +19,9 @@ from verifiers.errors import ConfigError, UsageError
 from verifiers.registry import load_environment
 from verifiers_trainer import checkpoint
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
-from verifiers_trainer.cli.sources import Assignment, read_arguments, read_toml
+from verifiers_trainer.cli.sources import Assignment, listed, read_words
 from verifiers_trainer.config import RLConfig
-from verifiers_trainer.rules import CHECKS
 
-NOTHING_GIVEN = (
-    "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
-    "`vf-train quickstart` needs neither"
-)
 FOLDER_FLAGS = ("--output-dir", "--resume")
 """The options that name the run's folder, without being settings themselves."""
 
@@ -46,10 +41,17 @@ class Plan:
         return Path(self.config.output_dir or "outputs")
 
     @property
+    def resolved(self) -> RLConfig:
+        """The settings with what follows from them."""
+        settled = self.config.private_copy()
+        settled.problems(settled.world_size)
+        return settled
+
+    @property
     def num_steps(self) -> int:
         """Optimizer steps of the whole run."""
         table = self.env.train_table if self.env.train_table is not None else self.env.eval_table
-        return self.config.steps_for(len(table))
+        return self.resolved.steps_for(len(table))
 
     @property
     def first_step(self) -> int:
@@ -71,7 +73,7 @@ def make_plan(
     ``resume`` is None (go on where a checkpoint is), "" (there must be one) or a path; ``fresh`` never goes on.
     Raises ``ConfigError`` with everything that is wrong, ``CheckpointError`` for a checkpoint that cannot be used.
     """
-    assignments, problems = _read(words)
+    assignments, problems = read_words(words)
     if fresh and resume is not None:
         problems.append("--fresh starts anew and --resume goes on: give one of them")
     given_folder = output_dir or (str(_run_folder(Path(resume))) if resume else None)
@@ -81,36 +83,25 @@ def make_plan(
     _use_one_device()
     settings, found = read_settings(assignments, torch.cuda.device_count())
     problems += found
-    config = _collect(problems, "[trainer.args]", lambda: RLConfig(**settings.config))
+    config = _collect(problems, "[trainer.args]", lambda: _config_class(settings)(**settings.config))
     if config is not None:
-        problems += [_placed(settings, problem) for check in CHECKS for problem in check(config, config.world_size)]
+        problems += [_placed(settings, problem) for problem in config.private_copy().problems(config.world_size)]
         problems += _folder_problems(Path(config.output_dir))
     env = None
     if settings.env_id:
         place = settings.places.get("env.id", "[env]")
         env = _collect(problems, place, lambda: load_environment(settings.env_id, **settings.env_args))
     if problems or config is None or env is None:
-        raise ConfigError(_listed(problems))
+        raise ConfigError(listed(problems))
     return Plan(settings, config, env, None if fresh else _starting_point(Path(config.output_dir or ""), resume))
 
 
-def _read(words: Sequence[str]) -> tuple[list[Assignment], list[str]]:
-    """(assignments, problems). Raises ``ConfigError`` when a file cannot be read: the rest would be guesswork."""
-    files, overrides, problems = read_arguments(words)
-    if not words:
-        raise ConfigError(NOTHING_GIVEN)
-    if not files and not overrides:
-        raise ConfigError(_listed(problems))
-    read: list[Assignment] = []
-    unreadable: list[str] = []
-    for file in files:
-        try:
-            read += read_toml(file)
-        except ConfigError as error:
-            unreadable.append(str(error))
-    if unreadable:
-        raise ConfigError(_listed([*unreadable, *problems]))
-    return [*read, *overrides], problems
+def _config_class(settings: TrainSettings) -> type[RLConfig]:
+    if settings.algorithm == "rl":
+        return RLConfig
+    from verifiers_trainer.grpo import GRPOConfig
+
+    return GRPOConfig
 
 
 def _use_one_device() -> None:
@@ -132,12 +123,6 @@ def _placed(settings: TrainSettings, problem: str) -> str:
     """A problem of ``RLConfig`` with the place of the setting that it names first."""
     place = settings.places.get(problem.split(" ", 1)[0])
     return f"{place}: {problem}" if place else problem
-
-
-def _listed(problems: Sequence[str]) -> str:
-    if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} things to correct:\n" + "\n".join(f"  - {problem}" for problem in problems)
 
 
 def _folder_problems(folder: Path) -> list[str]:

@@ -10,21 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from verifiers.durable import LOCK_NAME, HeldFile
 from verifiers.errors import ConfigError, RunError, RunMismatch
+from verifiers.messages import escape_control
 from verifiers_trainer import checkpoint
 from verifiers_trainer.cli.canonical import to_toml
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.interrupt import Interruption
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.loggers import METRICS, read_metrics
-from verifiers_trainer.trainer import RLTrainer
+
+if TYPE_CHECKING:
+    from verifiers_trainer.trainer import RLTrainer
 
 CURVE = "learning_curve.png"
+MARKS = {True: "ok    ", False: "FAILED", None: "note  "}
+"""How a check of the dry run went."""
 
 
 @dataclass
@@ -66,17 +71,31 @@ class Session:
     # --- the three things it can do -----------------------------------------------------------------------------
 
     def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
+        """Show the run and try out its parts; exit code 2 when one of them fails."""
+        from verifiers_trainer.preflight import preflight
+        from verifiers_trainer.trainer import RLTrainer
+
         config = plan.config.private_copy()
-        with tempfile.TemporaryDirectory() as config.output_dir:  # transformers makes the folder it is given
+        with tempfile.TemporaryDirectory() as folder:  # transformers makes the folder it is given
+            config.output_dir = folder
             with RLTrainer(plan.settings.model, plan.env, config) as trainer:
                 rows = [*plan_rows(plan), *model_rows(trainer)]
-        if not self.as_json:
-            print(two_columns(rows))
+                model, tokenizer = trainer.model, trainer.tokenizer
+            if not self.as_json:
+                print(two_columns(rows))
+            findings = []
+            for finding in preflight(model, plan.env, config, Path(folder), tokenizer):
+                findings.append(finding)
+                if not self.as_json:
+                    print(f"{MARKS[finding.ok]}  {escape_control(f'{finding.name}: {finding.said}')}")
         result.update(run_dir=str(plan.folder), step=plan.first_step, metrics=None, plan=dict(rows))
         result["checkpoint"] = str(plan.checkpoint) if plan.checkpoint else None
-        return 0
+        result["checks"] = [{"name": f.name, "ok": f.ok, "said": f.said} for f in findings]
+        return 2 if any(finding.ok is False for finding in findings) else 0
 
     def _train(self, plan: Plan, result: dict[str, Any]) -> int:
+        from verifiers_trainer.trainer import RLTrainer
+
         with self._folder(plan):
             self._say(two_columns(plan_rows(plan)))
             if project := plan.settings.config.get("project"):
@@ -191,7 +210,7 @@ def _hold(folder: Path) -> HeldFile:
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The run in a few lines, as far as it is known without the model."""
-    config, settings = plan.config, plan.settings
+    config, settings = plan.resolved, plan.settings
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
     arguments = ", ".join(f"{name}={value!r}" for name, value in settings.env_args.items())
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())

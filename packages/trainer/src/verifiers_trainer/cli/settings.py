@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verifiers.errors import ConfigError
 from verifiers.suggest import close_match
+from verifiers_trainer import compat
 from verifiers_trainer.cli.sources import Assignment
 from verifiers_trainer.cli.value_types import describe, fits
-from verifiers_trainer.config import RLConfig, field_names
+from verifiers_trainer.config import RLConfig, field_names, known_names
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -44,8 +46,10 @@ SERVER_FLAGS = frozenset(
     """.split()
 )
 """Flags of ``vllm serve``, in snake_case."""
-WITHOUT_EFFECT = {"use_liger": "Liger's layer kernels are used on CUDA when they are installed"}
-"""Documented settings that are no field of ``RLConfig``."""
+ALGORITHMS = ("rl", "grpo")
+"""Values of ``trainer.algorithm``: the defaults of ``RLConfig`` or of ``GRPOConfig``."""
+TRANSLATED_HINTS: dict[str, Any] = {"scale_rewards": bool | str}
+"""Types of the names whose value is translated, where it is not a whole number."""
 NO_SERVER = "no inference server is started: the embedded engine samples from the trainer's own weights"
 
 
@@ -57,7 +61,9 @@ class TrainSettings:
     env_id: str
     env_args: Mapping[str, Any]
     config: Mapping[str, Any]
-    """Keywords of ``RLConfig`` that were given."""
+    """Keywords of ``RLConfig`` that were given, under their canonical names."""
+    algorithm: str = "rl"
+    """One of ``ALGORITHMS``."""
     ignored: tuple[tuple[str, str], ...] = ()
     """(key, reason) of what was given and has no effect here."""
     chosen: tuple[tuple[str, str], ...] = ()
@@ -70,6 +76,13 @@ class TrainSettings:
 def _hints() -> dict[str, Any]:
     """Field of ``RLConfig`` -> its type."""
     return {name: hint for name, hint in typing.get_type_hints(RLConfig).items() if name in field_names()}
+
+
+def _hint_of(name: str) -> Any:
+    """The type of a setting, under any of its names."""
+    if name in compat.TRANSLATED:
+        return TRANSLATED_HINTS.get(name, int | None)
+    return Any if name in compat.WITHOUT_EFFECT else _hints()[compat.RENAMED.get(name, name)]
 
 
 @functools.cache
@@ -96,6 +109,7 @@ class _Reader:
         self.config: dict[str, Any] = {}
         self.places: dict[str, str] = {}
         self.evaluates = False
+        self.algorithm: str | None = None
         self.top: dict[str, Callable[[Assignment], None]] = {
             "model": self._name("model"),
             "env": self._env,
@@ -119,6 +133,7 @@ class _Reader:
             self.names.get("env.id", ""),
             self.env_args,
             self.config,
+            self.algorithm or "rl",
             tuple(self.ignored.items()),
             tuple(self.chosen.items()),
             self.places,
@@ -147,8 +162,12 @@ class _Reader:
             case ("trainer", "gpus"):
                 self._gpus(given)
             case ("trainer", "algorithm"):
-                if given.value != "rl":
-                    self._problem(given, f'trainer.algorithm is {given.value!r}; "rl" is the one there is (see loss)')
+                if given.value not in ALGORITHMS:
+                    known = ", ".join(ALGORITHMS)
+                    self._problem(given, f"trainer.algorithm is {given.value!r}; it must be one of {known}")
+                else:
+                    self.algorithm = given.value
+                    self.chosen.pop(given.key, None)
             case ("trainer", "args", name, *_):
                 self._field(given, name, 2)
             case ("trainer",) | ("trainer", "args"):
@@ -217,13 +236,10 @@ class _Reader:
 
     def _field(self, given: Assignment, name: str, depth: int) -> None:
         """Store a field of ``RLConfig``, found at ``given.path[depth]``."""
-        if name not in field_names():
-            if name in WITHOUT_EFFECT:
-                self.ignored[given.key] = WITHOUT_EFFECT[name]
-            else:
-                self._unknown(given, field_names(), depth)
+        if name not in known_names():
+            self._unknown(given, known_names(), depth)
             return
-        hint, value = _hints()[name], given.value
+        hint, value = _hint_of(name), given.value
         if len(given.path) == depth + 1 and not fits(value, hint):
             if given.text is None or not fits(given.text, hint):
                 self._problem(given, f"{name} is {value!r}; it must be {describe(hint)}")
@@ -232,8 +248,30 @@ class _Reader:
         elif len(given.path) > depth + 1 and not fits({}, hint):
             self._problem(given, f"{name} has no parts; it must be {describe(hint)}")
             return
-        self._store(self.config, given, depth)
         self.places[name] = given.place
+        if name in compat.GRPO_NAMES and self.algorithm is None:
+            self.algorithm, self.chosen["trainer.algorithm"] = "grpo", f"{name} is a setting of GRPO"
+        if name in compat.SPELLED:
+            self._field_by_another_name(given, name)
+        else:
+            self._store(self.config, given, depth)
+
+    def _field_by_another_name(self, given: Assignment, name: str) -> None:
+        def current(field: str) -> Any:
+            return self.config.get(field, RLConfig.default_of(field))
+
+        if name in compat.WITHOUT_EFFECT:
+            self.ignored[given.key] = compat.WITHOUT_EFFECT[name]
+            return
+        try:
+            made = compat.settings_of(name, given.value, current)
+        except ConfigError as error:
+            self._problem(given, str(error))
+            return
+        theirs = {twin for _, twin in compat.TWINS}
+        for field_name, value in made.items():
+            if field_name not in theirs:
+                self.config[field_name], self.places[field_name] = value, given.place
 
     def _store(self, table: dict[str, Any], given: Assignment, depth: int) -> None:
         *above, last = given.path[depth:]

@@ -15,6 +15,10 @@ from typing import Any
 
 from verifiers.errors import ConfigError
 
+NOTHING_GIVEN = (
+    "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
+    "`vf-train quickstart` needs neither"
+)
 SECTIONS = frozenset(
     {("env",), ("env", "args"), ("inference",), ("inference", "args"), ("trainer",), ("trainer", "args")}
     | {("eval",), ("sampling",), ("wandb",)}
@@ -170,3 +174,32 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def read_words(words: Sequence[str]) -> tuple[list[Assignment], list[str]]:
+    """(assignments, problems) of a whole command line.
+
+    Raises ``ConfigError`` when a file cannot be read: the rest would be guesswork.
+    """
+    files, overrides, problems = read_arguments(words)
+    if not words:
+        raise ConfigError(NOTHING_GIVEN)
+    if not files and not overrides:
+        raise ConfigError(listed(problems))
+    read: list[Assignment] = []
+    unreadable: list[str] = []
+    for file in files:
+        try:
+            read += read_toml(file)
+        except ConfigError as error:
+            unreadable.append(str(error))
+    if unreadable:
+        raise ConfigError(listed([*unreadable, *problems]))
+    return [*read, *overrides], problems
+
+
+def listed(problems: Sequence[str]) -> str:
+    """One problem as it is, several as a list."""
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} things to correct:\n" + "\n".join(f"  - {problem}" for problem in problems)

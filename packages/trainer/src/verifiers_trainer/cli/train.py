@@ -4,7 +4,7 @@
     vf-train quickstart
 
 This module reads options and decides the order of things; what a run is stands in ``plan``, how it trains in
-``verifiers_trainer.trainer``. Torch is imported only once the options have been read.
+``verifiers_trainer.trainer``. Torch is imported only once options and files have been read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import click
 
 from verifiers_trainer import __version__
 from verifiers_trainer.cli.report import finish
+from verifiers_trainer.cli.sources import read_words
 
 ABOUT = """Train a model in an environment by reinforcement learning.
 
@@ -64,12 +65,13 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--output-dir", metavar="DIR", help="Folder of the run; default outputs/<run_name or the time>.")
 @click.option("--resume", metavar="[PATH]", help="Go on from a checkpoint, which must exist; default: if there is one.")
 @click.option("--fresh", is_flag=True, help="Start anew; what the folder holds is moved aside.")
-@click.option("--dry-run", is_flag=True, help="Load model and environment, show what would be trained, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show what would be trained, try every part once, and stop.")
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common
 @click.pass_context
 def train_command(context: click.Context, words: tuple[str, ...], as_json: bool, verbose: bool, **options: Any) -> None:
     def body(result: dict[str, Any]) -> int:
+        read_words(words)  # a file that cannot be read is said before torch is loaded, which takes seconds
         from verifiers_trainer.cli.session import Session
 
         return Session(words, verbose=verbose, as_json=as_json, **options).run(result)

@@ -1,0 +1,148 @@
+"""Older and other names of settings: one table, read at the border, so that the rest knows canonical names alone.
+
+A row is one of four kinds: another name (``RENAMED``), a name whose value means something else here (``TRANSLATED``),
+a second field of transformers for the same thing (``TWINS``), or a name that asks for nothing this trainer has to do
+(``WITHOUT_EFFECT``). All of them work as keywords and as attributes, read and written. Only ``config`` reads this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verifiers.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+RENAMED: dict[str, str] = {
+    "async_generation_timeout": "generation_timeout",
+    "group_size": "rollouts_per_example",
+    "kl_coef": "beta",
+    "loss_type": "loss",
+    "max_completion_length": "max_completion_len",
+    "max_new_tokens": "max_tokens",
+    "num_batches_ahead": "max_off_policy_steps",
+    "num_epochs": "num_train_epochs",
+    "num_generations": "rollouts_per_example",
+    "vllm_guided_decoding_regex": "guided_regex",
+    "wandb_log_unique_prompts": "log_unique_prompts",
+    "warmup_ratio": "warmup_steps",  # transformers reads a number below 1 as a share of the steps
+}
+"""Another name -> the canonical one, of the same value."""
+
+Current = Callable[[str], Any]
+"""The value that a canonical setting has now."""
+Translation = Callable[[Any, Current], dict[str, Any]]
+
+ADVANTAGES = {True: "mean_std", "group": "mean_std", "batch": "batch_std", False: "mean", "none": "mean"}
+"""Values of ``scale_rewards`` -> ``advantage``."""
+
+
+def _scale_rewards(value: Any, current: Current) -> dict[str, Any]:
+    if not isinstance(value, (bool, str)) or value not in ADVANTAGES:
+        raise ConfigError(f"scale_rewards is {value!r}; it must be True, False, 'group', 'batch' or 'none'")
+    return {"advantage": ADVANTAGES[value]}
+
+
+def _generation_batch_size(value: Any, current: Current) -> dict[str, Any]:
+    return {} if value is None else {"max_concurrent": min(value, current("max_concurrent"))}
+
+
+def _max_prompt_length(value: Any, current: Current) -> dict[str, Any]:
+    cut = value is not None and current("prompt_overflow") is None  # this name always meant: keep the end
+    return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if cut else {})}
+
+
+def _steps_per_generation(value: Any, current: Current) -> dict[str, Any]:
+    return {} if value is None else {"max_off_policy_steps": max(value - 1, current("max_off_policy_steps"))}
+
+
+TRANSLATED: dict[str, tuple[str, Translation]] = {
+    "generation_batch_size": ("max_concurrent", _generation_batch_size),
+    "max_prompt_length": ("max_prompt_len", _max_prompt_length),
+    "scale_rewards": ("advantage", _scale_rewards),
+    "steps_per_generation": ("max_off_policy_steps", _steps_per_generation),
+}
+"""Name -> the setting it bears on, and what its value means there."""
+
+TWINS: tuple[tuple[str, str], ...] = (
+    ("gradient_checkpointing", "activation_checkpointing"),
+    ("micro_batch_size", "per_device_train_batch_size"),
+    ("use_liger", "use_liger_kernel"),
+)
+"""Pairs of fields that are one setting; both always have one value. The second is transformers'."""
+
+NEVER_SHARDED = "generation never runs inside a sharded model"
+WITHOUT_EFFECT: dict[str, str] = {
+    "async_max_queue_size": "max_off_policy_steps bounds how many rollouts wait",
+    "ds3_gather_for_generation": NEVER_SHARDED,
+    "gae_lambda": "there is no critic, so no generalised advantage estimation",
+    "max_data_workers": "rollouts run on one event loop; max_concurrent bounds them",
+}
+"""Name -> why nothing follows from it."""
+
+SPELLINGS = frozenset({*RENAMED, *TRANSLATED, *WITHOUT_EFFECT})
+"""Names that are no fields and are understood all the same."""
+SPELLED = frozenset({*SPELLINGS, *(name for pair in TWINS for name in pair)})
+"""Every name that needs a look into these tables."""
+GRPO_NAMES = frozenset({*SPELLINGS, "gradient_accumulation_steps", "per_device_train_batch_size"})
+"""Names by which a file says that it means ``GRPOConfig``."""
+
+PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("Settings of the trainer by another name", RENAMED),
+    (
+        "Settings of the trainer whose value means something else",
+        {name: field for name, (field, _) in TRANSLATED.items()},
+    ),
+    ("Settings of the trainer that are one", dict(TWINS)),
+    ("Settings of the trainer without effect", WITHOUT_EFFECT),
+)
+"""(title, table) in the order of the reference page, ``docs/compat_page.py``."""
+
+_TWIN = {name: other for pair in TWINS for name, other in (pair, pair[::-1])}
+
+
+def settings_of(name: str, value: Any, current: Current) -> dict[str, Any]:
+    """What setting ``name`` to ``value`` means in fields; a name that is no spelling means itself.
+
+    >>> settings_of("num_generations", 16, {}.get), settings_of("temperature", 1.0, {}.get)
+    ({'rollouts_per_example': 16}, {'temperature': 1.0})
+    """
+    if name in RENAMED:
+        return {RENAMED[name]: value}
+    if name in TRANSLATED:
+        return TRANSLATED[name][1](value, current)
+    if name in WITHOUT_EFFECT:
+        log.info("%s has no effect: %s", name, WITHOUT_EFFECT[name])
+        return {}
+    return {name: value, _TWIN[name]: value} if name in _TWIN else {name: value}
+
+
+def canonical(given: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
+    """Keywords in canonical names. Raises ``ConfigError`` when two names of one setting have different values.
+
+    >>> canonical({"group_size": 4, "num_epochs": 3}, {}.get)
+    {'rollouts_per_example': 4, 'num_train_epochs': 3}
+    """
+    made: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for name in sorted(given, key=TRANSLATED.__contains__):  # those last: they look at what the others made
+
+        def current(field: str) -> Any:
+            return made.get(field, defaults(field))
+
+        for field, value in settings_of(name, given[name], current).items():
+            if field in made and name not in TRANSLATED and made[field] != value:
+                raise ConfigError(f"{name} is another name of {origin[field]}, and their values differ: give one")
+            made[field], origin[field] = value, name
+    return made
+
+
+def read(name: str, spelled: Mapping[str, Any], current: Current) -> Any:
+    """The value of a spelling: what it was set to, else what the setting has that it bears on."""
+    if name in RENAMED:
+        return current(RENAMED[name])
+    if name in spelled:
+        return spelled[name]
+    return current(TRANSLATED[name][0]) if name in TRANSLATED else None

@@ -1,0 +1,179 @@
+"""One inference server as the trainer controls it: every call has a name, a deadline, and an error that says both.
+
+A call that is not answered raises ``WeightSyncError`` with ``stage`` (what was awaited), ``elapsed_s`` and the last
+``response``. Nothing is repeated here, and nothing is known of what the calls mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
+from verifiers_trainer.loop_thread import LoopThread
+
+SHOWN = 400
+"""Characters of an answer that an error shows."""
+POLL_S = 0.25
+POLL_TIMEOUT_S = 5.0
+GRACE_S = 1.0
+"""How much later than its deadline a call may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a server has right now: the policy version, the name to ask for, and how often it was repaired."""
+
+    version: int
+    model: str
+    repairs: int = 0
+
+
+@dataclass(slots=True)
+class Server:
+    """One server. ``url`` is its root, without ``/v1``."""
+
+    url: str
+    api_key: str
+    thread: LoopThread = field(repr=False)
+    serving: Serving = Serving(-1, "")
+    _session: aiohttp.ClientSession | None = field(default=None, repr=False)
+
+    @property
+    def base_url(self) -> str:
+        """Root of the OpenAI routes."""
+        return f"{self.url}/v1"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        stage: str,
+        timeout_s: float,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The decoded answer of one call. Raises ``WeightSyncError`` after ``timeout_s`` seconds, or for no 2xx."""
+        started = time.monotonic()
+
+        def late() -> WeightSyncError:
+            return self.failure(f"did not answer within {timeout_s:.3g} s", stage, started)
+
+        work = self._exchange(method, path, body, query, timeout_s, stage, started)
+        return self.thread.wait(work, timeout_s + GRACE_S, late)
+
+    def begin(self, method: str, path: str, body: Any, *, stage: str, timeout_s: float) -> Future[Any]:
+        """Start a call that answers only when something else has happened too; wait for its result later."""
+        assert self.thread.loop is not None
+        work = self._exchange(method, path, body, None, timeout_s, stage, time.monotonic())
+        return asyncio.run_coroutine_threadsafe(work, self.thread.loop)
+
+    def failure(self, said: str, stage: str, started: float, response: str | None = None) -> WeightSyncError:
+        """The error of a step that went wrong."""
+        return WeightSyncError(
+            f"{stage}: {self.url} {said}",
+            stage=stage,
+            elapsed_s=time.monotonic() - started,
+            response=response,
+            url=self.url,
+        )
+
+    def is_healthy(self, timeout_s: float = POLL_TIMEOUT_S) -> bool:
+        """Whether ``/health`` answers 200 now."""
+        try:
+            self.call("GET", "/health", stage="health", timeout_s=timeout_s)
+        except WeightSyncError:
+            return False
+        return True
+
+    def wait_healthy(self, timeout_s: float, stage: str = "waiting for the server to answer /health") -> None:
+        """Return once ``/health`` answers. Raises ``WeightSyncError`` when that takes longer than ``timeout_s``."""
+        started = time.monotonic()
+        while not self.is_healthy(min(POLL_TIMEOUT_S, max(0.1, timeout_s))):
+            if time.monotonic() - started >= timeout_s:
+                raise self.failure(f"did not become healthy within {timeout_s:.3g} s", stage, started)
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Close the connections; calling it again does nothing."""
+        session, self._session = self._session, None
+        if session is not None and self.thread.is_running:
+            self.thread.wait(session.close(), POLL_TIMEOUT_S, lambda: TimeoutError("the session does not close"))
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Mapping[str, str] | None,
+        timeout_s: float,
+        stage: str,
+        started: float,
+    ) -> Any:
+        try:
+            session = self._open()
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            async with session.request(
+                method, self.url + path, json=body, params=query, timeout=timeout, allow_redirects=False
+            ) as answer:
+                text = await answer.text(errors="replace")
+        except TimeoutError as error:
+            raise self.failure(f"did not answer within {timeout_s:.3g} s", stage, started) from error
+        except (aiohttp.ClientError, OSError) as error:
+            said = f"gave no answer ({type(error).__name__}: {error})"
+            raise self.failure(said, stage, started) from error
+        if not 200 <= answer.status < 300:
+            shown = f"HTTP {answer.status} {' '.join(text.split())[:SHOWN]}"
+            raise self.failure(f"answered {shown}", stage, started, shown)
+        try:
+            return json.loads(text) if text.strip() else None
+        except ValueError:
+            return text
+
+    def _open(self) -> aiohttp.ClientSession:
+        """Made on the thread's loop; a connection is not kept, since a server may be restarted between two calls."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {self.api_key}"},
+                connector=aiohttp.TCPConnector(force_close=True),
+                trust_env=False,
+            )
+        return self._session
+
+
+def server_urls(given: str) -> list[str]:
+    """The roots of one or several servers, separated by commas; ``/v1`` at the end is understood.
+
+    >>> server_urls("http://127.0.0.1:8000/v1, http://0.0.0.0:8001")
+    ['http://127.0.0.1:8000', 'http://127.0.0.1:8001']
+    """
+    roots = []
+    for text in filter(None, (part.strip() for part in given.split(","))):
+        url = URL(text if "://" in text else f"http://{text}")
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigError(f"{text!r} is no URL of an inference server; it looks like http://127.0.0.1:8000/v1")
+        if url.host == "0.0.0.0":  # the address to listen at is not one to call
+            url = url.with_host("127.0.0.1")
+        path = url.path.rstrip("/")
+        roots.append(str(url.with_path(path.removesuffix("/v1")).with_query(None)).rstrip("/"))
+    if not roots:
+        raise ConfigError("no URL of an inference server is given")
+    return roots
+
+
+def unreachable(server: Server, error: WeightSyncError) -> EndpointUnreachable:
+    """The error of a server that was not there to begin with."""
+    return EndpointUnreachable(
+        f"no inference server answers at {server.url}: start one (vf-vllm --model …), or correct the URL ({error})",
+        url=server.url,
+        elapsed_s=error.elapsed_s,
+    )

@@ -1,0 +1,111 @@
+"""``GRPOConfig`` and ``GRPOTrainer``: the one trainer under the names and with the defaults that GRPO scripts expect.
+
+Nothing is implemented here but one rule of arithmetic: rollouts per step are ``per_device_train_batch_size`` x
+processes x ``gradient_accumulation_steps``, or ``batch_size`` x ``gradient_accumulation_steps`` when a batch size is
+given. Names are ``compat``'s, everything else is ``config``'s and ``trainer``'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from verifiers_trainer import compat
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.trainer import RLTrainer
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+LARGEST_MICRO_BATCH = 8
+
+
+class GRPOConfig(RLConfig):
+    """``RLConfig`` with GRPO's defaults: clipped ratios, full parameters, a fixed length as denominator.
+
+    Takes ``num_generations``, ``per_device_train_batch_size``, ``max_completion_length`` and their like.
+
+        args = vf.GRPOConfig(learning_rate=1e-5, per_device_train_batch_size=8, num_generations=16)
+    """
+
+    DEFAULTS = {
+        "aggregation": "constant_length",
+        "beta": 0.001,
+        "learning_rate": 1e-6,
+        "loss": "ppo",
+        "mask_ratio_high": float("inf"),
+        "mask_ratio_low": 0.0,
+        "mask_truncated_completions": True,
+        "max_grad_norm": 0.01,
+        "num_completions_to_print": 5,
+        "report_to": "wandb",
+        "rollouts_per_example": 8,
+        "save_steps": 500,
+        "sync_ref_model": True,
+        "use_lora": False,
+    }
+    """What differs from ``RLConfig``."""
+
+    def _derive_batch(self, world_size: int) -> None:
+        """Make ``batch_size`` the rollouts of one optimizer step; what transformers would accumulate is part of it."""
+        steps, micro = self.gradient_accumulation_steps, self.micro_batch_size
+        if self.is_given("batch_size"):
+            steps = steps if self.is_given("gradient_accumulation_steps") else 1
+            batch = self.batch_size * steps
+            if not self.is_given("micro_batch_size"):
+                fitting = [n for n in range(1, LARGEST_MICRO_BATCH + 1) if batch % (n * world_size) == 0]
+                self._set(micro_batch_size=max(fitting, default=micro))
+            said = f"batch_size {self.batch_size} x gradient_accumulation_steps {steps}"
+        else:
+            batch = micro * world_size * steps
+            said = f"per_device_train_batch_size {micro} x processes {world_size} x gradient_accumulation_steps {steps}"
+        if batch != self.batch_size or steps != 1:
+            self.__dict__["batch_is"] = f" ({said})"
+        self._set(batch_size=batch, gradient_accumulation_steps=1)
+        self._given.add("batch_size")
+
+
+class GRPOTrainer(RLTrainer):
+    """``RLTrainer`` whose settings are a ``GRPOConfig``.
+
+    trainer = vf.GRPOTrainer(model=model, processing_class=tokenizer, env=env, args=vf.grpo_defaults("my-run"))
+    """
+
+    config_class = GRPOConfig
+
+
+def grpo_defaults(run_name: str = "grpo", **overrides: Any) -> GRPOConfig:
+    """The settings that examples start from, in ``outputs/<run_name>``; ``overrides`` win, under any of their names.
+
+    What is not overridden counts as a default: passes over the data, for example, may still decide ``max_steps``.
+    """
+    settings = {
+        "run_name": run_name,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 10,
+        "max_steps": 500,
+        "bf16": True,
+        "max_grad_norm": 0.01,
+        "max_seq_len": 4096,
+        "micro_batch_size": 8,
+        "rollouts_per_example": 8,
+        "gradient_accumulation_steps": 4,
+        "gradient_checkpointing": True,
+        "save_strategy": "steps",
+        "save_steps": 500,
+        "logging_steps": 1,
+        "log_completions": True,
+        "report_to": "wandb",
+    }
+    made = compat.canonical(overrides, lambda name: settings.get(name, GRPOConfig.default_of(name)))
+    config = GRPOConfig(**{**settings, **made})
+    config._given = {"run_name", *made}
+    return config
+
+
+def lora_defaults(r: int = 8, alpha: int = 16, **options: Any) -> LoraConfig:
+    """A ``peft.LoraConfig`` over the attention projections; ``options`` are further fields of it."""
+    from peft import LoraConfig
+
+    chosen: dict[str, Any] = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "task_type": "CAUSAL_LM"}
+    return LoraConfig(**{"r": r, "lora_alpha": alpha} | chosen | options)

@@ -1,0 +1,304 @@
+"""``Ranks``: the processes of one training run, what they tell each other, and how they end together.
+
+Rank 0 generates, packs and writes; the others train their share of the rows. What they exchange beside gradients goes
+through here: small values through the key-value store that torch's launcher provides, arrays through a gloo group of
+their own. Promises: every wait is bounded and names what it waits for; whatever stops one rank is raised by all of
+them, as the same error where it is one of ours; with one process nothing is connected, sent or copied.
+
+    batch = ranks.share(lambda: {"step": 3}, "the step")          made on rank 0, on every rank afterwards
+    sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every rank
+    with ranks.together(): ...                                     an error in here ends all ranks
+
+Gradients are reduced by DDP or FSDP; only the bound of their collectives is set here. A rank that waits inside one is
+woken when the process it waits for ends, not earlier.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from verifiers import errors
+from verifiers.errors import CheckpointError, RunError, VerifiersError
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+LINGER_S = 3.0
+"""How long a rank that fails waits for the others to have read why: the store may end with its process."""
+FAILURE = "failure"
+_count = itertools.count()
+
+
+class Ranks:
+    """The processes of a run; connects at first use. ``timeout_s`` bounds every exchange that needs all of them."""
+
+    def __init__(self, rank: int = 0, world: int = 1, timeout_s: float = 1800.0):
+        self.rank, self.world, self.timeout_s = rank, world, timeout_s
+        self._store: Any = None
+        self._group: Any = None
+        self._number = itertools.count()
+        self._read: list[str] = []
+        self._depth = 0
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which generates and writes."""
+        return self.rank == 0
+
+    # --- exchanges ----------------------------------------------------------------------------------------------
+
+    def share(self, make: Callable[[], Any], what: str, timeout_s: float | None = None) -> Any:
+        """What ``make`` returns on rank 0, on every rank; a value of JSON, NaN included.
+
+        An error that ``make`` raises is raised on every rank, and it is for each of them to go on or not.
+        Raises ``RunError`` when rank 0 has nothing to share after ``timeout_s`` seconds.
+        """
+        if self.world == 1:
+            return make()
+        key = self._key()
+        if self.is_main:
+            try:
+                value = make()
+            except Exception as error:
+                self._put(key, {"error": _described(error, self.rank)})
+                raise
+            self._put(key, {"value": value})
+            return value
+        told = json.loads(self._await(key, what, timeout_s))
+        if "error" in told:
+            raise _rebuilt(told["error"])
+        return told["value"]
+
+    def gather(self, numbers: Sequence[float], what: str) -> np.ndarray:
+        """float64 [world, numbers]: the numbers of every rank, on every rank."""
+        mine = np.asarray(numbers, np.float64)
+        if self.world == 1:
+            return mine[None]
+        self._connect()
+        found = [torch.zeros(len(mine), dtype=torch.float64) for _ in range(self.world)]
+        self._finish(lambda: dist.all_gather(found, torch.from_numpy(mine), group=self._group, async_op=True), what)
+        self._forget()
+        return torch.stack(found).numpy()
+
+    def any(self, flags: Sequence[bool], what: str) -> list[bool]:
+        """Which of the flags are set on some rank."""
+        return [bool(flag) for flag in self.gather([float(flag) for flag in flags], what).max(0)]
+
+    def scatter(self, parts: Sequence[bytes] | None, what: str, timeout_s: float | None = None) -> bytes:
+        """The ``rank``-th of the ``parts`` that rank 0 gives."""
+        if self.world == 1:
+            assert parts is not None
+            return parts[0]
+        sizes = self.share(lambda: [len(part) for part in parts or ()], what, timeout_s)
+        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded = None
+        if self.is_main:
+            assert parts is not None
+            padded = [torch.zeros(max(sizes), dtype=torch.uint8) for _ in parts]
+            for tensor, part in zip(padded, parts, strict=True):
+                tensor[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+        self._finish(lambda: dist.scatter(own, padded, src=0, group=self._group, async_op=True), what)
+        return own[: sizes[self.rank]].numpy().tobytes()
+
+    def collect(self, part: bytes, what: str) -> list[bytes]:
+        """What every rank gave, in their order, on rank 0; an empty list on the others."""
+        if self.world == 1:
+            return [part]
+        largest = int(self.gather([float(len(part))], what).max())
+        sizes = torch.zeros(1)
+        del sizes
+        mine = torch.zeros(largest + 8, dtype=torch.uint8)
+        mine[:8] = torch.frombuffer(bytearray(len(part).to_bytes(8, "little")), dtype=torch.uint8)
+        mine[8 : 8 + len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+        found = [torch.zeros_like(mine) for _ in range(self.world)] if self.is_main else None
+        self._finish(lambda: dist.gather(mine, found, dst=0, group=self._group, async_op=True), what)
+        pieces = [tensor.numpy().tobytes() for tensor in found or ()]
+        return [piece[8 : 8 + int.from_bytes(piece[:8], "little")] for piece in pieces]
+
+    # --- ending together ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Whatever is raised inside on one rank is raised on every rank, at the end of what it is doing.
+
+        An error of ours keeps its kind; of another the others raise a ``RunError`` that names it and its rank.
+        """
+        if self.world == 1 or self._depth:
+            yield
+            return
+        self._connect()
+        self._depth += 1
+        try:
+            yield
+        except BaseException as error:
+            told = self._failure(wait_s=0.0 if isinstance(error, VerifiersError) else 1.0)
+            if told is None:
+                if (broken := _broken_connection(error)) is not None:
+                    error = RunError(f"rank {self.rank} lost the other processes of this training: {broken}")
+                self._tell(error)
+                raise error
+            if told["rank"] == self.rank:
+                raise
+            self._put(f"read/{self.rank}", True)
+            raise _rebuilt(told) from error
+        finally:
+            self._depth -= 1
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the others, and give them a moment to read it."""
+        try:
+            self._store.compare_set(FAILURE, "", json.dumps(_described(error, self.rank)))
+            deadline = time.monotonic() + LINGER_S
+            others = [f"read/{rank}" for rank in range(self.world) if rank != self.rank]
+            while time.monotonic() < deadline and not self._store.check(others):
+                time.sleep(POLL_S)
+        except RuntimeError as gone:  # the store ended with the process that kept it
+            log.debug("the other processes could not be told: %s", gone)
+
+    def _failure(self, wait_s: float = 0.0) -> dict[str, Any] | None:
+        """What a rank told of its end; None when none did."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                if self._store.check([FAILURE]):
+                    return json.loads(self._store.get(FAILURE))
+            except RuntimeError:
+                return None
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+
+    # --- the connection -----------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self._group is not None:
+            return
+        from torch.distributed import distributed_c10d
+
+        if not dist.is_initialized():
+            raise RunError(
+                f"this is one of {self.world} processes, and torch.distributed is not initialised: start them with "
+                "accelerate launch or torchrun"
+            )
+        bound = timedelta(seconds=self.timeout_s)
+        distributed_c10d._set_pg_timeout(bound)
+        store = distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore(f"verifiers-{next(_count)}", store)
+        self._group = dist.new_group(backend="gloo", timeout=bound)
+
+    def _key(self) -> str:
+        self._connect()
+        return f"shared/{next(self._number)}"
+
+    def _put(self, key: str, value: Any) -> None:
+        self._store.set(key, json.dumps(value))
+        if self.is_main:
+            self._read.append(key)
+
+    def _forget(self) -> None:
+        """Remove what every rank has read; called after an exchange that all of them took part in."""
+        read, self._read = self._read, []
+        for key in read:
+            self._store.delete_key(key)
+
+    def _await(self, key: str, what: str, timeout_s: float | None) -> bytes:
+        bound = self.timeout_s if timeout_s is None else timeout_s
+        started = time.monotonic()
+        try:
+            while not self._store.check([key]):
+                if (told := self._failure()) is not None:
+                    raise _rebuilt(told)
+                if time.monotonic() - started > bound:
+                    raise self._late(what, bound)
+                time.sleep(POLL_S)
+            return self._store.get(key)
+        except RuntimeError as error:
+            if isinstance(error, VerifiersError):
+                raise
+            raise RunError(f"rank {self.rank} waited for {what}, and rank 0 is gone: {_first_line(error)}") from error
+
+    def _finish(self, begin: Callable[[], Any], what: str) -> None:
+        """Do an exchange of all ranks, watching meanwhile whether one of them failed."""
+        started = time.monotonic()
+        try:
+            work = begin()
+            while not work.is_completed():
+                waited = time.monotonic() - started
+                if waited > 0.2 and (told := self._failure()) is not None:
+                    raise _rebuilt(told)
+                if waited > self.timeout_s:
+                    raise self._late(what, self.timeout_s)
+                time.sleep(min(POLL_S, waited / 10))
+            work.wait()
+        except RuntimeError as error:
+            if isinstance(error, VerifiersError):
+                raise
+            if (told := self._failure(wait_s=1.0)) is not None:
+                raise _rebuilt(told) from error
+            raise RunError(
+                f"rank {self.rank} lost another process while exchanging {what}: {_first_line(error)}"
+            ) from error
+
+    def _late(self, what: str, bound_s: float) -> RunError:
+        return RunError(
+            f"rank {self.rank} of {self.world} waited {bound_s:g} s for {what}; the other processes do not answer. "
+            "Look at what they do, or raise ddp_timeout",
+            waiting_for=what,
+            elapsed_s=bound_s,
+        )
+
+
+def warn_of_one_process() -> None:
+    """Say that a launcher was asked for several processes and started one: ``accelerate launch --cpu`` does so."""
+    if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ and "ACCELERATE_USE_CPU" in os.environ:
+        log.warning(
+            "accelerate launch --cpu starts one process whatever --num_processes says; on a CPU use accelerate launch "
+            "--multi_gpu --num_processes N, or torchrun --nproc-per-node N"
+        )
+
+
+def _described(error: BaseException, rank: int) -> dict[str, Any]:
+    facts = {name: value for name, value in getattr(error, "facts", {}).items() if _is_plain(value)}
+    return {"rank": rank, "kind": type(error).__name__, "said": str(error), "facts": facts}
+
+
+def _rebuilt(told: dict[str, Any]) -> BaseException:
+    """The error that another rank told of."""
+    kind = getattr(errors, told["kind"], None)
+    if isinstance(kind, type) and issubclass(kind, VerifiersError):
+        return kind(told["said"], **told["facts"])
+    if told["kind"] == "KeyboardInterrupt":
+        return KeyboardInterrupt()
+    return RunError(f"rank {told['rank']} failed: {told['kind']}: {told['said']}")
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, bool)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _broken_connection(error: BaseException) -> str | None:
+    """What a collective said when the process at its other end had ended; None for any other error."""
+    said = str(error)
+    broken = type(error) in (RuntimeError, dist.DistBackendError, dist.DistNetworkError)
+    marks = ("peer", "Timed out waiting", "timeout", "Socket", "Broken pipe")
+    return _first_line(error) if broken and any(mark in said for mark in marks) else None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+__all__ = ["CheckpointError", "Ranks", "warn_of_one_process"]

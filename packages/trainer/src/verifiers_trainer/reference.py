@@ -1,0 +1,88 @@
+"""The reference policy: what the penalty ``beta`` holds the trained policy near.
+
+It is the policy before training. With an adapter that is the base model, the adapter switched off for the moment, and
+costs no memory. Otherwise, and with ``sync_ref_model``, it is a frozen copy of the trained parameters, put in their
+place for a forward pass of this module object alone: the engine, whose module objects are its own, does not see it.
+
+With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps
+ref ← α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part of every
+checkpoint, bit for bit. Models that are sharded over processes are not handled here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from verifiers_trainer.checkpoint import reading
+
+FILE = "reference.safetensors"
+
+
+class Reference:
+    """Answers like the model, with the weights of the reference; ``model`` has the log-probability forward."""
+
+    def __init__(self, model: Any, *, sync_steps: int | None = None, alpha: float = 0.5):
+        self.model, self.sync_steps, self.alpha = model, sync_steps, alpha
+        self.weights: dict[str, Tensor] | None = None
+        """Frozen values of the trained parameters; None: the adapter is switched off instead."""
+        if sync_steps is not None or not hasattr(model, "peft_config"):
+            self.weights = {name: parameter.detach().clone() for name, parameter in _trained(model)}
+
+    @classmethod
+    def of(cls, model: Any, config: Any) -> Reference | None:
+        """The reference that the settings ask for; None, and nothing allocated, without a penalty."""
+        if not config.beta:
+            return None
+        steps = config.ref_model_sync_steps if config.sync_ref_model else None
+        return cls(model, sync_steps=steps, alpha=config.ref_model_mixup_alpha)
+
+    def __call__(self, **arguments: Any) -> Any:
+        """What the model's forward returns under the reference's weights, without gradient."""
+        was_training = self.model.training
+        trained = [parameter for _, parameter in _trained(self.model)]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                if self.weights is None:
+                    with self.model.disable_adapter():
+                        return self.model(**arguments)
+                return functional_call(self.model, self.weights, (), arguments)
+        finally:
+            self.model.train(was_training)
+            for parameter in trained:  # switching an adapter off freezes it
+                parameter.requires_grad_(True)
+
+    def after_step(self, step: int) -> None:
+        """Follow the policy, when it is time to after the ``step``-th step."""
+        if self.sync_steps is None or step % self.sync_steps:
+            return
+        assert self.weights is not None
+        with torch.no_grad():
+            for name, parameter in _trained(self.model):
+                self.weights[name].mul_(1 - self.alpha).add_(parameter.detach(), alpha=self.alpha)
+
+    def save(self, folder: Path) -> None:
+        """Write the copy, if there is one."""
+        if self.weights is not None:
+            save_file({name: weight.cpu().contiguous() for name, weight in self.weights.items()}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Read what ``save`` wrote. Raises ``CheckpointError`` when it is missing or does not fit."""
+        if self.weights is None:
+            return
+        with reading(folder):
+            saved = load_file(folder / FILE)
+            if saved.keys() != self.weights.keys():
+                raise ValueError(f"{FILE} does not hold the parameters that are trained")
+            for name, weight in self.weights.items():
+                weight.copy_(saved[name])
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -1,0 +1,216 @@
+"""Older and other names of settings: every row of the tables, as a keyword and as an attribute, written and read."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from verifiers.errors import ConfigError
+from verifiers_trainer import compat
+from verifiers_trainer.config import RLConfig, field_names
+from verifiers_trainer.grpo import GRPOConfig, grpo_defaults, lora_defaults
+
+ROWS = [
+    ("num_generations", 4, {"rollouts_per_example": 4}),
+    ("group_size", 4, {"rollouts_per_example": 4}),
+    ("per_device_train_batch_size", 2, {"micro_batch_size": 2}),
+    ("max_prompt_length", 100, {"max_prompt_len": 100, "prompt_overflow": "truncate_left"}),
+    ("max_completion_length", 200, {"max_completion_len": 200}),
+    ("max_new_tokens", 50, {"max_tokens": 50}),
+    ("num_epochs", 3, {"num_train_epochs": 3}),
+    ("warmup_ratio", 0.1, {"warmup_steps": 0.1}),
+    ("num_batches_ahead", 0, {"max_off_policy_steps": 0}),
+    ("async_generation_timeout", 300.0, {"generation_timeout": 300.0}),
+    ("generation_batch_size", 64, {"max_concurrent": 64}),
+    ("generation_batch_size", 4096, {"max_concurrent": 1024}),
+    ("generation_batch_size", None, {}),
+    ("steps_per_generation", 4, {"max_off_policy_steps": 3}),
+    ("steps_per_generation", 1, {"max_off_policy_steps": 1}),
+    ("vllm_guided_decoding_regex", "a+", {"guided_regex": "a+"}),
+    ("wandb_log_unique_prompts", True, {"log_unique_prompts": True}),
+    ("use_liger_kernel", False, {"use_liger": False}),
+    ("activation_checkpointing", True, {"gradient_checkpointing": True}),
+    ("scale_rewards", True, {"advantage": "mean_std"}),
+    ("scale_rewards", "group", {"advantage": "mean_std"}),
+    ("scale_rewards", "batch", {"advantage": "batch_std"}),
+    ("scale_rewards", False, {"advantage": "mean"}),
+    ("loss_type", "sapo", {"loss": "sapo"}),
+    ("gae_lambda", 0.95, {}),
+    ("ds3_gather_for_generation", False, {}),
+    ("max_data_workers", 4, {}),
+    ("async_max_queue_size", 9, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "means"), ROWS, ids=[f"{name}={value}" for name, value, _ in ROWS])
+@pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
+def test_a_name_means_the_same_as_keyword_and_as_attribute(kind, name, value, means):
+    constructed = kind(**{name: value})
+    assigned = kind()
+    setattr(assigned, name, value)
+    for config in (constructed, assigned):
+        assert {field: getattr(config, field) for field in means} == means
+        assert all(config.is_given(field) for field in means)
+        assert getattr(config, name) == value
+
+
+def test_every_row_is_a_case():
+    twins = {other for _, other in compat.TWINS}
+    assert {name for name, _, _ in ROWS} == compat.SPELLINGS | twins
+
+
+def test_every_row_leads_to_a_field_and_hides_none():
+    targets = {*compat.RENAMED.values(), *(field for field, _ in compat.TRANSLATED.values())}
+    assert targets <= field_names()
+    assert not compat.SPELLINGS & field_names()
+    assert {name for pair in compat.TWINS for name in pair} <= field_names()
+
+
+def test_a_name_that_was_not_set_reads_as_the_setting_it_bears_on():
+    config = RLConfig(rollouts_per_example=32, max_prompt_len=9)
+    config.micro_batch_size = 16
+    assert (config.num_generations, config.max_prompt_length, config.scale_rewards) == (32, 9, "mean")
+    assert (config.per_device_train_batch_size, config.gae_lambda) == (16, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "aggregation"),
+    [
+        ("grpo", "ppo", "sequence_mean"),
+        ("bnpo", "ppo", "token_mean"),
+        ("dapo", "ppo", "token_mean"),
+        ("dr_grpo", "ppo", "constant_length"),
+        ("cispo", "cispo", "constant_length"),
+        ("vespo", "vespo", "constant_length"),
+    ],
+)
+def test_a_loss_type_is_a_loss_with_its_aggregation(name, loss, aggregation):
+    config = GRPOConfig(num_generations=8)
+    config.loss_type = name
+    config.resolve()
+    assert (config.loss, config.aggregation) == (loss, aggregation)
+
+
+def test_two_names_of_one_setting_must_agree():
+    assert RLConfig(group_size=4, num_generations=4).rollouts_per_example == 4
+    with pytest.raises(ConfigError, match="num_generations is another name of group_size, and their values differ"):
+        RLConfig(group_size=4, num_generations=8)
+    with pytest.raises(ConfigError, match="another name of micro_batch_size"):
+        RLConfig(micro_batch_size=4, per_device_train_batch_size=8)
+
+
+def test_the_end_of_a_prompt_is_kept_unless_said_otherwise():
+    assert RLConfig(max_prompt_length=9, prompt_overflow="skip").prompt_overflow == "skip"
+    assert RLConfig(max_prompt_len=9).prompt_overflow is None
+
+
+def test_a_name_without_effect_says_so(caplog):
+    with caplog.at_level(logging.INFO, "verifiers_trainer"):
+        GRPOConfig(gae_lambda=0.95)
+    assert "gae_lambda has no effect: there is no critic" in caplog.text
+
+
+def test_scale_rewards_refuses_what_it_does_not_know():
+    with pytest.raises(ConfigError, match="scale_rewards is 'sometimes'"):
+        RLConfig(scale_rewards="sometimes")
+
+
+def test_a_misspelt_name_is_refused_as_keyword_and_said_as_attribute(caplog):
+    with pytest.raises(ConfigError, match="'num_generation' \\(did you mean 'num_generations'"):
+        GRPOConfig(num_generation=4)
+    config = GRPOConfig()
+    config.max_completion_lenght = 3
+    config.my_own_note = "anything"
+    assert "did you mean 'max_completion_length'" in caplog.text
+    assert "my_own_note" not in caplog.text
+
+
+# --- GRPOConfig -------------------------------------------------------------------------------------------------
+
+
+def rollouts_per_step(world=1, **settings):
+    config = GRPOConfig(**settings)
+    config.resolve(world)
+    config.resolve(world)  # settling what is settled changes nothing
+    return config.batch_size, config.micro_batch_size
+
+
+def test_rollouts_of_a_step_are_what_grpo_scripts_multiply():
+    assert rollouts_per_step() == (8, 8)
+    assert rollouts_per_step(per_device_train_batch_size=4, gradient_accumulation_steps=4, num_generations=8) == (16, 4)
+    assert rollouts_per_step(2, per_device_train_batch_size=4, gradient_accumulation_steps=4) == (32, 4)
+
+
+def test_a_given_batch_size_is_multiplied_by_the_steps_of_accumulation():
+    assert rollouts_per_step(batch_size=32, gradient_accumulation_steps=4, group_size=4) == (128, 8)
+    assert rollouts_per_step(batch_size=36, group_size=4) == (36, 6)
+    assert rollouts_per_step(batch_size=64, micro_batch_size=4) == (64, 4)
+
+
+def test_what_is_assigned_later_is_multiplied_too():
+    config = grpo_defaults("x")
+    config.per_device_train_batch_size, config.num_generations, config.gradient_accumulation_steps = 8, 16, 4
+    config.resolve()
+    assert (config.batch_size, config.micro_batch_size, config.gradient_accumulation_steps) == (32, 8, 1)
+
+
+def test_a_group_that_does_not_divide_the_product_is_explained_in_the_users_terms():
+    with pytest.raises(
+        ConfigError,
+        match=r"batch_size 32 \(per_device_train_batch_size 8 x processes 1 x gradient_accumulation_steps 4\) is not "
+        "divisible by rollouts_per_example = 12; the nearest that are: 24 or 48",
+    ):
+        grpo_defaults(num_generations=12).resolve()
+
+
+def test_the_defaults_of_grpo():
+    config = GRPOConfig()
+    assert (config.loss, config.aggregation, config.use_lora) == ("ppo", "constant_length", False)
+    assert (config.mask_truncated_completions, config.max_grad_norm, config.save_steps) == (True, 0.01, 500)
+    assert (config.mask_ratio_low, config.mask_ratio_high) == (0.0, float("inf"))
+    assert config.report_to == ["wandb"]
+    assert not config.is_given("loss")
+    assert GRPOConfig(use_lora=True).learning_rate == 1e-6
+    assert RLConfig().learning_rate == 1e-5
+
+
+def test_grpo_defaults_are_exactly_the_documented_ones():
+    config = grpo_defaults(run_name="my-experiment")
+    assert isinstance(config, GRPOConfig)
+    expected = {
+        "output_dir": "outputs/my-experiment",
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 10,
+        "max_steps": 500,
+        "max_grad_norm": 0.01,
+        "max_seq_len": 4096,
+        "per_device_train_batch_size": 8,
+        "num_generations": 8,
+        "gradient_accumulation_steps": 4,
+        "gradient_checkpointing": True,
+        "save_steps": 500,
+        "logging_steps": 1,
+        "log_completions": True,
+        "report_to": ["wandb"],
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+    config.resolve()
+    assert config.batch_size == 32
+
+
+def test_overrides_of_grpo_defaults_win_under_any_name_and_the_rest_stays_a_default():
+    config = grpo_defaults("x", num_generations=4, per_device_train_batch_size=2, num_epochs=2)
+    assert (config.rollouts_per_example, config.micro_batch_size) == (4, 2)
+    config.resolve()
+    assert config.batch_size == 8
+    assert config.steps_for(10) == 10  # two passes of ten examples, four rollouts each, eight a step
+    assert grpo_defaults("x", batch_size=64).batch_size == 64
+
+
+def test_lora_defaults_are_over_the_attention_projections():
+    config = lora_defaults(r=4, lora_dropout=0.1)
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 16, 0.1)
+    assert config.target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert str(config.task_type) == "CAUSAL_LM" or config.task_type.value == "CAUSAL_LM"

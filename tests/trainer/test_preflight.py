@@ -1,0 +1,100 @@
+"""The dry run tries every part once, and each part that is broken is found there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import verifiers as vf
+from support.training import small_config, small_policy, toy_env
+from verifiers_trainer import serving
+from verifiers_trainer.preflight import CHECKS, preflight
+
+
+@pytest.fixture
+def findings(tmp_path):
+    """The findings of a dry run by name; of a model that says where its tokenizer is."""
+
+    def look(env=None, model=None, **settings):
+        model = model if model is not None else small_policy()
+        model.config._name_or_path = model.name_or_path = "builtin:tiny"
+        settings = {"report_to": "none", **settings}
+        found = preflight(model, env or toy_env(), small_config(tmp_path / "run", **settings), tmp_path / "probe")
+        return {finding.name: finding for finding in found}
+
+    return look
+
+
+def test_everything_is_tried_and_found_in_order(findings):
+    found = findings()
+    assert list(found) == [name for name, _ in CHECKS]
+    assert all(finding.ok for finding in found.values()), found
+    assert "reward digits" in found["environment"].said.replace("rewards", "reward")
+    assert "version 1 is served" in found["weight push"].said
+
+
+def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):
+    found = findings(toy_env(lambda completion, **_: 0.0))
+    assert found["optimizer step"].ok
+    assert "mean reward 0.000" in found["rollouts"].said
+
+
+def test_a_tracker_that_is_not_there_is_a_note(findings):
+    assert findings(report_to="trackio")["tracker trackio"].ok is None
+
+
+def changed_tokens(monkeypatch, change):
+    """Let the engine's answers reach the trainer with other tokens."""
+    plain = serving.policy_client
+
+    class Changed:
+        def __init__(self, engine):
+            self.client = plain(engine)
+
+        async def complete(self, request):
+            response = await self.client.complete(request)
+            return replace(response, tokens=change(response.tokens))
+
+        async def aclose(self):
+            await self.client.aclose()
+
+    monkeypatch.setattr(serving, "policy_client", Changed)
+
+
+def last(found):
+    name, finding = list(found.items())[-1]
+    assert finding.ok is False, found
+    return name, finding.said
+
+
+def test_log_probabilities_of_another_distribution_are_found(findings, monkeypatch):
+    changed_tokens(monkeypatch, lambda tokens: replace(tokens, completion_logprobs=tokens.completion_logprobs - 0.3))
+    name, said = last(findings())
+    assert name == "optimizer step"
+    assert "sampler and trainer disagree by 0.3 nats per token" in said
+
+
+def test_answers_without_tokens_are_found(findings, monkeypatch):
+    changed_tokens(monkeypatch, lambda tokens: None)
+    name, said = last(findings(generation_timeout=20.0))
+    assert name in ("optimizer step", "tokens")
+    assert said
+
+
+def test_answers_that_name_no_policy_version_are_found(findings, monkeypatch):
+    changed_tokens(monkeypatch, lambda tokens: replace(tokens, version=-1))
+    assert "which policy version sampled its tokens" in last(findings())[1]
+
+
+def test_a_tokenizer_of_another_model_is_found(findings):
+    model = small_policy()
+    model.resize_token_embeddings(60)
+    assert last(findings(model=model)) == ("tokenizer", "110 tokens, of which the model knows 60")
+
+
+def test_a_prompt_that_leaves_no_room_is_found(findings):
+    env = vf.SingleTurnEnv(dataset=[{"question": "a" * 80}] * 4, rubric=vf.Rubric(funcs=[lambda completion: 0.0]))
+    name, said = last(findings(env))
+    assert name == "example"
+    assert "of max_seq_len" in said

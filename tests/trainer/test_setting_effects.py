@@ -1,0 +1,451 @@
+"""Each of these settings is changed once, and what it promises is seen to happen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import verifiers as vf
+from support.training import (
+    StepLog,
+    first_batch,
+    metrics_of,
+    run,
+    small_config,
+    small_policy,
+    small_trainer,
+    toy_env,
+)
+from verifiers.errors import ConfigError, DatasetError
+from verifiers_trainer import checkpoint, policy, preparation
+from verifiers_trainer.batch import Group, Record, build
+from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.samples import Turn
+from verifiers_trainer.trainer import RLTrainer
+
+
+def batch_of(trainer):
+    try:
+        return first_batch(trainer)
+    finally:
+        trainer.close()
+
+
+def records_of(batch):
+    return [record for group in batch.groups for record in group.records]
+
+
+# --- model ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_liger_is_applied_to_a_named_model_unless_switched_off(tmp_path, monkeypatch, wanted):
+    asked = []
+    monkeypatch.setattr(policy, "_apply_liger", asked.append)
+    folder = tmp_path / "model"
+    small_policy().save_pretrained(folder)
+    build_tiny_tokenizer().save_pretrained(folder)
+    RLTrainer(str(folder), toy_env(), small_config(tmp_path, use_liger=wanted))
+    assert len(asked) == wanted
+
+
+@pytest.mark.parametrize(("kept", "dtype"), [("fp32", torch.float32), ("model", torch.bfloat16)])
+def test_trained_weights_are_kept_in_float32_or_as_loaded(tmp_path, kept, dtype):
+    trainer = small_trainer(tmp_path, model=small_policy().to(torch.bfloat16), master_weights=kept)
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {dtype}
+
+
+def test_every_lora_field_reaches_the_adapter():
+    fields = {
+        "lora_rank": 3,
+        "lora_alpha": 9,
+        "lora_dropout": 0.1,
+        "lora_target_modules": ["q_proj"],
+        "lora_modules_to_save": ["norm"],
+        "lora_use_rslora": True,
+    }
+    made = preparation.lora_config(RLConfig(**fields))
+    assert (made.r, made.lora_alpha, made.lora_dropout, made.use_rslora) == (3, 9, 0.1, True)
+    assert (made.target_modules, made.modules_to_save) == ({"q_proj"}, ["norm"])
+    plain = preparation.lora_config(RLConfig())
+    assert (plain.modules_to_save, plain.use_rslora) == (None, False)
+
+
+def test_a_lora_config_replaces_the_fields(tmp_path):
+    from peft import LoraConfig
+
+    own = LoraConfig(r=7, target_modules=["v_proj"], task_type="CAUSAL_LM")
+    trainer = small_trainer(tmp_path, use_lora=True, lora_rank=2, lora_config=own)
+    assert trainer.model.peft_config["default"].r == 7
+    given = LoraConfig(r=5, target_modules=["v_proj"], task_type="CAUSAL_LM")
+    trainer = small_trainer(tmp_path, use_lora=True, lora_config=own, peft_config=given)
+    assert trainer.model.peft_config["default"].r == 5
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_gradient_checkpointing_computes_the_forward_pass_again_and_the_same(tmp_path, wanted):
+    trainer = small_trainer(tmp_path, gradient_checkpointing=wanted, deterministic=True, max_steps=1)
+    calls = []
+    trainer.model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda module, inputs: calls.append(torch.is_grad_enabled())
+    )
+    log = run(trainer)
+    plain = run(small_trainer(tmp_path / "plain", deterministic=True, max_steps=1))
+    assert log.losses == plain.losses
+    rows = int(log.steps[0]["packing/rows"])
+    assert sum(calls) == (2 * rows if wanted else rows)
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------
+
+
+def long_and_short():
+    rows = [{"question": "a" * (20 if n % 2 else 2)} for n in range(20)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=toy_env().rubric)
+
+
+def test_prompts_above_the_limit_are_not_used(tmp_path, caplog):
+    assert len(small_trainer(tmp_path, long_and_short()).examples) == 20
+    trainer = small_trainer(tmp_path, long_and_short(), max_prompt_len=24)
+    assert {example.row["question"] for example in trainer.examples} == {"aa"}
+    assert "10 of 20 examples have prompts of more than max_prompt_len = 24 tokens and are not used" in caplog.text
+    with pytest.raises(DatasetError, match="every prompt is longer"):
+        assert small_trainer(tmp_path, long_and_short(), max_prompt_len=3).examples
+
+
+def test_prompts_above_the_limit_keep_their_end_when_asked(tmp_path, caplog):
+    trainer = small_trainer(tmp_path, long_and_short(), max_prompt_length=24, zero_variance="keep")
+    whole = small_trainer(tmp_path, long_and_short(), zero_variance="keep")
+    longest = max(len(record.turns[0].prompt_ids) for record in records_of(batch_of(whole)))
+    cut = [record.turns[0].prompt_ids for record in records_of(batch_of(trainer))]
+    assert longest > 24
+    assert max(map(len, cut)) == 24
+    ends = {tuple(ids[-3:].tolist()) for ids in cut}
+    assert len(ends) == 1  # the template's last tokens, which the answer follows
+    assert "are cut at their beginning" in caplog.text
+
+
+def test_prompts_of_several_turns_are_never_cut(tmp_path, caplog):
+    class Turns(vf.MultiTurnEnv):
+        def env_response(self, messages, state):
+            return [{"role": "user", "content": "again"}]
+
+    env = Turns(dataset=[{"question": "a" * n} for n in (2, 20)], rubric=toy_env().rubric, max_turns=2)
+    trainer = small_trainer(tmp_path, env, max_prompt_length=24)
+    assert len(trainer.examples) == 1
+    assert "truncate_prompt_tokens" not in trainer.args.sampling()
+    assert "are not cut: longer ones are skipped" in caplog.text
+
+
+def test_a_completion_is_bounded_after_the_first_prompt(tmp_path):
+    trainer = small_trainer(tmp_path, max_tokens=None, max_completion_len=3, zero_variance="keep")
+    assert {record.num_sampled for record in records_of(batch_of(trainer))} <= {1, 2, 3}
+    free = small_trainer(tmp_path, max_tokens=None, zero_variance="keep")
+    assert max(record.num_sampled for record in records_of(batch_of(free))) > 3
+
+
+def turn(prompt, sampled, shared=0):
+    return Turn(np.arange(prompt) + 1, np.arange(sampled) + 1, np.full(sampled, -0.5), 0, shared=shared)
+
+
+def record(reward, *turns):
+    return Record(turns, reward, {}, None, "stop", False, {"prompt": [], "completion": [], "answer": ""})
+
+
+def group_of_lengths(*turns_of):
+    """A group whose first member is worth 1, the others 0."""
+    return Group(0, 1, tuple(record(float(n == 0), *turns) for n, turns in enumerate(turns_of)))
+
+
+def built(**settings):
+    return RLConfig(batch_size=4, rollouts_per_example=2, micro_batch_size=2, **settings)
+
+
+def test_the_whole_rollout_after_its_first_prompt_counts_as_completion():
+    two_turns = (turn(4, 3), turn(10, 3, shared=7))
+    group = group_of_lengths(two_turns, (turn(4, 3),))
+    assert build([group], [], built(max_completion_len=9)).stats["rollouts/overlong"] == 0
+    assert build([group], [], built(max_completion_len=8)).stats["rollouts/overlong"] == 1
+
+
+def test_the_denominator_of_a_constant_length_is_the_longest_completion():
+    group = group_of_lengths((turn(4, 3),), (turn(4, 3),))
+
+    def weight(**settings):
+        rows = build([group], [], built(aggregation="constant_length", **settings)).rows_R[0]
+        return max(float(row.weight.max()) for row in rows)
+
+    assert weight(max_completion_len=100) == pytest.approx(1 / (2 * 100))
+    assert weight(max_seq_len=1000) == pytest.approx(1 / (2 * 1000))
+
+
+def state_with(reward, prompt, sampled):
+    from verifiers.state import TrajectoryStep, record_tokens
+    from verifiers.types import ResponseTokens
+
+    ids = np.arange(prompt, dtype=np.int32), np.arange(sampled, dtype=np.int32), np.zeros(sampled, np.float32)
+    step = TrajectoryStep(tokens=record_tokens(ResponseTokens(*ids, version=0), False, None))
+    return vf.State(reward=reward, trajectory=[step])
+
+
+@pytest.mark.parametrize(("overlong", "known"), [("mask", [True, True]), ("drop", [False, True])])
+def test_overlong_rollouts_count_in_the_baseline_or_not(overlong, known):
+    settings = built(max_seq_len=10, overlong=overlong)
+    states = state_with(1.0, 4, 20), state_with(0.0, 4, 2)
+    rewards = np.array([Record.of(state, settings).reward for state in states])
+    assert (~np.isnan(rewards)).tolist() == known
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_ends_at_a_stop_text(tmp_path):
+    letters = [chr(n) for n in range(97, 123)]
+    stopped = batch_of(small_trainer(tmp_path, max_tokens=24, stop=letters, zero_variance="keep"))
+    for one in records_of(stopped):
+        assert not re.search("[a-z]", one.text["completion"][-1]["content"] or "")
+    free = batch_of(small_trainer(tmp_path, max_tokens=24, zero_variance="keep"))
+    assert any(re.search("[a-z]", one.text["completion"][-1]["content"] or "") for one in records_of(free))
+
+
+def test_penalties_reach_the_sampler(tmp_path):
+    def repeats(**settings):
+        trainer = small_trainer(tmp_path, max_tokens=40, deterministic=True, zero_variance="keep", **settings)
+        ids = [one.turns[0].completion_ids for one in records_of(batch_of(trainer))]
+        return sum(len(one) - len(set(one.tolist())) for one in ids)
+
+    assert repeats(frequency_penalty=2.0, presence_penalty=2.0) < repeats()
+
+
+def test_another_distribution_than_the_trained_one_is_said_or_refused(caplog):
+    RLConfig(top_p=0.9).resolve()
+    assert "top_p: tokens are sampled from another distribution than the one trained" in caplog.text
+    caplog.clear()
+    RLConfig().resolve()
+    assert not caplog.text
+    with pytest.raises(ConfigError, match="truncated_sampling='refuse' and frequency_penalty, top_k"):
+        RLConfig(top_k=5, frequency_penalty=0.5, truncated_sampling="refuse").resolve()
+    RLConfig(truncated_sampling="refuse").resolve()
+
+
+def test_guided_sampling_is_refused_where_nothing_can_guide():
+    with pytest.raises(ConfigError, match="guided_regex needs a server"):
+        RLConfig(guided_regex="a+").resolve()
+
+
+# --- pipeline ---------------------------------------------------------------------------------------------------
+
+
+class Busy:
+    """How many calls run at once."""
+
+    def __init__(self):
+        self.now = self.most = 0
+
+    async def __aenter__(self):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.01)
+
+    async def __aexit__(self, *_):
+        self.now -= 1
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1, [1]), (2, [2]), (None, range(3, 17))])
+def test_scoring_is_bounded(tmp_path, limit, most):
+    busy = Busy()
+
+    async def slow(completion, **_):
+        async with busy:
+            return len(completion[-1]["content"] or "")
+
+    batch_of(small_trainer(tmp_path, toy_env(slow), max_concurrent_scoring=limit, zero_variance="keep"))
+    assert busy.most in most
+
+
+def test_tool_calls_are_bounded_for_all_rollouts_together(tmp_path):
+    with small_trainer(tmp_path, max_concurrent_tools=1) as trainer:
+        trainer.start_engine()
+        slot, free = trainer.run_context().tool_slot, small_trainer(tmp_path).args.max_concurrent_tools
+    busy = Busy()
+
+    async def calls():
+        async def one():
+            async with slot, busy:
+                pass
+
+        await asyncio.gather(*(one() for _ in range(4)))
+
+    asyncio.run(calls())
+    assert busy.most == 1
+    assert free is None
+
+
+def test_the_engine_gets_its_settings(tmp_path):
+    settings = {"embedded_concurrency": 3, "embedded_num_blocks": 40, "embedded_page_size": 16}
+    trainer = small_trainer(tmp_path, tool_call_parser="none", embedded_mode="padded", **settings)
+    with trainer:
+        trainer.start_engine()
+        engine = trainer.engine
+        assert (engine._concurrency, engine._num_blocks, engine._page_size) == (3, 40, 16)
+        assert engine._parser is None
+        assert engine._generator._max_rows == 3
+    with small_trainer(tmp_path) as trainer:
+        trainer.start_engine()
+        assert trainer.engine._parser is not None
+
+
+# --- evaluation, logging, saving ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, [2]), (None, range(3, 9))])
+def test_evaluation_rollouts_at_a_time(tmp_path, size, most):
+    busy = Busy()
+
+    class Slow(vf.SingleTurnEnv):
+        async def get_model_response(self, *args, **keywords):
+            async with busy:
+                return await super().get_model_response(*args, **keywords)
+
+    env = Slow(dataset=[{"question": "a"}], eval_dataset=[{"question": "b"}] * 8, rubric=toy_env().rubric)
+    chosen = {} if size is None else {"per_device_eval_batch_size": size}
+    with small_trainer(tmp_path, env, **chosen) as trainer:
+        trainer.evaluate()
+    assert busy.most in most
+
+
+def test_an_evaluation_set_of_its_own(tmp_path):
+    rows = [{"question": "xyz"}, {"question": "uvw"}, {"question": "rst"}]
+    trainer = RLTrainer(small_policy(), toy_env(), small_config(tmp_path), build_tiny_tokenizer(), eval_dataset=rows)
+    with trainer:
+        trainer.evaluate(num_examples=2)
+        assert [part["prompts"][0][-1]["content"] for part in trainer.eval_dataloader] == ["xyz"]
+    lines = (tmp_path / "eval" / "step-0" / "results.jsonl").read_text()
+    assert "xyz" in lines
+    assert "rst" not in lines
+
+
+def test_evaluation_before_the_first_step(tmp_path):
+    def evaluated(folder, **settings):
+        run(small_trainer(folder, max_steps=2, eval_strategy="steps", eval_steps=1, **settings))
+        return [line["step"] for line in metrics_of(folder) if "eval_reward" in line]
+
+    assert evaluated(tmp_path / "a", eval_on_start=True) == [0, 1, 2]
+    assert evaluated(tmp_path / "b") == [1, 2]
+
+
+def test_a_training_set_of_its_own(tmp_path):
+    rows = [{"question": "xyz"}, {"question": "uvw"}]
+    config, tokenizer = small_config(tmp_path, zero_variance="keep"), build_tiny_tokenizer()
+    trainer = RLTrainer(small_policy(), toy_env(), config, tokenizer, dataset=rows)
+    assert {one.text["prompt"][-1]["content"] for one in records_of(batch_of(trainer))} == {"xyz", "uvw"}
+
+
+def test_a_loss_and_an_advantage_by_keyword(tmp_path):
+    trainer = RLTrainer(
+        small_policy(), toy_env(), small_config(tmp_path), build_tiny_tokenizer(), loss="reinforce", advantage="rloo"
+    )
+    assert (trainer.args.loss, trainer.args.advantage) == ("reinforce", "rloo")
+
+
+def test_rollouts_are_printed_when_asked(tmp_path, capsys):
+    run(small_trainer(tmp_path, max_steps=2, log_completions=True, num_completions_to_print=2, logging_steps=2))
+    printed = capsys.readouterr().out
+    assert "Step 2" in printed
+    assert "Step 1" not in printed
+    run(small_trainer(tmp_path / "quiet", max_steps=2, log_completions=True))
+    assert "Step" not in capsys.readouterr().out
+
+
+def test_one_sibling_of_each_example_is_logged_when_asked(tmp_path):
+    def logged(folder, **settings):
+        run(small_trainer(folder, max_steps=1, log_completions=True, **settings))
+        return len((Path(folder) / "completions" / "step-1.jsonl").read_text().splitlines())
+
+    assert logged(tmp_path / "one", log_unique_prompts=True) == 2
+    assert logged(tmp_path / "all") == 8
+
+
+def test_checkpoints_of_every_nth_step_stay(tmp_path):
+    settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    run(small_trainer(tmp_path / "a", **settings, keep_every=2))
+    assert [step for step, _ in checkpoint.steps_in(tmp_path / "a")] == [5, 4, 2]
+    run(small_trainer(tmp_path / "b", **settings))
+    assert [step for step, _ in checkpoint.steps_in(tmp_path / "b")] == [5]
+
+
+# --- combinations that cannot be ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_prompt_len": 2048}, "max_prompt_len 2048 leaves no room"),
+        ({"max_completion_len": 4096}, "max_completion_len 4096 leaves no room"),
+        ({"prompt_overflow": "cut"}, "prompt_overflow is 'cut'; it must be one of skip, truncate_left"),
+        ({"stale_policy": "dropp"}, "stale_policy is 'dropp', did you mean \"drop\""),
+        ({"master_weights": "bf16"}, "master_weights is 'bf16'"),
+        ({"overlong": "cut"}, "overlong is 'cut'"),
+        ({"tool_call_parser": "llama"}, "tool_call_parser is 'llama'"),
+        ({"truncated_sampling": "allow"}, "truncated_sampling is 'allow'"),
+        ({"presence_penalty": 3.0}, "presence_penalty is 3.0"),
+        ({"frequency_penalty": -3.0}, "frequency_penalty is -3.0"),
+        ({"max_concurrent_scoring": 0}, "max_concurrent_scoring is 0"),
+        ({"max_concurrent_tools": 0}, "max_concurrent_tools is 0"),
+        ({"embedded_concurrency": 0}, "embedded_concurrency is 0"),
+        ({"embedded_num_blocks": 0}, "embedded_num_blocks is 0"),
+        ({"embedded_page_size": 0}, "embedded_page_size is 0"),
+        ({"keep_every": 0}, "keep_every is 0"),
+        ({"num_completions_to_print": -1}, "num_completions_to_print is -1"),
+        ({"sampling_args": {"stop": ["x"]}}, "set the field stop instead"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(settings, said):
+    with pytest.raises(ConfigError) as raised:
+        RLConfig(**settings).resolve()
+    assert said in str(raised.value)
+
+
+def test_what_half_precision_asks_for_is_said_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        config = RLConfig(bf16=True)
+        config.resolve()
+    assert caplog.text.count("computes in float32") == (not torch.cuda.is_available())
+
+
+# --- stale rollouts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy_name", "slow_ones_are_trained"), [("wait", True), ("drop", False)])
+def test_slow_rollouts_are_waited_for_or_dropped(tmp_path, policy_name, slow_ones_are_trained):
+    """The first two examples take as long as many steps of the others."""
+
+    class Slow(vf.SingleTurnEnv):
+        async def get_model_response(self, state, *args, **keywords):
+            if "slow" in state["prompt"][-1]["content"]:
+                await asyncio.sleep(1.5)
+            return await super().get_model_response(state, *args, **keywords)
+
+    rows = [{"question": "slow"}] * 2 + [{"question": f"q{n}"} for n in range(60)]
+    env = Slow(dataset=rows, rubric=toy_env().rubric)
+    settings = {"shuffle_dataset": False, "max_off_policy_steps": 2, "zero_variance": "keep", "oversample": 8.0}
+    trainer = small_trainer(tmp_path, env, max_steps=6, stale_policy=policy_name, **settings)
+    trained = []
+
+    def note(*_, **__):
+        trained.extend(one.text["prompt"][-1]["content"] for one in records_of(trainer._batch))
+
+    log = StepLog()
+    log.on_step_end = note
+    trainer.add_callback(log)
+    trainer.train()
+    assert ("slow" in trained) is slow_ones_are_trained
+    assert max(line["staleness/max"] for line in metrics_of(tmp_path)) <= 2
