@@ -58,8 +58,8 @@ def test_json_is_one_object_with_the_documented_keys_and_nothing_else_is_on_stdo
     (run,) = ran.json["runs"]
     assert sorted(run) == sorted(
         "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-        "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage latency seconds resumed env_args "
-        "sampling_args".split()
+        "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage cost_usd latency throughput "
+        "seconds resumed env_args sampling_args exported".split()
     )
     assert (run["num_rollouts"], run["avg_reward"], run["sampling_args"]) == (2, 0.5, {"temperature": 0.5})
     assert "hello from the environment" in ran.err
@@ -327,7 +327,7 @@ def test_the_flags_are_frozen(vf_eval):
 
     flags = {flag for option in click_command().params for flag in (*option.opts, *option.secondary_opts)}
     assert {flag for flag in flags if flag.startswith("-") and not flag.startswith("--")} == set(
-        "-m -b -k -e -a -x -p -n -r -t -T -S -c -i -o -s -f -R -C -H -D -A -v -q".split()
+        "-m -b -k -e -a -x -p -n -r -t -T -S -c -w -i -N -o -s -f -R -C -H -D -A -v -q".split()
     )
     assert {flag for flag in flags if flag.startswith("--")} == set(
         "--model --api-base-url --api-key-var --endpoints-path --api-client-type --header --env-args "
@@ -335,7 +335,8 @@ def test_the_flags_are_frozen(vf_eval):
         "--shuffle-seed --seed --max-tokens --temperature --sampling-args --max-concurrent "
         "--max-concurrent-requests --max-concurrent-generation --max-concurrent-scoring --max-concurrent-tools "
         "--header-from-state --check --independent-scoring "
-        "--no-independent-scoring --max-retries --timeout --abort-after --max-error-rate --output-dir "
+        "--no-independent-scoring --interleave-scoring --no-interleave-scoring --interleave --num-workers "
+        "--worker-backend --export --max-retries --timeout --abort-after --max-error-rate --output-dir "
         "--save-results --save-dataset --no-save --save-every --resume --fresh --no-fresh --retry-errors "
         "--no-retry-errors --state-columns --save-to-hf-hub --no-save-to-hf-hub --hf-hub-dataset-name --progress "
         "--abbreviated-summary --json --dump-config --dry-run --verbose --quiet --version".split()

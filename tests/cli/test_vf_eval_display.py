@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pty
 import subprocess
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from support.eval_command import TOY, last_word
-from verifiers.cli.display import PlainDisplay, status_line, waiting_line
+from verifiers.cli.display import BarDisplay, LogHandler, PlainDisplay, status_line, waiting_lines
 from verifiers.cli.summary import transcript
 from verifiers.rows import ErrorInfo, RolloutOutput
 from verifiers.runner import Progress
@@ -39,12 +40,16 @@ def test_the_status_line_counts_what_is_durable_and_guesses_the_rest_from_this_s
 
 
 def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):
-    assert waiting_line(progress, 129.0) is None
-    assert waiting_line(progress, 131.0) == (
-        "nothing finished for 31 s; the oldest rollout of example 7 in turn 1 has run for 36 s and waits for the model"
-    )
+    assert waiting_lines(progress, 129.0) == []
+    assert waiting_lines(progress, 131.0) == [
+        "nothing finished for 31 s; the oldest rollouts:",
+        "  example 7, turn 1: waits for the model, 36 s old",
+        "  not begun: waits for its start, 21 s old",
+    ]
+    progress.running |= {place: (120.0, None) for place in range(5, 10)}
+    assert len(waiting_lines(progress, 131.0)) == 4
     progress.running.clear()
-    assert waiting_line(progress, 200.0) is None
+    assert waiting_lines(progress, 200.0) == []
 
 
 def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(progress, monkeypatch):
@@ -59,6 +64,10 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(pr
     lines = stream.getvalue().splitlines()
     assert sum(" done · " in line for line in lines) == 4
     assert sum("nothing finished" in line for line in lines) == 2
+    assert lines[-1] == (
+        "toy · m: nothing finished for 40 s; the oldest rollouts: example 7, turn 1: waits for the model, 45 s old; "
+        "not begun: waits for its start, 30 s old"
+    )
     assert "\x1b" not in stream.getvalue()
 
 
@@ -90,6 +99,80 @@ def test_on_a_real_terminal_the_progress_is_on_stderr_and_the_results_alone_on_s
     assert "reward 1.000" in shown
     assert out.decode().startswith("toy · m\n")
     assert b"\x1b" not in out
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def block(display: BarDisplay) -> list[str]:
+    """The block as lines of text, without colours."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=100, no_color=True).print(display._block())
+    return stream.getvalue().splitlines()
+
+
+def test_of_several_runs_each_has_a_line_and_far_ones_are_counted(progress, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 120.0)
+    display = BarDisplay(Terminal())
+    labels = [f"env-{number} · m" for number in range(12)]
+    display.plan(labels)
+    for number, label in enumerate(labels[:6]):
+        display.begin(label, progress, {})
+        display.finish(3 if number == 4 else 0)
+    display.begin(labels[6], progress, {})
+    lines = [line.rstrip() for line in block(display)]
+    display.finish(0)
+    assert lines[0] == "… 2 more before"
+    assert [line[:9] for line in lines[1:5]] == ["✓ env-2 ·", "✓ env-3 ·", "✗ env-4 ·", "✓ env-5 ·"]
+    assert lines[5].startswith("env-6 · m  ━━━━━━──────────────────  10/40 done · 2 running · reward 0.500")
+    assert lines[-5:] == [*(f"· env-{number} · m" for number in (7, 8, 9, 10)), "… 1 more to come"]
+
+
+def test_one_run_has_no_lines_of_others(progress, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 120.0)
+    display = BarDisplay(Terminal())
+    display.plan(["toy · m"])
+    display.begin("toy · m", progress, {})
+    lines = block(display)
+    display.finish(0)
+    assert lines[0].startswith("toy · m  ━")
+    assert not any(line.startswith(("✓", "·", "…")) for line in lines)
+
+
+@pytest.mark.parametrize("kind", [PlainDisplay, BarDisplay])
+def test_messages_and_notes_of_others_are_shown_with_their_control_characters_escaped(kind):
+    stream = Terminal()
+    display = kind(stream)
+    display.note("the server said \x1b]0;owned\x07")
+    LogHandler(display).emit(logging.LogRecord("verifiers", logging.WARNING, "", 0, "a \x1b[2J name", (), None))
+    shown = stream.getvalue()
+    assert "\\x1b]0;owned\\x07" in shown
+    assert "\\x1b[2J" in shown
+    assert "\x1b]0" not in shown
+    assert "\x1b[2J" not in shown
+
+
+def test_names_that_a_server_or_an_author_gives_are_escaped_in_the_summary(vf_eval, eval_folder):
+    (eval_folder / "toy.py").write_text(
+        "import verifiers as vf\n"
+        "def load_environment():\n"
+        "    def f(completion): return 1.0\n"
+        "    f.__name__ = 'cute\\x1b[2Jname'\n"
+        "    rows = [{'question': 'say 1', 'answer': '1'}]\n"
+        "    return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(funcs=[f]))\n"
+    )
+    with FakeServer("1", models=["evil\x1b]0;owned\x07"]) as server:
+        ran = vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1")
+        plan = vf_eval("toy", "-b", server.url, "-m", "evil\x1b[2J", "--dry-run")
+    assert ran.code == plan.code == 0, ran.err + plan.err
+    assert "cute\\x1b[2Jname" in ran.out
+    assert not {"\x1b", "\x07"} & {*ran.out, *ran.err, *plan.out, *plan.err}
 
 
 def test_long_and_hostile_texts_are_cut_and_spelled_out_in_a_transcript():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -139,6 +140,29 @@ def test_only_a_member_of_the_workspace_takes_verifiers_from_it(vf_init, tmp_pat
     os.chdir(tmp_path / "other/packages")
     assert vf_init("word-game").code == 0
     assert "uv" not in tomllib.loads((tmp_path / "other/packages/envs/word-game/pyproject.toml").read_text())["tool"]
+
+
+def test_a_library_from_a_repository_is_named_as_uvs_source_and_one_from_a_folder_is_not(tmp_path):
+    python = make_fresh_python(tmp_path)
+    (about,) = python.site_packages.glob("verifiers-*.dist-info")
+    origins = {
+        "a": {
+            "url": "https://host/o/r.git",
+            "vcs_info": {"vcs": "git", "commit_id": "f00"},
+            "subdirectory": "packages/core",
+        },
+        "b": {"url": "file:///somewhere", "dir_info": {"editable": True}},
+        "c": {"url": "https://me:canary@host/r.git", "vcs_info": {"vcs": "git", "commit_id": "f00"}},
+    }
+    sources = {}
+    for name, origin in origins.items():
+        (about / "direct_url.json").write_text(json.dumps(origin))
+        assert python.command("init", name).code == 0
+        text = (python.folder / "environments" / name / "pyproject.toml").read_text()
+        assert "canary" not in text
+        sources[name] = tomllib.loads(text)["tool"].get("uv", {}).get("sources")
+    git = {"git": "https://host/o/r.git", "rev": "f00", "subdirectory": "packages/core"}
+    assert sources == {"a": {"verifiers": git}, "b": None, "c": None}
 
 
 def test_json_is_one_object_with_the_documented_keys(vf_init, tmp_path):
@@ -350,6 +374,10 @@ def test_wheel_and_source_archive_of_verifiers_take_the_templates_along(tmp_path
     (wheel,) = unpacked.glob("dist/*.whl")
     shipped = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("verifiers/templates/")}
     source = REPOSITORY / "packages/core/src"
-    wanted = {path.relative_to(source).as_posix() for path in (source / "verifiers/templates").rglob("*.tmpl")}
-    assert wanted
+    wanted = {
+        path.relative_to(source).as_posix()
+        for path in (source / "verifiers/templates").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {Path(name).suffix for name in wanted} == {".tmpl", ".toml", ".yaml", ".py"}
     assert wanted <= shipped

@@ -16,6 +16,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import importlib_metadata
 import pytest
 
 from support.fresh_python import Ran, make_fresh_python
@@ -183,7 +184,7 @@ def test_logins_are_not_printed(vf_install):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "give an environment: vf-install ENV; known here: alphabet-sort, reverse-text"),
+        ([], "give an environment: vf-install ENV; known here: alphabet-sort, "),
         (["a", "b"], "give one environment: vf-install ENV, not 2: a b"),
         (["a", "--form-repo", "--pth=x"], "--form-repo: no such option, did you mean --from-repo?"),
         (["a", "--form-repo", "--pth=x"], "--pth: no such option, did you mean --path?"),
@@ -364,7 +365,9 @@ def test_an_interrupt_ends_the_installer_too_and_is_exit_130(tmp_path):
 def test_the_list_names_id_version_and_distribution(vf_install):
     ran = vf_install("--list", "--json")
     assert {"id": "reverse-text", "version": "0.1.0", "distribution": "vf-reverse-text"} in ran.json["environments"]
-    assert "reverse-text   0.1.0  vf-reverse-text\n" in vf_install("--list").out
+    lines = vf_install("--list").out.splitlines()
+    assert ["reverse-text", "0.1.0", "vf-reverse-text"] in [line.split() for line in lines]
+    assert len({line.index(line.split()[1]) for line in lines}) == 1  # in columns
 
 
 def test_the_options_are_these(vf_install):
@@ -507,6 +510,60 @@ def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environ
     assert not (python.site_packages / "plain.py").exists()
     ran = python.command("install", "old-game", "--json", **where)
     assert (ran.code, ran.json and ran.json["entry_point"]) == (0, "old_game:load_environment"), ran.err
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """An index with another library called verifiers: in this very version, and in a newer one."""
+    from importlib.metadata import version
+
+    for number in (version("verifiers"), "99.0"):
+        add_wheel(tmp_path / "public", "verifiers", number, {"verifiers/__init__.py": "raise SystemExit('foreign')\n"})
+    return {"UV_DEFAULT_INDEX": (tmp_path / "public").as_uri()}
+
+
+@pytest.mark.parametrize("words", [["word-game"], ["word-game", "--upgrade"], ["word-game", "--no-editable"]], ids=str)
+def test_another_library_of_the_same_name_and_number_is_never_taken(python, foreign, words):
+    make_project(python.folder / "environments/word_game")
+    ran = python.command("install", *words, "--json", **foreign)
+    assert ran.code == 0, ran.err
+    assert python.run("-c", "import verifiers; verifiers.load_environment('word-game')").code == 0
+    assert not (python.site_packages / "verifiers").exists()
+
+
+def test_installed_plainly_into_a_python_without_it_the_other_library_is_taken(python, foreign):
+    """The twin: what the name alone leads to. Where the installer does not see ours, the exchange is found."""
+    project = make_project(python.folder / "environments/word_game")
+    (about,) = python.site_packages.glob("verifiers-*.dist-info")
+    shutil.rmtree(about)
+    plain = ["uv", "pip", "install", "--python", python.executable, "--no-sources", project]
+    subprocess.run(plain, env={**python.variables, **foreign}, check=True, capture_output=True)
+    assert (python.site_packages / "verifiers/__init__.py").read_text().startswith("raise SystemExit('foreign')")
+
+
+def test_a_library_that_is_not_installed_installs_nothing(vf_install, recorded, monkeypatch):
+    def absent(name):
+        raise importlib_metadata.PackageNotFoundError(name)
+
+    make_project(Path("environments/word_game"))
+    monkeypatch.setattr(importlib_metadata, "distribution", absent)
+    ran = vf_install("word-game")
+    assert ran.code == 2
+    assert "an installer would fetch another library of this name" in " ".join(ran.err.split())
+    assert recorded() == []
+
+
+def test_an_installer_that_replaces_the_library_is_exit_3(python, tmp_path):
+    """Whatever the reason: here a program on the path that does more than it was asked for."""
+    make_project(python.folder / "environments/word_game")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (about,) = python.site_packages.glob("verifiers-*.dist-info")
+    (programs / "uv").write_text(f"#!/bin/sh\necho '{{}}' > {about}/direct_url.json\n")
+    (programs / "uv").chmod(0o755)
+    ran = python.command("install", "word-game", PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
+    assert ran.code == 3
+    assert "replaced the verifiers that runs here by another one" in ran.err
 
 
 def test_an_owners_environment_comes_from_the_owners_index_alone(python, tmp_path):

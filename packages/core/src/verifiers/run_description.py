@@ -13,6 +13,7 @@ from importlib import metadata as packages
 from typing import Any
 
 import verifiers
+from verifiers.clients.prices import prices_of
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.options import RunOptions
@@ -138,6 +139,7 @@ class RunDescription:
             resumed=self.resumed,
             outside_plan=self.outside_plan,
             local_model=self.local_model,
+            prices=prices_of(self.client),
         )
 
     def versions(self) -> dict[str, Any]:

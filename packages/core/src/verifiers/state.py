@@ -88,6 +88,8 @@ class State(dict[str, Any]):
     """The run this rollout belongs to (``runner.RunContext``): its limits and seeds; None outside a run."""
     waiting_for: str | None = None
     """What the rollout waits for at this moment, for progress displays and time-outs."""
+    turn_rewards: list[Any] | None = None
+    """What the environment gave for each turn, None where nothing, before scoring fills the steps with the reward."""
     seed_key: str = ""
     """What the rollout's sampling seeds are derived from, beside the run's seed: its example and sibling."""
     attempts: int = 1

@@ -15,8 +15,9 @@ from typing import Any
 import click
 
 import verifiers
+from verifiers.cli.completion import Completer, environments, how_to, paths, words
 from verifiers.cli.kinds import Kind
-from verifiers.cli.options import COMMAND_SETTINGS, REPLACED, SETTINGS, CommandSettings
+from verifiers.cli.options import COMMAND_SETTINGS, EXPORT_FORMATS, REPLACED, SETTINGS, CommandSettings
 from verifiers.suggest import close_match
 
 ABOUT = """Evaluate a model in an environment and save every rollout.
@@ -92,14 +93,15 @@ def spelling(name: str) -> str:
 
 def click_command() -> click.Command:
     """The command as click knows it; unknown options are left for `parse` to name together."""
-    options: list[click.Parameter] = [click.Argument(["targets"], nargs=-1, type=click.UNPROCESSED, metavar="ENV_ID")]
+    options: list[click.Parameter] = [click.Argument(["targets"], nargs=-1, type=click.UNPROCESSED, metavar="ENV_ID",
+                                                     shell_complete=environments)]  # fmt: skip
     options += [_option(field) for field in (*SETTINGS.values(), *COMMAND_SETTINGS.values())]
     options.append(_version_option())
     return click.Command(
         "vf-eval",
         params=options,
         help=ABOUT,
-        epilog=EXIT_CODES,
+        epilog=f"{EXIT_CODES}\n\n{how_to('vf-eval')}",
         context_settings={"ignore_unknown_options": True, "max_content_width": 110},
     )
 
@@ -114,7 +116,25 @@ def _option(setting: dataclasses.Field[Any]) -> click.Option:
         return click.Option(declared, is_flag=True, default=None, help=meaning)
     if setting.name == "resume":
         return click.Option(declared, is_flag=False, flag_value="", default=None, metavar=kind.metavar, help=meaning)
-    return click.Option(declared, type=str, multiple=kind.repeats, default=None, metavar=kind.metavar, help=meaning)
+    return click.Option(
+        declared,
+        type=str,
+        multiple=kind.repeats,
+        default=None,
+        metavar=kind.metavar,
+        help=meaning,
+        shell_complete=_completer(setting),
+    )
+
+
+def _completer(setting: dataclasses.Field[Any]) -> Completer | None:
+    """What the shell may offer for a setting's value."""
+    metavar: str = setting.metadata["kind"].metavar
+    if setting.name == "export":
+        return words(EXPORT_FORMATS)
+    if setting.name.endswith(("_path", "_dir")):
+        return paths
+    return words(metavar.split("|")) if "|" in metavar and metavar.islower() else None
 
 
 def _version_option() -> click.Option:

@@ -17,8 +17,10 @@ from typing import Any, NoReturn, TextIO
 import click
 
 import verifiers
+from verifiers.cli.completion import Completer, answer_the_shell, how_to, paths
 from verifiers.cli.streams import fail, results_stream
 from verifiers.errors import ConfigError
+from verifiers.messages import escape_control
 from verifiers.suggest import close_match
 
 SCHEMA = 1
@@ -45,12 +47,12 @@ class Call:
     def say(self, text: str) -> None:
         """A result, for people; with ``--json`` the object says it."""
         if not self.json:
-            print(text, file=self.out)
+            print(escape_control(text), file=self.out)
 
     def note(self, text: str) -> None:
         """A notice on stderr; ``-q`` leaves it out."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(escape_control(text), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,15 @@ class SmallCommand:
     options: Sequence[click.Option]
     keys: Sequence[str]
     action: Callable[[Call], None]
+    complete: Completer | None = None
+    """What the shell may offer for its words; for those that are a PATH, paths."""
 
     def main(self) -> NoReturn:
         """The entry point."""
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
+        answer_the_shell(self.click_command, self.name)
         sys.exit(self.run(sys.argv[1:]))
 
     def run(self, argv: Iterable[str]) -> int:
@@ -114,12 +119,15 @@ class SmallCommand:
                 help="Show the version.",
             ),
         ]
-        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar=self.metavar)
+        complete = self.complete or (paths if "PATH" in self.metavar else None)
+        words = click.Argument(
+            ["words"], nargs=-1, type=click.UNPROCESSED, metavar=self.metavar, shell_complete=complete
+        )
         return click.Command(
             self.name,
             params=[words, *self.options, *common],
             help=self.about,
-            epilog=EPILOG,
+            epilog=f"{EPILOG}\n\n{how_to(self.name)}",
             context_settings={"ignore_unknown_options": True, "max_content_width": 110},
         )
 

@@ -11,6 +11,11 @@ def vf_train() -> None:
     _run("verifiers_trainer", "verifiers_trainer.cli.train", "vf-train", "verifiers[rl]")
 
 
+def vf_vllm() -> None:
+    """``vf-vllm``."""
+    _run("verifiers_trainer", "verifiers_trainer.cli.vllm", "vf-vllm", "verifiers[rl]")
+
+
 def _run(package: str, module: str, command: str, requirement: str) -> None:
     try:
         importlib.import_module(package)

@@ -1,7 +1,8 @@
 """How far a run is, on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
 
 A display reads ``runner.Progress`` and never changes it; every number counts durable rollouts. When nothing has
-finished for ``SILENT_S`` it says what is being waited for. Model text does not appear here.
+finished for ``SILENT_S`` it says what is being waited for. Of several runs each has a line in the block. Model text
+does not appear here; what others wrote (log messages, names) is shown with its control characters escaped.
 """
 
 from __future__ import annotations
@@ -17,19 +18,26 @@ from contextlib import asynccontextmanager
 from typing import Any, TextIO
 
 from verifiers.cli.interrupt import watched
+from verifiers.messages import escape_control
 from verifiers.runner import Progress
 
 SILENT_S = 30.0
 """Seconds without a finished rollout after which the display names what it waits for."""
 LINE_EVERY_S = 10.0
 BAR_CHARS = 24
+NUM_OLDEST = 3
+"""Running rollouts that are named when nothing finishes."""
+NUM_NEIGHBOURS = 4
+"""Runs before and after the current one that have a line in the block."""
 
 
 def status_line(progress: Progress, now: float) -> str:
     """How far, how many run, how well, how fast; ``now`` on the monotonic clock."""
     elapsed = max(now - progress.started, 1e-9)
     fresh = progress.done - progress.resumed
-    parts = [f"{progress.done}/{progress.total} done", f"{len(progress.running)} running"]
+    parts = [f"{progress.done}/{progress.total} done"]
+    if progress.running or progress.done < progress.total:
+        parts.append(f"{len(progress.running)} running")
     if progress.rewards:
         parts.append(f"reward {progress.reward_sum / progress.rewards:.3f}")
     if errors := progress.errors.total():
@@ -44,18 +52,22 @@ def status_line(progress: Progress, now: float) -> str:
     return " · ".join(parts)
 
 
-def waiting_line(progress: Progress, now: float) -> str | None:
-    """What the oldest running rollout waits for, when nothing finished for ``SILENT_S``; else None."""
+def waiting_lines(progress: Progress, now: float) -> list[str]:
+    """What the oldest running rollouts wait for, when nothing finished for ``SILENT_S``; else nothing."""
     silent = now - max(progress.last_done, progress.started)
     if silent < SILENT_S or not progress.running:
-        return None
-    started, state = min(progress.running.values(), key=lambda running: running[0])
-    awaited = "its start" if state is None else state.waiting_for or "the environment"
-    where = "" if state is None else f" of example {state['example_id']} in turn {len(state['trajectory']) + 1}"
-    return (
-        f"nothing finished for {duration(silent)}; the oldest rollout{where} has run for {duration(now - started)} and "
-        f"waits for {awaited}"
-    )
+        return []
+    oldest = sorted(progress.running.values(), key=lambda running: running[0])[:NUM_OLDEST]
+    return [f"nothing finished for {duration(silent)}; the oldest rollouts:", *(_waiting(*one, now) for one in oldest)]
+
+
+def _waiting(started: float, state: Any, now: float) -> str:
+    """Where one rollout is, and since when."""
+    if state is None:
+        return f"  not begun: waits for its start, {duration(now - started)} old"
+    awaited = state.waiting_for or "the environment"
+    turn = len(state["trajectory"]) + 1
+    return f"  example {state['example_id']}, turn {turn}: waits for {awaited}, {duration(now - started)} old"
 
 
 def duration(seconds: float) -> str:
@@ -81,6 +93,9 @@ class Display:
         self.label = ""
         self.progress: Progress | None = None
 
+    def plan(self, labels: Sequence[str]) -> None:
+        """The runs to come, in order."""
+
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
         """A run begins; ``facts`` are for machines."""
         self.label, self.progress = label, progress
@@ -98,11 +113,11 @@ class Display:
     def note(self, text: str) -> None:
         """One line for people."""
         if not self.quiet:
-            print(text, file=self.stream, flush=True)
+            print(escape_control(text), file=self.stream, flush=True)
 
     def warn(self, text: str) -> None:
         """One line that people should see."""
-        print(f"warning: {text}", file=self.stream, flush=True)
+        print(escape_control(f"warning: {text}"), file=self.stream, flush=True)
 
 
 class PlainDisplay(Display):
@@ -117,10 +132,10 @@ class PlainDisplay(Display):
         if self.progress is None or now < self._next:
             return
         self._next = now + LINE_EVERY_S
-        waiting = waiting_line(self.progress, now)
         print(f"{self.label}: {status_line(self.progress, now)}", file=self.stream, flush=True)
-        if waiting:
-            print(f"{self.label}: {waiting}", file=self.stream, flush=True)
+        if waiting := waiting_lines(self.progress, now):
+            said = waiting[0] + ";".join(line.removeprefix(" ") for line in waiting[1:])
+            print(f"{self.label}: {said}", file=self.stream, flush=True)
 
 
 class BarDisplay(Display):
@@ -134,11 +149,18 @@ class BarDisplay(Display):
 
         self._console = Console(file=stream, highlight=False, markup=False, soft_wrap=False)
         self._live: Any = None
+        self._ended: list[tuple[str, str, bool]] = []
+        """(label, its last numbers, whether it went well) of the runs before this one."""
+        self._coming: list[str] = []
+
+    def plan(self, labels: Sequence[str]) -> None:
+        self._coming = list(labels)
 
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
         from rich.live import Live
 
         super().begin(label, progress, facts)
+        self._coming = self._coming[1:]
         self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)
         self._live.start()
         self.tick()
@@ -151,16 +173,19 @@ class BarDisplay(Display):
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self.progress is not None:
+            self._ended.append((self.label, status_line(self.progress, time.monotonic()), exit_code == 0))
         super().finish(exit_code)
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self._console.print(text)
+            self._console.print(escape_control(text))
 
     def warn(self, text: str) -> None:
-        self._console.print(f"warning: {text}", style="yellow")
+        self._console.print(escape_control(f"warning: {text}"), style="yellow")
 
     def _block(self) -> Any:
+        from rich.console import Group
         from rich.text import Text
 
         progress, now = self.progress, time.monotonic()
@@ -171,9 +196,31 @@ class BarDisplay(Display):
         block = Text(f"{self.label}  ", style="bold", no_wrap=False)
         block.append("━" * full, style="green").append("─" * (BAR_CHARS - full), style="bright_black")
         block.append(f"  {status_line(progress, now)}", style="not bold")
-        if waiting := waiting_line(progress, now):
-            block.append(f"\n{waiting}", style="not bold yellow")
-        return block
+        for line in waiting_lines(progress, now):
+            block.append(f"\n{line}", style="not bold yellow")
+        return Group(*self._before(), block, *self._after())
+
+    def _before(self) -> list[Any]:
+        """A line for each of the last runs that are over."""
+        from rich.text import Text
+
+        left_out = len(self._ended) - NUM_NEIGHBOURS
+        lines = [Text(f"… {left_out} more before", style="bright_black")] if left_out > 0 else []
+        for label, numbers, went_well in self._ended[-NUM_NEIGHBOURS:]:
+            mark, style = ("✓ ", "green") if went_well else ("✗ ", "red")
+            line = Text(mark, style=style, no_wrap=True, overflow="ellipsis")
+            lines.append(line.append(f"{label}  {numbers}", style="default"))
+        return lines
+
+    def _after(self) -> list[Any]:
+        """A line for each of the next runs."""
+        from rich.text import Text
+
+        next_ones = self._coming[:NUM_NEIGHBOURS]
+        lines = [Text(f"· {label}", style="bright_black", no_wrap=True, overflow="ellipsis") for label in next_ones]
+        if (left_out := len(self._coming) - NUM_NEIGHBOURS) > 0:
+            lines.append(Text(f"… {left_out} more to come", style="bright_black"))
+        return lines
 
 
 class JsonDisplay(Display):

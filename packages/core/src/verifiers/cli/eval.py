@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from verifiers.cli.arguments import CommandLine, parse
+from verifiers.cli.arguments import CommandLine, click_command, parse
+from verifiers.cli.completion import answer_the_shell
 from verifiers.cli.entries import Evaluation, raise_together, resolve
 from verifiers.cli.streams import UNEXPECTED, fail, logging_to, results_stream
 from verifiers.cli.toml_dump import dump
@@ -36,6 +37,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    answer_the_shell(click_command, "vf-eval")
     sys.exit(run_command(sys.argv[1:]))
 
 
@@ -77,7 +79,7 @@ class _Command:
         if self.command.dump_config:
             from verifiers.cli.models import named
 
-            print(dump([(one.env_id, named(one.settings)) for one in evaluations]), end="", file=self.out)
+            self._print("config", dump([(one.env_id, named(one.settings)) for one in evaluations]))
             return
         from verifiers.cli.display import make_display
         from verifiers.dual import run_in_private_loop
@@ -93,10 +95,17 @@ class _Command:
             for note in dict.fromkeys(p.choice.note for p in prepared if p.choice.note):
                 display.note(note)
             if self.command.dry_run:
-                print("\n".join(line for p in prepared for line in p.plan_lines()), file=self.out)
+                self._print("plan", "\n".join(line for p in prepared for line in p.plan_lines()))
                 return
             self.remaining = prepared
             run_in_private_loop(lambda: self._supervised(display))
+
+    def _print(self, key: str, text: str) -> None:
+        """Text that is the result: on stdout, or under ``key`` of the JSON object."""
+        if self.command.json:
+            self.report.texts[key] = text
+        else:
+            print(text.rstrip("\n"), file=self.out)
 
     async def _supervised(self, display: Display) -> None:
         from verifiers.cli.display import ticking
@@ -119,6 +128,7 @@ class _Command:
         everything = tuple(self.remaining)
         try:
             await _connect_all(self.remaining, display)
+            display.plan([prepared.label for prepared in self.remaining])
             while self.remaining:
                 await self._evaluate(self.remaining[0], display)
                 self.remaining = self.remaining[1:]
@@ -141,7 +151,7 @@ class _Command:
             return
         verdict = _verdict(prepared, results)
         display.finish(UNEXPECTED if verdict else 0)
-        self._show(prepared, results)
+        self._show(prepared, results, progress)
         if verdict:
             self._fail(RunError(f"{prepared.env_id}: {verdict}"))
 
@@ -167,16 +177,31 @@ class _Command:
             **prepared.options(),
         )
 
-    def _show(self, prepared: Prepared, results: Any) -> None:
-        from verifiers.cli.summary import print_summary, run_facts
+    def _show(self, prepared: Prepared, results: Any, progress: Progress) -> None:
+        from verifiers.cli.summary import print_summary, run_facts, throughput
 
-        self.report.runs.append(run_facts(results))
+        rates = throughput(progress.done - progress.resumed, progress.output_tokens, results.metadata["time"])
+        facts = run_facts(results, throughput=rates, exported=self._export(prepared, results))
+        self.report.runs.append(facts)
         if not self.command.json:
             if len(self.report.runs) > 1:
                 print(file=self.out)
             notes = _notes(prepared, results)
-            print_summary(results, samples=not self.command.abbreviated_summary, notes=notes, stream=self.out)
+            print_summary(results, facts, samples=not self.command.abbreviated_summary, notes=notes, stream=self.out)
             self.out.flush()
+
+    def _export(self, prepared: Prepared, results: Any) -> dict[str, str] | None:
+        """Format -> path of what ``--export`` asks for; a failure is reported, and the run counts all the same."""
+        if not prepared.settings.export or prepared.path is None:
+            return None
+        from verifiers.cli.exporting import export
+
+        try:
+            return export(results, prepared.path, prepared.settings.export)
+        except (UsageError, OSError) as error:
+            said = RunError(f"{prepared.env_id}: --export failed: {error}")
+            self._fail(error if isinstance(error, UsageError) else said)
+            return None
 
     def _fail(self, error: VerifiersError) -> None:
         self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))

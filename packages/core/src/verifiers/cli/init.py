@@ -7,14 +7,18 @@ in ``scaffold``, how they are written in ``writing``.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import importlib_metadata
 
 from verifiers.cli.command import Call, SmallCommand, one_word
+from verifiers.cli.completion import paths, words
+from verifiers.cli.installer import without_logins
 from verifiers.cli.project_files import Workspace, find_workspace
 from verifiers.cli.scaffold import TEMPLATES, Names, parse_name, render
 from verifiers.cli.writing import write_files
@@ -65,6 +69,7 @@ def run(call: Call) -> None:
         multi_file=call.options["multi_file"],
         tests=not call.options["no_tests"],
         member=target.workspace is not None and _has_verifiers(target.workspace),
+        source=source_of_library(),
     )
     replaceable = [README] if call.options["rewrite_readme"] else []
     done = write_files(target.base, target.folder, files, replaceable)
@@ -85,6 +90,23 @@ def locate(names: Names, path: str | None) -> Target:
     if workspace is not None and workspace.contains(base / names.id):
         return Target(base, base / names.id, workspace)
     return Target(base, base / names.underscored, None)
+
+
+def source_of_library() -> str | None:
+    """The repository that ``verifiers`` was installed from, as a source for uv; None when it came from elsewhere.
+
+    The public index has another library of this name. A folder of this machine is no source for others, so an
+    editable install names none; ``vf-install`` keeps what is installed in any case.
+    """
+    try:
+        origin = json.loads(importlib_metadata.distribution("verifiers").read_text("direct_url.json") or "{}")
+    except importlib_metadata.PackageNotFoundError:
+        return None
+    commit, url = origin.get("vcs_info", {}).get("commit_id"), origin.get("url", "")
+    if not commit or without_logins(url) != url:
+        return None
+    folder = f", subdirectory = {json.dumps(origin['subdirectory'])}" if origin.get("subdirectory") else ""
+    return f"{{ git = {json.dumps(url)}, rev = {json.dumps(commit)}{folder} }}"
 
 
 def _has_verifiers(workspace: Workspace) -> bool:
@@ -120,6 +142,7 @@ COMMAND = SmallCommand(
         click.Option(
             ["-p", "--path"],
             metavar="DIR",
+            shell_complete=paths,
             help="Folder the package's folder goes into [packages/envs of a workspace, else ./environments].",
         ),
         click.Option(["--multi-file"], is_flag=True, help="Data and rewards in modules of their own."),
@@ -128,6 +151,7 @@ COMMAND = SmallCommand(
             ["--template"],
             default="single",
             metavar="NAME",
+            shell_complete=words(tuple(TEMPLATES)),
             help=f"What to begin with: {', '.join(TEMPLATES)} [single].",
         ),
         click.Option(["--no-tests"], is_flag=True, help="Write no test."),

@@ -21,6 +21,7 @@ import importlib_metadata
 from verifiers import registry
 from verifiers.cli import installer
 from verifiers.cli.command import Call, SmallCommand, one_word
+from verifiers.cli.completion import known_environments, paths
 from verifiers.cli.install_sources import Installed, Package, Request, choose, known_ids, unknown
 from verifiers.cli.installed import Resolved, check_installed
 from verifiers.cli.installer import Finished, Installer
@@ -55,8 +56,14 @@ def run(call: Call) -> None:
     if call.options["dry_run"]:
         _plan(call, found, request, chosen)
         return
+    before = installer.installed_library()
     call.note(f"vf-install: {RUNS_CODE}")
     package, command = _install_first(call, found, request, chosen)
+    if installer.installed_library() != before:
+        raise RunError(
+            f"{command}\nreplaced the verifiers that runs here by another one; put it back, and report the package "
+            f"{package.distribution or request.text}"
+        )
     resolved, *_ = check_installed(package.env_ids)
     if package.version is not None and _plain(resolved.version or "") != _plain(package.version):
         raise RunError(f"version {package.version} was asked for, and {resolved.version} was installed")
@@ -216,7 +223,11 @@ COMMAND = SmallCommand(
     metavar="ENV",
     options=[
         click.Option(
-            ["-p", "--path"], default="environments", metavar="DIR", help="Folder of environments [./environments]."
+            ["-p", "--path"],
+            default="environments",
+            metavar="DIR",
+            help="Folder of environments [./environments].",
+            shell_complete=paths,
         ),
         click.Option(["-r", "--from-repo"], is_flag=True, help="From the git repository of verifiers itself."),
         click.Option(["--repo"], metavar="URL", help="From this git repository."),
@@ -233,6 +244,7 @@ COMMAND = SmallCommand(
     ],
     keys=("command", "distribution", "version", "entry_point"),
     action=run,
+    complete=known_environments,
 )
 main = COMMAND.main
 

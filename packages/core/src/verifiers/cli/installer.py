@@ -149,6 +149,23 @@ def without_logins(text: str) -> str:
     return _LOGIN.sub(r"\1***@", text)
 
 
+def installed_library() -> str:
+    """Which ``verifiers`` is installed here: its version, where it came from, and its files.
+
+    Versions alone do not tell: the public index has another library of the same name and number.
+    Raises: ``ConfigError`` when none is installed, since an installer would then fetch that one.
+    """
+    try:
+        library = importlib_metadata.distribution("verifiers")
+    except importlib_metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"verifiers runs from its source folder and is not installed in {sys.executable}, so an installer would "
+            "fetch another library of this name from the index; install it first: uv pip install -e packages/core"
+        ) from None
+    texts = (library.read_text(name) or "" for name in ("direct_url.json", "RECORD"))
+    return "\n".join([library.version, *texts])
+
+
 def _this_library() -> list[str]:
     try:
         return [f"verifiers=={importlib_metadata.version('verifiers')}"]

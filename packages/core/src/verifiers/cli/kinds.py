@@ -150,6 +150,18 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def several(*allowed: str) -> Kind:
+    """Some of the given words, separated by commas or as a list; each counts once."""
+
+    def check(value: Any) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(_names(value)))
+        if wrong := [name for name in names if name not in allowed]:
+            raise ValueError(f"must be of {', '.join(allowed)}, not {wrong[0]!r}")
+        return names
+
+    return Kind("A,B", check)
+
+
 def _path_or_newest(value: Any) -> str:
     """A path; ``""`` (the flag alone, or true) asks for the newest run."""
     if value is True:

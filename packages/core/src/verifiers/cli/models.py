@@ -19,6 +19,7 @@ from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpo
 from verifiers.clients.base import OPENAI_BASE_URL
 from verifiers.clients.http import OpenAIChatCompletionsClient as HttpClient
 from verifiers.clients.local import is_installed
+from verifiers.clients.prices import PRICE_FIELDS
 from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL
 from verifiers.errors import ConfigError
 from verifiers.suggest import close_match
@@ -110,7 +111,9 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     """The endpoint of an alias; what was given explicitly wins over its entry."""
     given = {"api_base_url": settings.api_base_url, "api_key_var": settings.api_key_var}
     given["client_type"] = settings.api_client_type
-    explicit = {name: value for name, value in given.items() if value is not None}
+    explicit: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if settings.api_base_url is not None:
+        explicit |= dict.fromkeys(PRICE_FIELDS)  # another server has prices of its own
     variants = [replace(variant, headers={**variant.headers, **settings.header}, **explicit) for variant in group]
     if len(variants) > 1 and settings.api_base_url is None:
         shared = ClientConfig(endpoint_configs=tuple(variants), extra_headers_from_state=settings.header_from_state)
@@ -122,6 +125,7 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
         client_type=only.client_type,
         extra_headers=only.headers,
         extra_headers_from_state=settings.header_from_state,
+        **{name: getattr(only, name) for name in PRICE_FIELDS},
     )
     return Choice(as_client(config), only.model)
 

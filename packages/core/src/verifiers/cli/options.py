@@ -27,10 +27,12 @@ from verifiers.cli.kinds import (
     choice,
     integer,
     number,
+    several,
 )
 
 CLIENT_TYPES = ("openai_chat_completions", "openai_completions")  # as in clients.base, which is slow to import
 DEFAULT_ENV_DIR = "./environments"
+EXPORT_FORMATS = ("parquet", "hf", "inspect")  # as in exporting
 
 
 def _setting(flags: str, kind: Kind, default: Any, meaning: str) -> Any:
@@ -79,9 +81,7 @@ class EvalSettings:
         "--max-concurrent-scoring", integer(1), None, "Reward calls in flight."
     )
     max_concurrent_tools: int | None = _setting("--max-concurrent-tools", integer(1), None, "Tool calls in flight.")
-    num_workers: int = _setting(
-        "-w --num-workers", WORKERS, 0, "Processes that play the rollouts; auto, 0 = this one."
-    )
+    num_workers: int = _setting("-w --num-workers", WORKERS, 0, "Processes that play the rollouts; auto, 0 = this one.")
     worker_backend: str = _setting(
         "--worker-backend", choice("process", "ray"), "process", "Where they are: this machine, or a Ray cluster."
     )
@@ -89,8 +89,9 @@ class EvalSettings:
         "-i --independent-scoring/--no-independent-scoring", FLAG, False, "Score each rollout alone."
     )
     interleave_scoring: bool = _setting(
-        "--interleave-scoring/--no-interleave-scoring --interleave/-N", FLAG, True, "Score while others play; -N: after all played."
-    )
+        "--interleave-scoring/--no-interleave-scoring --interleave/-N", FLAG, True,
+        "Score while others play; -N: after all have played.",
+    )  # fmt: skip
     max_retries: int = _setting("--max-retries", integer(0), 0, "Times a rollout is run again after a passing fault.")
     timeout: float | None = _setting("--timeout", SECONDS, 3600.0, "Bound on each rollout; none = unbounded.")
     abort_after: int = _setting("--abort-after", integer(0), 32, "Equal failures in a row that end the run; 0 = never.")
@@ -100,6 +101,9 @@ class EvalSettings:
     output_dir: str | None = _setting("-o --output-dir", TEXT, None, "Folder of the runs; default ./outputs.")
     save_results: bool = _setting(
         "-s --save-results/--no-save --save-dataset", FLAG, True, "Runs are saved unless --no-save."
+    )
+    export: tuple[str, ...] = _setting(
+        "--export", several(*EXPORT_FORMATS), (), f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}."
     )
     save_every: str | None = _setting("-f --save-every", ANYTHING, None, "Accepted; every rollout is saved at once.")
     resume: str | None = _setting("-R --resume", RUN, None, "Run directory to go on with; default: found by itself.")
@@ -130,7 +134,7 @@ class CommandSettings:
         "--check", FLAG, False, "Check each environment with scripted models first; its errors stop the command."
     )
     dump_config: bool = _setting("--dump-config", FLAG, False, "Print the resolved settings as TOML and stop.")
-    dry_run: bool = _setting("--dry-run", FLAG, False, "Resolve everything, show the plan, contact nothing.")
+    dry_run: bool = _setting("--dry-run", FLAG, False, "Show plan, first prompt and scoring; contact nobody.")
     verbose: bool = _setting("-v --verbose", FLAG, False, "More messages; tracebacks of errors.")
     quiet: bool = _setting("-q --quiet", FLAG, False, "Errors only, and the results.")
 
@@ -182,6 +186,8 @@ def contradictions(settings: EvalSettings) -> list[str]:
         found.append("--no-save keeps nothing on disk, so there is nothing to --resume; give one of them")
     if settings.resume and settings.output_dir:
         found.append("--resume PATH already names the run directory; leave out --output-dir")
+    if not settings.save_results and settings.export:
+        found.append("--no-save keeps nothing on disk, and --export writes beside what is kept; give one of them")
     if settings.save_to_hf_hub and not settings.hf_hub_dataset_name:
         found.append("--save-to-hf-hub needs a name: add -D OWNER/NAME")
     return found

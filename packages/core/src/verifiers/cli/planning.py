@@ -18,12 +18,14 @@ from typing import Any
 
 from verifiers import registry
 from verifiers.cli.entries import Evaluation
+from verifiers.cli.exporting import check_formats
 from verifiers.cli.models import Choice
 from verifiers.cli.options import EvalSettings
 from verifiers.cli.toml_args import environment_defaults
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.generate import Plan, check_before_run
+from verifiers.messages import escape_control
 from verifiers.options import parse
 from verifiers.run_description import RunDescription
 from verifiers.run_directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
@@ -61,7 +63,7 @@ class Prepared:
     def label(self) -> str:
         """How displays call it."""
         parts = (self.env_id, self.choice.model or "model of the server", self.varied)
-        return " · ".join(part for part in parts if part)
+        return escape_control(" · ".join(part for part in parts if part))
 
     def options(self) -> dict[str, Any]:
         """The keywords of ``evaluate``, apart from displays."""
@@ -122,7 +124,7 @@ class Prepared:
         return warning
 
     def plan_lines(self) -> list[str]:
-        """What would be run, for ``--dry-run``."""
+        """What would be run, for ``--dry-run``; control characters are escaped."""
         settings, client = self.settings, self.choice.client
         lines = [self.label, f"  rollouts    {self.num_rollouts} ({self.num_examples} examples × "
                  f"{settings.rollouts_per_example}), {settings.max_concurrent} at a time"]  # fmt: skip
@@ -136,7 +138,29 @@ class Prepared:
         else:
             state = "a new run" if not self.path.exists() else "complete" if is_complete(self.path) else "goes on"
             lines.append(f"  saved in    {self.path} ({state})")
-        return lines
+        if settings.export:
+            lines.append(f"  exported as {', '.join(settings.export)}")
+        return list(map(escape_control, [*lines, *self._scoring_lines(), "", *self._first_prompt_lines(), ""]))
+
+    def _scoring_lines(self) -> list[str]:
+        """Reward functions with their weights, and metrics, which have none."""
+        rubric = self.env.rubric
+        together = zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=True)
+        named = [f"{name} × {weight:g}" if weight else f"{name} (metric)" for name, weight in together]
+        if not self.env.score_rollouts:
+            named = ["nothing: this environment does not score"]
+        groups = ", the siblings of an example together" if getattr(rubric, "has_group_rewards", False) else ""
+        return [f"  scored by   {', '.join(named) or 'no function: every reward is 0'}{groups}"]
+
+    def _first_prompt_lines(self) -> list[str]:
+        """The first example as the model gets it, with the tools it may call."""
+        from verifiers.cli.summary import transcript
+
+        example = next(iter(_plan(self.env, self.settings).examples))
+        shown = {"prompt": example.row["prompt"], "completion": [], "answer": example.row.get("answer"), "error": None}
+        tools = [tool_name(tool) for tool in self.env.tool_defs]
+        lines = [f"── the first prompt: example {example.example_id} ──", transcript(shown)]
+        return [*lines, f"tools: {', '.join(tools)}"] if tools else lines
 
     def _config(self) -> Mapping[str, Any]:
         plan = _plan(self.env, self.settings)
@@ -146,6 +170,11 @@ class Prepared:
             self.env, plan, self.choice.client, self.choice.model or "", sampling, options, time.time()
         )
         return about.config()
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool's definition, in either of the forms that environments give."""
+    return str((tool.get("function") or tool).get("name"))
 
 
 def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
@@ -175,6 +204,7 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
 
 def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
     """Read the data, check the rubric and name the directory. Raises: ``UsageError``; contacts and writes nothing."""
+    check_formats(evaluation.settings.export)
     plan = _plan(env, evaluation.settings)
     prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
     options, _ = parse(env, prepared.options())

@@ -70,20 +70,29 @@ def parse_name(text: str) -> Names:
 
 
 def render(
-    names: Names, template: str, *, folder: str, multi_file: bool = False, tests: bool = True, member: bool = False
+    names: Names,
+    template: str,
+    *,
+    folder: str,
+    multi_file: bool = False,
+    tests: bool = True,
+    member: bool = False,
+    source: str | None = None,
 ) -> dict[str, str]:
     """Text of every file by its path inside the package's folder.
 
     ``folder`` is how the README calls that folder. ``member``: the package belongs to the workspace that ``verifiers``
-    itself is in, takes it from there and has its licence; anywhere else the author chooses one.
+    itself is in, takes it from there and has its licence; anywhere else the author chooses one. ``source``: where uv
+    finds ``verifiers`` otherwise, as a TOML table; None leaves that to the index.
     """
+    source = "{ workspace = true }" if member else source
     values = {
         "id": names.id,
         "module": names.module,
         "folder": folder,
         "summary": TEMPLATES[template],
         "license": 'license = "Apache-2.0"\n' if member else "",
-        "sources": "\n[tool.uv.sources]\nverifiers = { workspace = true }\n" if member else "",
+        "sources": f"\n[tool.uv.sources]\nverifiers = {source}\n" if source else "",
     }
     modules = {name: _filled(f"{template}/package/{name}.py", values) for name in ("__init__", *MODULES)}
     if not multi_file:

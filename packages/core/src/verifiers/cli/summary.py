@@ -18,8 +18,8 @@ from verifiers.cli.display import duration
 SCHEMA = 1
 RUN_KEYS = (
     "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-    "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage latency seconds resumed env_args "
-    "sampling_args"
+    "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage cost_usd latency throughput seconds "
+    "resumed env_args sampling_args exported"
 ).split()
 MAX_MESSAGE_CHARS = 1200
 MAX_MESSAGES = 12
@@ -32,6 +32,8 @@ class Report:
     runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     exit_code: int = 0
     error: dict[str, Any] | None = None
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    """``config`` of ``--dump-config``, ``plan`` of ``--dry-run``."""
 
     def failed(self, exit_code: int, error: dict[str, Any]) -> None:
         """Keep the worst exit code and the first error."""
@@ -41,29 +43,49 @@ class Report:
     def to_json(self) -> str:
         """The object of ``--json``, on one line."""
         content: dict[str, Any] = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
-        content |= {"runs": self.runs, "error": self.error}
+        content |= {"runs": self.runs, **self.texts, "error": self.error}
         return json.dumps(content, allow_nan=False)
 
 
-def run_facts(results: Any) -> dict[str, Any]:
-    """A run as an entry of ``runs``; latency is in milliseconds, ``local_model`` only where that played."""
-    facts = results.summary()
+def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, float | None]:
+    """Rollouts and sampled tokens per second of what was played by this call; None when nothing was.
+
+    >>> throughput(20, 3000, 10.0)
+    {'rollouts_per_s': 2.0, 'output_tokens_per_s': 300.0}
+    """
+    played = num_rollouts > 0 and seconds > 0
+    return {
+        "rollouts_per_s": num_rollouts / seconds if played else None,
+        "output_tokens_per_s": num_tokens / seconds if played and num_tokens else None,
+    }
+
+
+def run_facts(results: Any, **more: Any) -> dict[str, Any]:
+    """A run as an entry of ``runs``, with what the command itself knows (``throughput exported``).
+
+    Latency is in milliseconds, ``local_model`` only where that played.
+    """
+    facts = results.summary() | more
     local_model = results.metadata.get("local_model")
     return {key: facts.get(key) for key in RUN_KEYS} | ({"local_model": local_model} if local_model else {})
 
 
-def print_summary(results: Any, *, samples: bool, notes: Iterable[str], stream: TextIO) -> None:
-    """The numbers of a run and, with ``samples``, its best and its worst rollout."""
+def print_summary(
+    results: Any, facts: Mapping[str, Any], *, samples: bool, notes: Iterable[str], stream: TextIO
+) -> None:
+    """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts``: of `run_facts`."""
     from rich.console import Console
     from rich.text import Text
 
-    facts = results.summary()
+    from verifiers.messages import escape_control
+
+    facts = {**results.summary(), **facts}
     console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
-    console.print(Text(f"{facts['env_id']} · {facts['model']}", style="bold"))
-    lines = list(_lines(facts, notes))
+    console.print(Text(escape_control(f"{facts['env_id']} · {facts['model']}"), style="bold"))
+    lines = [(escape_control(name), escape_control(str(value))) for name, value in _lines(facts, notes)]
     width = max(len(name) for name, _ in lines) + 2
     for name, value in lines:
-        console.print(Text(f"  {name:<{width}}", style="cyan").append(str(value), style="not bold default"))
+        console.print(Text(f"  {name:<{width}}", style="cyan").append(value, style="not bold default"))
     if samples:
         for title, output in _samples(results.outputs):
             console.print()
@@ -94,10 +116,14 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
     if facts["stop_conditions"]:
         yield "ended by", ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items())
     yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
+    if facts["cost_usd"] is not None:
+        yield "cost", _dollars(facts["cost_usd"], facts["num_rollouts"])
     if facts["latency"]["median_ms"] is not None:
         latency = {name: _seconds(facts["latency"][name]) for name in ("median_ms", "p95_ms")}
         yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
-    yield "time", duration(facts["seconds"]) if facts["seconds"] >= 10 else f"{facts['seconds']:.1f} s"
+    yield "time", _time(facts)
+    for name, path in (facts["exported"] or {}).items():
+        yield "exported", f"{path} ({name})"
     for note in notes:
         yield "note", note
 
@@ -123,6 +149,34 @@ def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
         return "not reported"
     per_rollout = f" ({sampled / num_rollouts:,.0f} per rollout)" if num_rollouts else ""
     return f"{given:,} read, {sampled:,} sampled{per_rollout}"
+
+
+def _dollars(cost: float, num_rollouts: int) -> str:
+    """A cost with two meaningful digits at least.
+
+    >>> _dollars(0.0042, 10), _dollars(12.5, 100)
+    ('$0.0042 ($0.00042 per rollout)', '$12.50 ($0.13 per rollout)')
+    """
+
+    def shown(amount: float) -> str:
+        return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
+
+    return f"{shown(cost)} ({shown(cost / num_rollouts)} per rollout)" if num_rollouts else shown(cost)
+
+
+def _time(facts: Mapping[str, Any]) -> str:
+    spent = duration(facts["seconds"]) if facts["seconds"] >= 10 else f"{facts['seconds']:.1f} s"
+    rates = facts["throughput"] or {}
+    if rates.get("rollouts_per_s") is None:
+        return spent
+    tokens = rates["output_tokens_per_s"]
+    sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
+    played = rates["rollouts_per_s"]
+    return (
+        f"{spent} ({played:,.0f} rollouts/s{sampled})"
+        if played >= 10
+        else f"{spent} ({played:.2g} rollouts/s{sampled})"
+    )
 
 
 def _seconds(milliseconds: float) -> str:

@@ -9,6 +9,10 @@ ABOUT = """Look at evaluations and trainings in the terminal.
 
 PATH is a folder with runs, or one run's folder. Without it: ./outputs and every ./environments/*/outputs.
 
+\b
+  vf-tui
+  vf-tui outputs/evals
+
 Keys: Enter opens, b goes back, s searches, arrows or h and l turn to the previous and next rollout, c copies, q quits.
 """
 

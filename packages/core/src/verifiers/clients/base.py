@@ -57,6 +57,9 @@ class EndpointConfig:
     api_key_var: str = "OPENAI_API_KEY"
     client_type: str = "openai_chat_completions"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    usd_per_million_input_tokens: float | None = None
+    """With the next one, what a run costs becomes known."""
+    usd_per_million_output_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,9 @@ class ClientConfig:
     extra_headers_from_state: Mapping[str, str] = field(default_factory=dict)
     """Header name -> key of the rollout's state; whoever builds the request fills ``ModelRequest.headers``."""
     endpoint_configs: Sequence[EndpointConfig | ClientConfig] = ()
+    usd_per_million_input_tokens: float | None = None
+    """With the next one, what a run costs becomes known."""
+    usd_per_million_output_tokens: float | None = None
 
     def __post_init__(self) -> None:
         check_client_type(self.client_type)

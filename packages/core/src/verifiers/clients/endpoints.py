@@ -7,6 +7,7 @@ is executed. `load_endpoints` is called by commands and by users; the library re
 from __future__ import annotations
 
 import ast
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 from verifiers import compat
 from verifiers.clients.base import EndpointConfig, check_client_type
+from verifiers.clients.prices import PRICE_FIELDS
 from verifiers.errors import ConfigError
 from verifiers.suggest import closest
 
@@ -24,6 +26,7 @@ FIELD_OF = {
     "api_base_url": "api_base_url",
     "api_key_var": "api_key_var",
     "headers": "headers",
+    **dict(zip(PRICE_FIELDS, PRICE_FIELDS, strict=True)),
     **compat.ENDPOINT_KEYS,
 }
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -133,6 +136,13 @@ def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:
                 raise ConfigError(f"{path}:{table.lineno}: {key!r} is given twice", path=str(path), key=str(key))
 
 
+def _fits(name: str, value: Any) -> bool:
+    """Whether a value is of the kind that a field holds."""
+    if name in PRICE_FIELDS:
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, Mapping if name == "headers" else str) and bool(value)
+
+
 def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     alias = entry.get("endpoint_id")
     place = f"{path}: endpoint {alias!r}"
@@ -144,12 +154,15 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
             raise ConfigError(f"{place}: unknown key {key!r}{known}", path=str(path), key=str(key))
         if name in fields:
             raise ConfigError(f"{place}: {key!r} repeats a setting that is already given", path=str(path), key=key)
-        if not isinstance(value, Mapping if name == "headers" else str) or not value:
-            expected = "a table" if name == "headers" else "a text that is not empty"
-            raise ConfigError(f"{place}: {key!r} must be {expected}", path=str(path), key=key)
+        if not _fits(name, value):
+            special = {"headers": "a table", **dict.fromkeys(PRICE_FIELDS, "a number of US dollars, 0 or more")}
+            expected = special.get(name, "a text that is not empty")
+            raise ConfigError(f"{place}: {key!r} must be {expected}, not {value!r}", path=str(path), key=key)
         fields[name] = value
     if missing := {"endpoint_id", "model"} - fields.keys():
         raise ConfigError(f"{place} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0])
+    if len(given := [name for name in PRICE_FIELDS if name in fields]) == 1:
+        raise ConfigError(f"{place} has {given[0]!r} alone; a cost needs both prices", path=str(path), key=given[0])
     check_client_type(fields.get("client_type", "openai_chat_completions"))
     variable = fields.get("api_key_var", "OPENAI_API_KEY")
     if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):

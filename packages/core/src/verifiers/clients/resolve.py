@@ -21,6 +21,7 @@ from typing import Any
 
 from verifiers.clients.base import OPENAI_BASE_URL, Client, ClientConfig, EndpointConfig, model_name
 from verifiers.clients.endpoints import loaded_endpoint
+from verifiers.clients.prices import PRICE_FIELDS
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.clients.sdk import is_sdk_object, read_plain
 from verifiers.errors import ConfigError
@@ -165,6 +166,7 @@ def _variant(shared: ClientConfig, own: EndpointConfig | ClientConfig) -> tuple[
         api_base_url=own.api_base_url,
         extra_headers={**shared.extra_headers, **own.headers},
         endpoint_configs=(),
+        **{name: getattr(own, name) for name in PRICE_FIELDS},
     )
     return config, own.model
 

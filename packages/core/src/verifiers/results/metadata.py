@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verifiers.clients.prices import cost_usd
 from verifiers.rows import RolloutOutput
 from verifiers.statistics import clustered_stderr, mean, pass_rates, percentile
 from verifiers.types import AttributeDict
@@ -35,15 +36,17 @@ FACTS: dict[str, Any] = {
     "resumed": 0,
     "outside_plan": [],
     "local_model": None,
+    "prices": None,
 }
 """What the rows do not say, with its default. ``time`` is in seconds; ``date`` is ISO 8601; ``local_model`` has the
 ``name file sha256 quantisation`` of the model in this process, where that played; ``outside_plan`` are the keys of rows
-that the directory keeps of examples which are no longer run, and that are not counted."""
+that the directory keeps of examples which are no longer run, and that are not counted; ``prices``: see
+``clients.prices``."""
 
 
 class GenerateMetadata(AttributeDict):
     """The facts, and the statistics of the rows: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
-    avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage``. ``time_ms`` is ``time`` in milliseconds.
+    avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms`` is ``time`` in milliseconds.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
@@ -68,6 +71,7 @@ class GenerateMetadata(AttributeDict):
         siblings = planned["rollouts_per_example"]
         made["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
         made.update(_statistics(outputs, made["rollouts_per_example"], made["pass_threshold"]))
+        made["cost_usd"] = cost_usd(made["prices"], outputs)
         return made
 
 

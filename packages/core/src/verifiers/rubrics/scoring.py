@@ -286,6 +286,8 @@ def _record(state: State, name: str, error: ScoringError) -> None:
 
 def _fill_steps(state: State, key: str) -> None:
     value = state[key]
+    if key == "reward" and state.turn_rewards is None:
+        state.turn_rewards = [step.get("reward") for step in state["trajectory"]]
     for step in state["trajectory"]:
         if step.get(key) is None:
             step[key] = value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -68,8 +68,7 @@ class Channel(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, and does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         if self._waiting is None or self._waiting.done():

@@ -1,0 +1,80 @@
+"""``vf-eval --export``: a finished run in other formats, beside its journal.
+
+Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always there and is no format here.
+What a format needs besides the library is checked before the first rollout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifiers.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format: the name of what is written in the run directory, how, and the package it needs."""
+
+    name: str
+    write: Callable[[Any, Path], object]
+    needs: tuple[str, str] | None = None
+    """(module, how to install it)."""
+
+
+def _parquet(results: Any, path: Path) -> None:
+    results.save(path)
+
+
+def _dataset(results: Any, path: Path) -> None:
+    results.to_dataset().save_to_disk(str(path))
+
+
+def _inspect(results: Any, path: Path) -> None:
+    from verifiers.integrations.inspect import to_inspect
+
+    to_inspect(results, path)
+
+
+FORMATS = {
+    "parquet": Format("results.parquet", _parquet),
+    "hf": Format("dataset", _dataset),
+    "inspect": Format("results.eval", _inspect, ("inspect_ai", "pip install inspect-ai")),
+}
+
+
+def check_formats(names: Sequence[str]) -> None:
+    """Raises: ``ConfigError`` for a format whose package is not installed."""
+    for name in names:
+        needs = FORMATS[name].needs
+        if needs is not None and importlib.util.find_spec(needs[0]) is None:
+            raise ConfigError(f"--export {name} needs {needs[0]}, which is not installed: {needs[1]}")
+
+
+def export(results: Any, folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Write the results into ``folder`` in each format; format -> path. Raises: ``UsageError`` of a writer."""
+    written: dict[str, str] = {}
+    with _without_bars():
+        for name in names:
+            path = folder / FORMATS[name].name
+            FORMATS[name].write(results, path)
+            written[name] = str(path)
+    return written
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """``datasets`` shows no bars of its own within the block."""
+    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()

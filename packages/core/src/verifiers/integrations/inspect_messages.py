@@ -1,0 +1,132 @@
+"""Messages and tools in Inspect's types, and back. Knows no log and no task (``inspect``, ``inspect_task``).
+
+Imported only by these two, once ``inspect_ai`` is known to be there; what a function needs of it, it imports itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from importlib import metadata, util
+from types import ModuleType
+from typing import Any
+
+from verifiers.messages import message_text
+from verifiers.types import Message, ToolCall
+
+VERSIONS = ("0.3.285",)
+"""Versions of inspect-ai this was run with."""
+STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_calls", "stop": "stop", "abort": "unknown"}
+FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "tool_calls": "tool_calls"}
+
+log = logging.getLogger(__name__)
+_warned = False
+
+
+def load(module: str) -> ModuleType:
+    """A module of Inspect, ``load("log")``. *Raises* ImportError that says what to install."""
+    global _warned
+    if util.find_spec("inspect_ai") is None:
+        raise ImportError("inspect_ai is not installed: pip install 'verifiers[inspect]'", name="inspect_ai")
+    try:
+        found = metadata.version("inspect-ai")
+    except metadata.PackageNotFoundError:  # a checkout on the path
+        found = VERSIONS[-1]
+    if found not in VERSIONS and not _warned:
+        _warned = True
+        log.warning("inspect-ai is %s; this adapter was run with %s", found, ", ".join(VERSIONS))
+    return importlib.import_module(f"inspect_ai.{module}".rstrip("."))
+
+
+def to_chat(messages: Any) -> list[Any]:
+    """Inspect's messages of ours; text becomes one user message."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    names: dict[str, str] = {}
+    return [_to_message(message, names) for message in messages]
+
+
+def _to_message(message: Mapping[str, Any], names: dict[str, str]) -> Any:
+    model = load("model")
+    role = message["role"]
+    if role == "assistant":
+        calls = [_to_call(call, names) for call in message.get("tool_calls") or ()]
+        return model.ChatMessageAssistant(content=_to_assistant_content(message), tool_calls=calls or None)
+    if role == "tool":
+        call_id = message.get("tool_call_id")
+        return model.ChatMessageTool(
+            content=message_text(message), tool_call_id=call_id, function=names.get(call_id or "")
+        )
+    kind = model.ChatMessageSystem if role == "system" else model.ChatMessageUser
+    return kind(content=_to_content(message.get("content")))
+
+
+def _to_assistant_content(message: Mapping[str, Any]) -> Any:
+    reasoning = message.get("reasoning_content")
+    if not reasoning:
+        return message_text(message)
+    model = load("model")
+    return [model.ContentReasoning(reasoning=reasoning), model.ContentText(text=message_text(message))]
+
+
+def _to_content(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content or ""
+    model = load("model")
+    parts = []
+    for part in content:
+        if part.get("type") == "image_url":
+            parts.append(model.ContentImage(image=part["image_url"]["url"]))
+        else:
+            parts.append(model.ContentText(text=part.get("text") or json.dumps(part)))
+    return parts
+
+
+def _to_call(call: Mapping[str, Any], names: dict[str, str]) -> Any:
+    call = ToolCall.from_wire(call)
+    names[call["id"]] = call["name"]
+    arguments, problem = {}, None
+    try:
+        arguments = json.loads(call["arguments"])
+        if not isinstance(arguments, dict):
+            raise ValueError("the arguments are no object")
+    except ValueError as error:
+        arguments, problem = {"raw": call["arguments"]}, str(error)
+    return load("tool").ToolCall(id=call["id"], function=call["name"], arguments=arguments, parse_error=problem)
+
+
+def to_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
+    """Inspect's descriptions of OpenAI tools."""
+    module = load("tool")
+    made = []
+    for tool in tools or ():
+        function = tool.get("function") or tool
+        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        made.append(
+            module.ToolInfo(
+                name=function["name"],
+                description=function.get("description") or "",
+                parameters=module.ToolParams(
+                    properties=schema.get("properties") or {}, required=schema.get("required") or []
+                ),
+            )
+        )
+    return made
+
+
+def from_assistant(said: Any) -> Message:
+    """Our message of what an Inspect model said."""
+    message = Message(role="assistant", content=said.text)
+    reasoning = [part.reasoning for part in said.content if part.type == "reasoning"] if _has_parts(said) else []
+    if reasoning:
+        message["reasoning_content"] = "\n".join(reasoning)
+    if said.tool_calls:
+        message["tool_calls"] = [ToolCall(call.id, call.function, call.arguments) for call in said.tool_calls]
+        message["content"] = said.text or None
+    return message
+
+
+def _has_parts(said: Any) -> bool:
+    return isinstance(said.content, list)
