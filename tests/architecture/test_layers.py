@@ -18,12 +18,12 @@ LAYERS = [
     "environments testing",
     "rollout",
     "runner two_stages plan options run_client run_description run_results workers single generate",
-    "checks cli view tui historical",
+    "checks cli view tui historical integrations",
 ]
 """Names below ``verifiers``, lowest first; a package stands for all of its modules."""
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names.split()}
 
-PURE = "advantages aggregation losses logprobs packing samples rules config registry".split()
+PURE = "advantages aggregation anchors losses logprobs objective packing samples rules config registry".split()
 """Modules of the trainer that are maths and settings; they know no engine, no loop and no command."""
 MACHINERY = "engines orchestrator trainer loop cli sinks loggers checkpoint".split()
 

@@ -1,0 +1,44 @@
+"""A file of trajectories as the groups that training builds its batches of. Samples nothing, scores nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verifiers.errors import ConfigError
+from verifiers.integrations.trajectories import TrajectoryRow, read_trajectories
+from verifiers_trainer.batch import Group, Record
+from verifiers_trainer.samples import Turn
+
+
+def offline_groups(path: str | Path) -> list[Group]:
+    """The groups of a file of trajectories, in the order of their first rows, ready for ``batch.build``.
+
+    Rows of one ``example_id`` are one group, rows of one ``rollout`` one record. *Raises* DatasetError for a damaged
+    file, ConfigError for a row without log-probabilities: an importance ratio needs them.
+    """
+    by_example: dict[Any, dict[int, list[TrajectoryRow]]] = {}
+    for row in read_trajectories(path):
+        if row.logprobs is None:
+            raise ConfigError(f"{path}: rollout {row.rollout} has no logprobs; sample from a server that returns them")
+        by_example.setdefault(row.example_id, {}).setdefault(row.rollout, []).append(row)
+    return [
+        Group(index, example_id, tuple(_record(rows) for rows in rollouts.values()))
+        for index, (example_id, rollouts) in enumerate(by_example.items())
+    ]
+
+
+def _record(rows: Sequence[TrajectoryRow]) -> Record:
+    turns = tuple(turn for row in rows for turn in _turns(row))
+    return Record(turns, rows[0].reward, {}, None, None, False, {"prompt": "", "completion": "", "answer": ""})
+
+
+def _turns(row: TrajectoryRow) -> list[Turn]:
+    assert row.logprobs is not None
+    ids, start = np.concatenate((row.prompt_ids, row.completion_ids)), len(row.prompt_ids)
+    return [
+        Turn(ids[: start + a], row.completion_ids[a:b], row.logprobs[a:b], row.versions[a:b]) for a, b in row.turns()
+    ]

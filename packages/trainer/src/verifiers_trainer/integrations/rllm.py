@@ -1,0 +1,207 @@
+"""rLLM: an environment as its ``Workflow`` (or ``AgentFlow``), on its verl and Tinker backends.
+
+    AgentTrainer(config=config, workflow_class=VerifiersWorkflow, backend=config.backend, train_dataset=…,
+                 workflow_args={"vf_env": env, "sampling_args": {"temperature": 1.0}}).train()
+
+Promise: a step holds the ids and log-probabilities its engine sampled, and the weight version; the reward is the
+environment's. A rollout is seen alone, so an unknown reward is 0.0 with ``vf_unscored = 1`` and no step to train on
+(rLLM's own baseline counts the 0.0). Written after the peer's types of August 2026, tested with a double made of them;
+rLLM is on no package index. ``examples/verifiers_env`` shows the scripts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError, OverlongPromptError
+from verifiers.registry import load_environment
+from verifiers_trainer.integrations.common import limit, worth
+from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.token_client import TokenClient
+
+RLLM = Peer("rllm", "rllm", (), "pip install git+https://github.com/rllm-org/rllm")
+TRAJECTORY = "verifiers"
+STOPS = {
+    "prompt_too_long": "MAX_PROMPT_LENGTH_EXCEEDED",
+    "timeout_reached": "TIMEOUT",
+    "max_turns_reached": "MAX_TURNS_EXCEEDED",
+}
+"""Our stop condition -> the name of the peer's reason."""
+VERIFIERS_KEYS = ("env_id", "env_args", "sampling_args", "max_samples")
+BACKENDS = ("verl", "tinker", "fireworks")
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def from_config(config: Any) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
+    """(environment, sampling arguments, train tasks, evaluation tasks) of ``config.verifiers`` and ``config.backend``.
+
+    *Raises* ConfigError for a missing ``verifiers.env_id``, an unknown key below ``verifiers``, an unknown backend, or
+    a Tinker run whose sampling temperature is not 1.0.
+    """
+    ours = _plain(config.get("verifiers") or {})
+    if unknown := [name for name in ours if name not in VERIFIERS_KEYS]:
+        raise ConfigError(f"verifiers.{unknown[0]} is no key; there are {', '.join(VERIFIERS_KEYS)}", key=unknown[0])
+    if not ours.get("env_id"):
+        raise ConfigError("verifiers.env_id is missing; give +verifiers.env_id=owner/name", key="verifiers.env_id")
+    backend = config.get("backend", "verl")
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend")
+    sampling = dict(ours.get("sampling_args") or {})
+    temperatures = ((config.get("sampling") or {}).get("temperature"), sampling.get("temperature"))
+    if backend == "tinker" and any(value not in (None, 1.0) for value in temperatures):
+        raise ConfigError("Tinker samples at temperature 1.0 alone; leave sampling.temperature out", key="temperature")
+    env = load_environment(ours["env_id"], **(ours.get("env_args") or {}))
+    train, held_out = limit(env, ours.get("max_samples"))
+    return env, sampling, train, held_out
+
+
+def _plain(value: Any) -> Any:
+    """OmegaConf's containers as dicts and lists."""
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(key): _plain(member) for key, member in value.items()}
+    return [_plain(member) for member in value] if isinstance(value, list | tuple) else value
+
+
+# --- the engine as a client -------------------------------------------------------------------------------------------
+
+
+def rollout_engine_client(rollout_engine: Any, model: str, application_id_fn: Callable[[], str]) -> Any:
+    """A client over a rollout engine: a ``TokenClient`` where it takes and gives token ids, else one over messages."""
+    if not getattr(rollout_engine, "supports_token_in_token_out", False):
+        return _MessageClient(rollout_engine, model, application_id_fn)
+
+    async def generate(prompt_ids: list[int], sampling: dict[str, Any]) -> Any:
+        try:
+            sampled = await rollout_engine.get_token_output_from_token_input(
+                token_input=prompt_ids, application_id=application_id_fn(), **sampling
+            )
+        except Exception as error:  # the peer ends a rollout by an event; what else it raises is mapped by the client
+            if "MAX_PROMPT_LENGTH" in str(getattr(error, "reason", "")):
+                raise OverlongPromptError(f"a prompt of {len(prompt_ids)} tokens is too long") from error
+            raise
+        made = rollout_engine.assemble_model_output(prompt_ids, sampled)
+        return made.completion_ids, made.logprobs, made.finish_reason, getattr(rollout_engine, "weight_version", None)
+
+    return TokenClient(generate, rollout_engine.tokenizer, model=model)
+
+
+RolloutEngineAsyncClient = rollout_engine_client
+"""The name the guides know."""
+
+
+class _MessageClient:
+    """``chat.completions.create`` over ``get_model_response``."""
+
+    base_url, api_key = "http://rollout-engine.invalid/v1", "none"
+
+    def __init__(self, rollout_engine: Any, model: str, application_id_fn: Callable[[], str]):
+        self._engine, self.model, self._application_id = rollout_engine, model, application_id_fn
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
+
+    async def _create(self, *, messages: Any, tools: Any = None, model: str = "", **sampling: Any) -> Any:
+        for name in ("extra_body", "logprobs", "top_logprobs", "extra_headers", "modalities", "n"):
+            sampling.pop(name, None)
+        if (limit_ := sampling.pop("max_completion_tokens", None)) is not None:
+            sampling.setdefault("max_tokens", limit_)
+        given = {"tools": list(tools)} if tools else {}
+        made = await self._engine.get_model_response(
+            list(messages), application_id=self._application_id(), **given, **sampling
+        )
+        return {"model": self.model, **_answer(made)}
+
+
+def _answer(made: Any) -> dict[str, Any]:
+    """A ``ModelOutput`` in the shape of an OpenAI answer."""
+    calls = [_call(call, number) for number, call in enumerate(made.tool_calls or ())]
+    message = {"role": "assistant", "content": made.content if made.content is not None else made.text}
+    message |= {"tool_calls": calls} if calls else {}
+    message |= {"reasoning_content": made.reasoning} if made.reasoning else {}
+    logprobs = None if made.logprobs is None else {"content": [{"logprob": value} for value in made.logprobs]}
+    choice = {"index": 0, "message": message, "finish_reason": made.finish_reason or "stop", "logprobs": logprobs}
+    answer: dict[str, Any] = {"id": "", "choices": [choice]}
+    if made.completion_ids is not None and made.prompt_ids is not None:
+        choice["token_ids"], answer["prompt_token_ids"] = list(made.completion_ids), list(made.prompt_ids)
+    if getattr(made, "weight_version", None) is not None:
+        answer["weight_version"] = made.weight_version
+    return answer
+
+
+def _call(call: Any, number: int) -> dict[str, Any]:
+    """A tool call as an object of the peer, an OpenAI object or a dict, in the wire form."""
+
+    def get(holder: Any, name: str) -> Any:
+        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+    function = get(call, "function") or call
+    name, arguments = (function, get(call, "arguments")) if isinstance(function, str) else (None, None)
+    name, arguments = name or get(function, "name"), arguments if name else get(function, "arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {
+        "id": get(call, "id") or f"call-{number}",
+        "type": "function",
+        "function": {"name": name, "arguments": text},
+    }
+
+
+# --- rollouts ---------------------------------------------------------------------------------------------------------
+
+
+def to_episode(rollout: Mapping[str, Any], env: Environment, task: Any, uid: str) -> Any:
+    """The ``Episode`` of a rollout: one ``Step`` per turn, with everything set that rLLM does not set itself."""
+    types, value = RLLM.load("agents.agent"), worth(rollout)
+    steps = [] if value.is_masked else [_step(types.Step, step) for step in rollout["trajectory"]]
+    trajectory = types.Trajectory(name=TRAJECTORY, steps=steps, reward=value.reward)
+    metrics = {name: number for name, number in rollout["metrics"].items() if not math.isnan(number)}
+    return types.Episode(
+        id=uid,
+        task=task,
+        is_correct=not value.is_unscored and value.reward >= env.pass_threshold,
+        trajectories=[trajectory],
+        metrics=metrics | value.metrics,
+        termination_reason=_reason(rollout, env),
+    )
+
+
+def _step(kind: Any, step: Mapping[str, Any]) -> Any:
+    tokens = step["tokens"]
+    if tokens is None:
+        raise ConfigError("the rollout engine gave no token ids; rLLM trains on them: use one that does")
+    version = tokens["version"]
+    return kind(
+        prompt_ids=tokens["prompt_ids"],
+        response_ids=tokens["completion_ids"],
+        logprobs=tokens["completion_logprobs"],
+        chat_completions=[dict(message) for message in [*step["prompt"], *step["completion"]]],
+        reward=float(step["reward"] or 0.0),
+        weight_version=None if version < 0 else version,
+    )
+
+
+def _reason(rollout: Mapping[str, Any], env: Environment) -> Any:
+    reasons, stop = RLLM.load("workflows.workflow").TerminationReason, rollout["stop_condition"]
+    error = rollout["error"]
+    if error is not None:
+        return reasons.TIMEOUT if error["error"] == "RolloutTimeout" else reasons.ERROR
+    if rollout["is_truncated"] and stop not in STOPS:
+        return reasons.MAX_RESPONSE_LENGTH_EXCEEDED
+    if stop == "max_turns_reached" and env.max_turns == 1:
+        return reasons.ENV_DONE
+    return getattr(reasons, STOPS.get(stop, "ENV_DONE"))
+
+
+def __getattr__(name: str) -> Any:
+    """``VerifiersWorkflow`` and ``VerifiersAgentFlow``, made when they are asked for."""
+    if name not in ("VerifiersWorkflow", "VerifiersAgentFlow"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from verifiers_trainer.integrations import rllm_flows
+
+    if name == "VerifiersAgentFlow":
+        return rllm_flows.VerifiersAgentFlow
+    return rllm_flows.workflow_class(RLLM.load("workflows.workflow").Workflow)

@@ -1,0 +1,74 @@
+"""SkyRL's training with ``VerifiersGenerator``, and the export of an environment's rows, as commands.
+
+    python -m verifiers_trainer.integrations.skyrl_entrypoint export reverse-text data/reverse-text
+    python -m verifiers_trainer.integrations.skyrl_entrypoint data.train_data=... trainer.policy.model.path=...
+
+Or of SkyRL's own command: ``trainer.override_entrypoint=verifiers_trainer.integrations.skyrl_entrypoint``. Every other
+word is SkyRL's setting; the training itself needs CUDA and was not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from verifiers.registry import load_environment
+from verifiers_trainer.integrations import skyrl
+
+PROGRAM = "python -m verifiers_trainer.integrations.skyrl_entrypoint"
+
+
+def experiment(cfg: Any) -> Any:
+    """SkyRL's experiment of a configuration, of which the generator is ours."""
+    base = skyrl.SKYRL.load("train.entrypoints.main_base").BasePPOExp
+    name_of = skyrl.SKYRL.load("backends.skyrl_train.inference_servers.utils").resolve_policy_model_name
+
+    def get_generator(self: Any, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Any:
+        return skyrl.VerifiersGenerator(cfg.generator, tokenizer, inference_engine_client, name_of(cfg))
+
+    return type("VerifiersExp", (base,), {"get_generator": get_generator})(cfg)
+
+
+def run(cfg: Any) -> None:
+    """Train; called on a Ray worker."""
+    experiment(cfg).run()
+
+
+def train(words: Sequence[str]) -> None:
+    """SkyRL's own start: its settings, its checks, its Ray."""
+    import ray
+
+    config = skyrl.SKYRL.load("train.config").SkyRLTrainConfig.from_cli_overrides(list(words))
+    utils = skyrl.SKYRL.load("train.utils.utils")
+    utils.validate_cfg(config)
+    utils.initialize_ray(config)
+    ray.get(ray.remote(num_cpus=1)(run).remote(config))
+
+
+def export(words: Sequence[str]) -> None:
+    """Write the rows of an environment and say where."""
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} export", description="Write an environment's rows for SkyRL.")
+    parser.add_argument("env_id")
+    parser.add_argument("out_dir")
+    parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
+    parser.add_argument("--max-samples", type=int)
+    given = parser.parse_args(list(words))
+    env = load_environment(given.env_id, **given.env_args)
+    folder = skyrl.export_dataset(env, given.out_dir, given.max_samples, env_id=given.env_id, env_args=given.env_args)
+    sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``export ENV OUT_DIR``, or SkyRL's settings."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["export"]:
+        export(words[1:])
+    else:
+        train([word for word in words if not word.startswith("trainer.override_entrypoint=")])
+
+
+if __name__ == "__main__":
+    main()

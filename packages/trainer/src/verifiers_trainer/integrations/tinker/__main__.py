@@ -1,0 +1,85 @@
+"""``python -m verifiers_trainer.integrations.tinker @ file.toml``: a run on a Tinker service.
+
+    TINKER_API_KEY=... python -m verifiers_trainer.integrations.tinker @ tinker.toml --trainer.args.max_steps 20
+
+The file has the shape of ``vf-train``'s: ``model``, ``[env]`` with id and args, and the fields of ``TinkerConfig`` in
+``[trainer.args]``. The same command goes on where it was stopped; ``--fresh`` starts anew. The last step's numbers are
+one JSON object on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from verifiers.errors import ConfigError, VerifiersError
+from verifiers.messages import escape_control
+from verifiers.redaction import redacted_text
+from verifiers.registry import load_environment
+from verifiers_trainer.cli.sources import listed, read_words
+
+USAGE = "python -m verifiers_trainer.integrations.tinker @ FILE.toml [--trainer.args.NAME VALUE]... [--fresh]"
+
+
+def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """(environment id, its arguments, settings) of a command line; later assignments win.
+
+    Raises ``ConfigError`` naming every key that has no meaning here and its place.
+    """
+    assignments, problems = read_words(words)
+    env_id, env_args, settings = "", dict[str, Any](), dict[str, Any]()
+    for one in assignments:
+        if one.path == ("env", "id"):
+            env_id = one.value
+        elif one.path[:2] == ("env", "args") and len(one.path) == 3:
+            env_args[one.path[2]] = one.value
+        elif one.path == ("model",) or (one.path[:2] == ("trainer", "args") and len(one.path) == 3):
+            settings[one.path[-1]] = one.value
+        else:
+            problems.append(f"{one.place}: {one.key} has no meaning for a Tinker run")
+    if not env_id:
+        problems.append("env.id is missing")
+    if problems:
+        raise ConfigError(listed(problems))
+    return env_id, env_args, settings
+
+
+def train(words: Sequence[str], fresh: bool) -> None:
+    """Do it."""
+    env_id, env_args, settings = read(words)
+    from verifiers_trainer import checkpoint
+    from verifiers_trainer.integrations.tinker.settings import TinkerConfig
+    from verifiers_trainer.integrations.tinker.trainer import TinkerTrainer
+
+    config = TinkerConfig.of(settings)
+    trainer = TinkerTrainer(load_environment(env_id, **env_args), config)
+    resume = not fresh and checkpoint.newest_valid(config.folder) is not None
+    numbers = trainer.train(resume_from_checkpoint=resume)
+    shown = {"step": trainer.step, "output_dir": str(config.folder), "reward": numbers.get("reward/mean")}
+    sys.stdout.write(json.dumps(shown) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command and exit with its code: 0 done, 2 something to correct, 3 the run failed."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or {"-h", "--help"} & set(words):
+        sys.stdout.write(f"usage: {USAGE}\n\n{__doc__}")
+        sys.exit(0 if words else 2)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for loud in ("httpx", "tinker"):
+        logging.getLogger(loud).setLevel(logging.WARNING)
+    try:
+        train([word for word in words if word != "--fresh"], "--fresh" in words)
+    except VerifiersError as error:
+        sys.stderr.write(f"{escape_control(redacted_text(str(error)))}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from the newest checkpoint\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""``TinkerTrainer``: a training run whose forward, backward and optimizer step are a Tinker service's.
+
+One step::
+
+    batch = orchestrator.next_batch()                 rollouts -> groups -> advantages -> samples
+    training.forward_backward(data, loss); optim_step(adam)             sent together, then waited for
+    sampler = training.save_weights_and_get_sampling_client()           new requests are sampled by it
+    orchestrator.set_version(n)                                         and begin as far as the lag allows
+
+Promise: the same pipeline, advantages, aggregation and staleness bound as ``RLTrainer``, and a run that was killed
+goes on from its newest checkpoint: a state saved at the service, our counters, and the rollouts not yet trained. No
+torch computes anything here. One service, one adapter; no evaluation in the run (``env.evaluate(trainer.client, ...)``
+between two calls of ``train``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from verifiers.environments.base import Environment
+from verifiers.errors import CheckpointError, NonFiniteLoss, RunError, RunMismatch
+from verifiers.runner import RunContext
+from verifiers_trainer import arguments, checkpoint
+from verifiers_trainer.batch import StepBatch
+from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
+from verifiers_trainer.integrations.tinker.data import datum, ratio_stats
+from verifiers_trainer.integrations.tinker.settings import TinkerConfig
+from verifiers_trainer.loggers import COMPLETIONS, METRICS, MetricsFile, write_completions
+from verifiers_trainer.orchestrator import Orchestrator
+from verifiers_trainer.pending import load_pipeline, save_pipeline
+from verifiers_trainer.schedule import PipelineState, digest
+
+log = logging.getLogger(__name__)
+
+SAVED = "tinker.json"
+"""File of a checkpoint that says where the service keeps its part."""
+
+
+class TinkerTrainer:
+    """Trains ``config.model`` in ``env`` (an environment, its id, or a list of several).
+
+    service: a ``tinker.ServiceClient``; None makes one of ``config.base_url`` and TINKER_API_KEY.
+    tokenizer: None takes ``config.tokenizer``, or what the service says.
+    """
+
+    def __init__(
+        self, env: Environment | str | list[Any], config: TinkerConfig, *, service: Any = None, tokenizer: Any = None
+    ):
+        self.env: Environment = arguments.environment_of(env)
+        arguments.check_environment(self.env)
+        self.config, self.examples = config, arguments.examples_of(self.env)
+        self.step = 0
+        """Optimizer steps taken; also the policy version."""
+        self.metrics_file = MetricsFile(config.folder)
+        self._service, self._tokenizer = service, tokenizer
+        self.training: Any = None
+        """The service's training client, once the run has begun."""
+        self.client: TinkerClient | None = None
+        """The present policy."""
+        self._orchestrator: Orchestrator | None = None
+
+    def train(self, resume_from_checkpoint: bool | str | Path = False) -> dict[str, Any]:
+        """Run to ``max_steps``; the numbers of the last step. ``True`` resumes from the newest valid checkpoint.
+
+        Raises ``CheckpointError``, ``RunMismatch`` and the kinds of ``RunError``.
+        """
+        self.sdk = TINKER.load()
+        folder = self._checkpoint_of(resume_from_checkpoint)
+        numbers: dict[str, Any] = {}
+        pipeline = self._start_afresh() if folder is None else self._load(folder)
+        if self.step >= self.config.max_steps:
+            log.warning("step %d of %d: nothing to train", self.step, self.config.max_steps)
+            return numbers
+        self._open(folder, pipeline)
+        try:
+            while self.step < self.config.max_steps:
+                numbers = self._one_step()
+                if self.step % self.config.save_steps == 0 or self.step == self.config.max_steps:
+                    self.save()
+        finally:
+            self.close()
+        return numbers
+
+    def close(self) -> None:
+        """Stop the pipeline; calling it again does nothing. The client stays usable."""
+        orchestrator, self._orchestrator = self._orchestrator, None
+        if orchestrator is not None:
+            orchestrator.close()
+
+    # --- the service ----------------------------------------------------------------------------------------------
+
+    def _open(self, folder: Path | None, pipeline: PipelineState) -> None:
+        service = self._service or self.sdk.ServiceClient(
+            **({"base_url": self.config.base_url} if self.config.base_url else {})
+        )
+        if folder is None:
+            rank = {} if self.config.lora_rank is None else {"rank": self.config.lora_rank}
+            self.training = service.create_lora_training_client(
+                base_model=self.config.model, seed=self.config.seed, **rank
+            )
+        else:
+            state = checkpoint.read_json(folder / SAVED)["path"]
+            try:
+                self.training = service.create_training_client_from_state_with_optimizer(state)
+            except Exception as error:
+                raise CheckpointError(
+                    f"the service does not give {state} back ({folder}): {error}", path=str(folder)
+                ) from error
+        self.client = TinkerClient(
+            self.training.save_weights_and_get_sampling_client(), self._own_tokenizer(), version=self.step,
+            max_seq_len=self.config.max_seq_len, history=self.config.history,
+            tool_call_parser=self.config.tool_call_parser, model=self.config.model,
+        )  # fmt: skip
+        self._orchestrator = Orchestrator(self.env, self.examples, self._context(), self.config)  # type: ignore[arg-type]
+        self._orchestrator.start(self.step, pipeline)
+
+    def _own_tokenizer(self) -> Any:
+        if self._tokenizer is None and self.config.tokenizer is not None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self.config.tokenizer)
+        return self._tokenizer or self.training.get_tokenizer()
+
+    def _context(self) -> RunContext:
+        return RunContext(
+            client=self.client,
+            model=self.config.model,
+            sampling_args=self.config.sampling(),
+            require_tokens=True,
+            seed=self.config.seed,
+            rollout_timeout_s=self.config.rollout_timeout or self.config.generation_timeout,
+        )
+
+    def _one_step(self) -> dict[str, Any]:
+        assert self._orchestrator is not None
+        assert self.client is not None
+        began = time.monotonic()
+        batch = self._orchestrator.next_batch()
+        numbers = {**batch.stats, **self._train_on(batch)}
+        self.step += 1
+        sampler = self.training.save_weights_and_get_sampling_client()
+        self.client.set_sampling_client(sampler, self.step)
+        self._orchestrator.set_version(self.step)
+        numbers["time/step"] = time.monotonic() - began
+        self.metrics_file.write(self.step, self.step, numbers)
+        if self.config.log_completions:
+            write_completions(self.config.folder, self.step, batch)
+        log.info(
+            "step %d of %d: reward %.3f, %d tokens trained, %.1f s",
+            self.step, self.config.max_steps, numbers["reward/mean"], batch.num_tokens, numbers["time/step"],
+        )  # fmt: skip
+        return numbers
+
+    def _train_on(self, batch: StepBatch) -> dict[str, Any]:
+        """One forward, backward and optimizer step at the service."""
+        began = time.monotonic()
+        rows = [row for row in batch.rows_R[0] if not row.is_filler]
+        config = {"loss_fn_config": self.config.loss_config} if self.config.loss_config else {}
+        rate = {} if self.config.learning_rate is None else {"learning_rate": self.config.learning_rate}
+        computed = self.training.forward_backward([datum(self.sdk, row) for row in rows], self.config.loss, **config)
+        stepped = self.training.optim_step(self.sdk.AdamParams(**rate, **self.config.adam))
+        try:
+            made, taken = computed.result(), stepped.result()
+        except Exception as error:
+            raise RunError(f"the service failed in step {self.step + 1}: {type(error).__name__}: {error}") from error
+        said = {f"service/{name}": value for one in (made, taken) for name, value in (one.metrics or {}).items()}
+        if broken := [name for name, value in said.items() if value != value]:
+            raise NonFiniteLoss(
+                f"the service's {broken[0]} of step {self.step + 1} is not a number", step=self.step + 1
+            )
+        return said | ratio_stats(rows, made.loss_fn_outputs, self.step) | {"time/train": time.monotonic() - began}
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write ``checkpoint-<step>``: the service's state first, then our part, which appears whole or not at all."""
+        assert self._orchestrator is not None
+        pipeline = self._orchestrator.snapshot()
+        path = self.training.save_state(f"step-{self.step}").result().path
+        folder = self.config.folder / f"{checkpoint.PREFIX}{self.step}"
+        with checkpoint.writing(folder) as temporary:
+            save_pipeline(temporary, pipeline, self.step, self._configuration())
+            checkpoint.write_json(temporary / SAVED, {"path": path, "model": self.config.model})
+        checkpoint.prune(folder, self.config.save_total_limit)
+        log.info("saved %s (%s)", folder, path)
+        return folder
+
+    def _configuration(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to be continued."""
+        return {
+            "env_id": self.env.env_id,
+            "env_args": {key: str(value) for key, value in self.env.env_args.items()},
+            "examples": digest(self.examples),
+            **self.config.decisive(),
+        }
+
+    def _checkpoint_of(self, wanted: bool | str | Path) -> Path | None:
+        if wanted is False:
+            return None
+        folder = checkpoint.newest_valid(self.config.folder) if wanted is True else Path(wanted)
+        if folder is None:
+            raise CheckpointError(f"{self.config.folder} holds no valid checkpoint", path=str(self.config.folder))
+        checkpoint.verify(folder)
+        return folder
+
+    def _start_afresh(self) -> PipelineState:
+        if checkpoint.steps_in(self.config.folder) or self.metrics_file.holds_steps:
+            aside = checkpoint.set_aside(self.config.folder, (METRICS, COMPLETIONS))
+            log.warning("%s holds an earlier run, now in %s", self.config.folder, aside)
+            self.metrics_file.restart()
+        self.step = 0
+        return PipelineState()
+
+    def _load(self, folder: Path) -> PipelineState:
+        """The pipeline of a checkpoint. Raises ``RunMismatch`` that lists every setting that differs."""
+        pipeline, self.step, saved = load_pipeline(folder)
+        current = self._configuration()
+        names = sorted({*saved, *current})
+        differences = {
+            name: (saved.get(name), current.get(name)) for name in names if saved.get(name) != current.get(name)
+        }
+        if differences:
+            listed = "; ".join(f"{name} was {old!r}, is {new!r}" for name, (old, new) in differences.items())
+            raise RunMismatch(
+                f"{folder} belongs to another configuration: {listed}. Use those values, or start afresh elsewhere",
+                differences=differences,
+                path=str(folder),
+            )
+        self.metrics_file.resume(self.step)
+        return pipeline

@@ -1,0 +1,250 @@
+"""TRL: environments in its ``GRPOTrainer``, token-exact over many turns.
+
+    trainer = GRPOTrainer(
+        model=model, processing_class=tokenizer, args=args, train_dataset=to_dataset(env),
+        rollout_func=make_rollout_func(env), reward_funcs=reward_from_rollout,
+    )
+
+Promise: the ids and log-probabilities TRL trains on are those that were sampled; what the environment said has
+``env_mask`` 0. TRL excludes a reward of None from the baseline, so an unknown reward stays unknown, and its tokens are
+masked. Sampling comes from TRL's arguments. Run with TRL 1.16; its vLLM modes need CUDA and were not run.
+
+A rollout that forked has several token rows and TRL takes one: the last is trained, the others are counted in
+``dropped``; ``history="exact"`` avoids forks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verifiers.dual import blocking
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError, RunError
+from verifiers_trainer.integrations.common import (
+    TokenClient,
+    export_samples,
+    group_worth,
+    limit,
+    play_group,
+    row_of,
+    score_completion,
+)
+from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.token_client import served_generate
+
+TRL = Peer("trl", "trl", ("1.16.0",), "pip install 'verifiers-trainer[trl]'")
+ROW = "vf_row"
+"""Field of a prompt's first message that says which row it is: prompts alone need not be different."""
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+OFF = {"top_k": (0, None), "repetition_penalty": (1.0, None), "top_p": (1.0, None), "min_p": (0.0, None)}
+"""Values by which TRL says that an argument is not used."""
+
+log = logging.getLogger(__name__)
+
+
+def to_dataset(env: Environment, split: str = "train", max_samples: int | None = None) -> Any:
+    """``prompt answer info task example_id`` as a ``datasets.Dataset``; ``info`` is JSON text.
+
+    The first message of each prompt carries the field ``vf_row``, by which ``make_rollout_func`` finds the row again.
+    """
+    from datasets import Dataset
+
+    rows = []
+    for task in _tasks(env, max_samples)[split]:
+        prompt = [dict(message) for message in task["prompt"]] if isinstance(task["prompt"], list) else task["prompt"]
+        if isinstance(prompt, list):
+            prompt[0][ROW] = f"{split}:{task['example_id']}"
+        columns = {name: task[name] for name in ("answer", "task", "example_id")}
+        rows.append({"prompt": prompt, "info": json.dumps(task["info"]), **columns})
+    return Dataset.from_list(rows)
+
+
+def _tasks(env: Environment, max_samples: int | None = None) -> dict[str, list[dict[str, Any]]]:
+    return dict(zip(("train", "eval"), limit(env, max_samples), strict=True))
+
+
+def make_rollout_func(env: Environment, client: Any = None, **options: Any) -> RolloutFunc:
+    """TRL's ``rollout_func``. ``client`` None samples from ``trainer.model`` itself, through the embedded engine (or
+    through the trainer's vLLM server); ``options`` are ``RolloutFunc``'s."""
+    return RolloutFunc(env, client, **options)
+
+
+class RolloutFunc:
+    """Plays the environment for the prompts of a step: one completion per element, siblings scored together.
+
+    history: "render", or "exact" to keep sampled ids as the prefix of the next prompt (not with ``client``).
+    max_seq_len: longest sequence of the embedded engine; the model's own limit by default.
+    max_retries: how often a rollout whose reward is unknown for a passing reason is played again.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        client: Any = None,
+        *,
+        history: str = "render",
+        max_seq_len: int | None = None,
+        max_retries: int = 0,
+    ):
+        if client is not None and history != "render":
+            raise ConfigError('history="exact" needs the engine\'s ids: leave client out', key="history")
+        self.env, self.client, self.history = env, client, history
+        self.max_seq_len, self.max_retries = max_seq_len, max_retries
+        self.engine: Any = None
+        self.dropped = 0  # token rows of forked rollouts that were not trained
+        self._rows = {f"{split}:{task['example_id']}": task for split, rows in _tasks(env).items() for task in rows}
+        self._by_text: dict[str, list[str]] = {}
+        for key, task in self._rows.items():
+            self._by_text.setdefault(_text_of(task["prompt"]), []).append(key)
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        """What TRL asks for. *Raises* RunError when no rollout of the step gave a token."""
+        TRL.load()
+        client, model = self._client(trainer, len(prompts))
+        groups: dict[str, list[int]] = {}
+        for position, prompt in enumerate(prompts):
+            groups.setdefault(self._key(prompt), []).append(position)
+        sampling = sampling_of(trainer.args)
+        played = blocking(lambda: self._play(groups, client, model, sampling))
+        made: list[Any] = [None] * len(prompts)
+        for positions, rollouts in zip(groups.values(), played, strict=True):
+            for position, rollout, worth in zip(positions, rollouts, group_worth(rollouts), strict=True):
+                made[position] = self._fields(rollout, worth, trainer.processing_class, sampling)
+        if not any(any(fields["env_mask"]) for fields in made):
+            first = played[0][0]
+            error = first["error"]
+            why = first["stop_condition"] if error is None else f"{error['error']}: {error['message']}"
+            raise RunError(f"no rollout of this step can be trained; the first one ended by {why}")
+        return {name: [fields[name] for fields in made] for name in made[0]}
+
+    async def _play(self, groups: Mapping[str, Sequence[int]], client: Any, model: str, sampling: Any) -> list[Any]:
+        rows = {key: row_of(self._rows[key], self.env.message_type) for key in groups}
+        return await asyncio.gather(
+            *(
+                play_group(self.env, [rows[key]] * len(positions), client, model, sampling, self.max_retries)
+                for key, positions in groups.items()
+            )
+        )
+
+    def _fields(self, rollout: Any, worth: Any, tokenizer: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        samples = export_samples(rollout, float(sampling.get("temperature") or 1.0))
+        self.dropped += max(0, len(samples) - 1)
+        extra = {"vf_reward": None if worth.is_unscored else worth.reward, "vf_metrics": dict(rollout["metrics"])}
+        if not samples:  # it failed before anything was sampled: one token that is not trained
+            end = tokenizer.eos_token_id
+            return {"prompt_ids": [end], "completion_ids": [end], "logprobs": [0.0], "env_mask": [0], **extra}
+        last = samples[-1].masked() if worth.is_masked else samples[-1]
+        tokens = {"prompt_ids": last.prompt_ids, "completion_ids": last.response_ids}
+        return {**tokens, "logprobs": last.logprobs, "env_mask": last.response_mask, **extra}
+
+    def _key(self, prompt: Any) -> str:
+        key = prompt[0].get(ROW) if isinstance(prompt, list) and prompt else None
+        found = [key] if key in self._rows else self._by_text.get(_text_of(prompt), [])
+        if not found:
+            raise ConfigError("a prompt of the trainer is no row of the environment; make its dataset with to_dataset")
+        if (
+            len({json.dumps(self._rows[one]["info"], default=str) + str(self._rows[one]["answer"]) for one in found})
+            > 1
+        ):
+            raise ConfigError(
+                f"rows {', '.join(found[:3])} have the same prompt and different answers: make the dataset with "
+                "to_dataset, which says which is which"
+            )
+        return found[0]
+
+    def _client(self, trainer: Any, count: int) -> tuple[Any, str]:
+        if self.client is not None:
+            return self.client, getattr(self.client, "model", None) or "policy"
+        if getattr(trainer, "use_vllm", False):
+            return TokenClient(_vllm_generate(trainer), trainer.processing_class, history=self.history), "policy"  # type: ignore[arg-type]
+        if self.engine is None:
+            self.engine = self._open_engine(trainer, count)
+        self.engine.check_shared()
+        self.engine.set_version(trainer.state.global_step)
+        return self._served, self.engine.served_model
+
+    def _open_engine(self, trainer: Any, count: int) -> Any:
+        from verifiers_trainer.engines import EmbeddedEngine
+        from verifiers_trainer.inference import policy_client
+
+        model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+        length = self.max_seq_len or model.config.get_text_config().max_position_embeddings
+        engine = EmbeddedEngine(model, tokenizer, max_seq_len=length, concurrency=count)
+        engine.start()
+        self._served: Any = policy_client(engine)
+        if self.history == "exact":
+            generate = served_generate(engine.base_url, engine.api_key, engine.served_model)
+            self._served = TokenClient(generate, tokenizer, history="exact", model=engine.served_model)
+        return engine
+
+    def close(self) -> None:
+        """Stop the embedded engine, if it was started."""
+        if self.engine is not None:
+            self.engine.stop()
+            self.engine = None
+
+
+def sampling_of(args: Any) -> dict[str, Any]:
+    """The sampling arguments of a ``GRPOConfig``; those by which it says "off" are left out."""
+    given = {"max_tokens": args.max_completion_length}
+    given |= {name: getattr(args, name, None) for name in SAMPLING}
+    used = {name: value for name, value in given.items() if value is not None and value not in OFF.get(name, ())}
+    return used | dict(getattr(args, "generation_kwargs", None) or {})
+
+
+def reward_from_rollout(*, vf_reward: Sequence[float | None], **_: Any) -> list[float | None]:
+    """A reward function for ``reward_funcs``: what the environment's rubric gave; None where it is unknown."""
+    return list(vf_reward)
+
+
+def as_reward_func(env: Environment) -> Any:
+    """A reward function that scores TRL's own completions of a single-turn environment; None where unknown.
+
+    *Raises* ConfigError for an environment of several turns.
+    """
+    if env.max_turns != 1:
+        raise ConfigError("as_reward_func scores one completion; an environment of several turns: make_rollout_func")
+
+    async def score(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Any]:
+        async def one(index: int) -> float | None:
+            row = {name: values[index] for name, values in columns.items() if name in ("answer", "info", "task")}
+            task = {"prompt": _plain(prompts[index]), "example_id": index, **row}
+            value = await score_completion(env, task, completions[index])
+            return None if math.isnan(value) else value
+
+        return list(await asyncio.gather(*map(one, range(len(completions)))))
+
+    def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return blocking(lambda: score(prompts, completions, columns))
+
+    reward.__name__ = f"verifiers_{env.env_id or 'reward'}"
+    return reward
+
+
+def _plain(prompt: Any) -> Any:
+    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+        return prompt
+    return [{name: value for name, value in m.items() if name != ROW and value is not None} for m in prompt]
+
+
+def _text_of(prompt: Any) -> str:
+    return json.dumps(_plain(prompt), sort_keys=True, default=str)
+
+
+def _vllm_generate(trainer: Any) -> Any:
+    """Token-in/token-out over TRL's vLLM client. Written after its documented signature; not run without CUDA."""
+    client = getattr(getattr(trainer, "vllm_generation", trainer), "vllm_client", None)
+    if client is None:
+        raise ConfigError("the trainer's vLLM runs inside it (colocate); use vllm_mode='server', or give client=")
+
+    async def generate(prompt_ids: list[int], sampling: Mapping[str, Any]) -> Any:
+        made = await asyncio.to_thread(client.generate, [prompt_ids], **sampling)
+        ids, logprobs = made["completion_ids"][0], [entry[0] for entry in made["logprobs"][0]]
+        return ids, logprobs, "length" if len(ids) >= sampling["max_tokens"] else "stop"
+
+    return generate

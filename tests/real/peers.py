@@ -1,0 +1,102 @@
+"""Runs the tests against a real peer in a virtual environment of its own.
+
+    python3 tests/real/peers.py inspect            # or trl, verl; several at once; --list
+
+Each peer's packages conflict with the others', so each has its own environment, made by uv in the user's cache under
+a hash of what is installed, and never the developer's. The first time takes minutes, later ones seconds. On a machine
+that keeps a CPU build of torch elsewhere, PIP_FIND_LINKS names the folder. What follows ``--`` goes to pytest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CORE, TRAINER = REPOSITORY / "packages/core", REPOSITORY / "packages/trainer"
+ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
+TOOLS = ("pytest>=9", "pytest-asyncio>=1.3")
+TORCH = "torch==2.13.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """What a peer needs and which tests it runs."""
+
+    packages: tuple[str, ...]
+    tests: tuple[str, ...]
+    editable: tuple[Path, ...] = (CORE, *ENVIRONMENTS)
+
+    @property
+    def folder(self) -> Path:
+        """Where its environment is, named after everything that is installed."""
+        named = [*self.packages, *TOOLS, sys.version.split()[0], *map(_project, self.editable)]
+        digest = hashlib.sha256("\n".join(named).encode()).hexdigest()[:12]
+        base = os.environ.get("VF_TEST_CACHE") or Path.home() / ".cache"
+        return Path(base) / "verifiers-tests" / digest
+
+
+def _project(folder: Path) -> str:
+    return f"{folder}\n{(folder / 'pyproject.toml').read_text(encoding='utf-8')}"
+
+
+TIERS = {
+    "inspect": Tier(("inspect-ai==0.3.285",), ("test_peer_inspect.py",)),
+    "trl": Tier(
+        ("trl==1.16.0", "transformers==5.23.0", "peft>=0.21", TORCH),
+        ("test_peer_trl.py",),
+        (CORE, TRAINER, *ENVIRONMENTS),
+    ),
+    "verl": Tier(
+        ("verl==0.9.1", "ray==2.60.*", "tensordict==0.10.*", "cachetools", "uvicorn", "fastapi", TORCH),
+        ("test_peer_verl.py",),
+        (CORE, TRAINER, *ENVIRONMENTS),
+    ),
+}
+
+
+def environment_of(tier: Tier) -> Path:
+    """Its interpreter; the environment is made when it is not there. A half-made one is never taken for a whole."""
+    python = tier.folder / "bin" / "python"
+    if python.exists():
+        return python
+    making = tier.folder.with_suffix(".making")
+    shutil.rmtree(making, ignore_errors=True)
+    variables = dict(os.environ)
+    if links := variables.get("PIP_FIND_LINKS"):
+        variables["UV_FIND_LINKS"] = links
+    editable = [word for folder in tier.editable for word in ("-e", str(folder))]
+    install = ["uv", "pip", "install", "--quiet", "--python", str(making / "bin" / "python")]
+    subprocess.run(["uv", "venv", "--quiet", "--relocatable", "--python", sys.executable, str(making)], check=True)
+    subprocess.run([*install, *tier.packages, *TOOLS, *editable], env=variables, check=True)
+    making.rename(tier.folder)
+    return python
+
+
+def run(name: str, words: list[str]) -> int:
+    """pytest's exit status for one peer."""
+    tier = TIERS[name]
+    tests = [str(REPOSITORY / "tests" / "real" / test) for test in tier.tests]
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VF_PEER": name}
+    command = [str(environment_of(tier)), "-m", "pytest", "-q", "-m", "real", *tests, *words]
+    return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **quiet}, check=False).returncode
+
+
+def main(words: list[str]) -> int:
+    """Run the named tiers; 1 when any fails."""
+    own, passed_on = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    unknown = [name for name in own if name not in TIERS]
+    if "--list" in own or unknown or not own:
+        for name, tier in TIERS.items():
+            print(f"{name}: {', '.join(tier.packages)}")
+        return 2 if unknown else 0
+    return max(run(name, passed_on) for name in own)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""The real inspect-ai: it reads what we write, lists it, and plays an environment through its own provider.
+
+Run by ``python3 tests/real/peers.py inspect``.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("inspect_ai", reason="inspect-ai is not installed: python3 tests/real/peers.py inspect")
+
+from inspect_ai import eval as inspect_eval
+from inspect_ai.log import read_eval_log
+from inspect_ai.model import get_model
+
+import verifiers as vf
+from support.integration_plays import plays_tool_test
+from support.peer_double import differences
+from verifiers.integrations.inspect import to_inspect
+from verifiers.integrations.inspect_task import to_task
+from verifiers.testing import FakeServer
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def env():
+    return vf.load_environment("tool-test", num_train_examples=2, num_eval_examples=4)
+
+
+@pytest.fixture
+def server(env):
+    with FakeServer(plays_tool_test(env, broken={2}, wrong={1})) as server:
+        yield server
+
+
+def test_the_peer_has_what_was_recorded():
+    assert differences("inspect_ai") == []
+
+
+def test_a_finished_run_is_read_back_with_our_means(env, server, tmp_path):
+    results = env.evaluate(
+        vf.ClientConfig(api_base_url=server.url, max_retries=0), "m", rollouts_per_example=3,
+        results_path=tmp_path / "run", num_examples=4,
+    )  # fmt: skip
+    path = to_inspect(tmp_path / "run", tmp_path / "logs" / "run.eval")
+    log = read_eval_log(str(path))
+    reward = log.results.scores[0]
+    assert reward.metrics["mean"].value == pytest.approx(results.metadata["avg_reward"])
+    assert reward.metrics["stderr"].value == pytest.approx(results.metadata["reward_stderr"])
+    assert (reward.scored_samples, reward.unscored_samples, len(log.samples)) == (9, 3, 12)
+    assert sorted({sample.epoch for sample in log.samples}) == [1, 2, 3]
+    told = [sample for sample in log.samples if sample.error is None]
+    assert {message.role for sample in told for message in sample.messages} == {"user", "assistant", "tool"}
+    assert all(sample.messages[1].tool_calls for sample in told)
+    failed = [sample for sample in log.samples if sample.error is not None]
+    assert {sample.id for sample in failed} == {2}
+    assert all("reward" not in sample.scores for sample in failed)
+
+
+def test_its_command_lists_and_dumps_the_log(env, server, tmp_path):
+    results = env.evaluate(vf.ClientConfig(api_base_url=server.url, max_retries=0), "m", num_examples=2)
+    path = to_inspect(results, tmp_path / "logs" / "run.eval")
+    listed = _inspect("log", "list", "--log-dir", str(path.parent), cwd=tmp_path)
+    assert "run.eval" in listed
+    assert '"calls_right"' in _inspect("log", "dump", str(path), cwd=tmp_path)
+
+
+def test_an_environment_is_played_inside_inspect(env, server, tmp_path):
+    model = get_model("openai-api/local/m", base_url=server.url, api_key="none", max_retries=0)
+    (log,) = inspect_eval(
+        to_task(env, num_examples=4), model=model, display="none", log_dir=str(tmp_path), max_retries=0
+    )
+    assert log.status == "success"
+    rewards = {sample.id: sample.scores["reward"].value for sample in log.samples if sample.scores}
+    assert rewards == {0: 1.0, 1: 0.0, 3: 1.0}
+    (failed,) = [sample for sample in log.samples if sample.error]
+    assert (failed.id, "ModelError" in failed.error.message) == (2, True)
+    assert log.results.scores[0].metrics["mean"].value == pytest.approx(2 / 3), "the failed one is no zero"
+    assert [message.role for message in log.samples[0].messages][:3] == ["user", "assistant", "tool"]
+
+
+def _inspect(*words, cwd):
+    command = Path(sys.executable).with_name("inspect")
+    return subprocess.run([command, *words], cwd=cwd, capture_output=True, text=True, check=True, timeout=120).stdout

