@@ -1,44 +1,63 @@
-"""Every block of the README is executed or parsed: what it shows is what works."""
+"""Every block of the READMEs is executed or parsed, by the convention of the documentation (``support.doc_blocks``).
+
+What their shell blocks show is run on the pages of ``docs``; here the options of their commands are checked.
+"""
 
 import re
-import tomllib
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import verifiers as vf
-from verifiers.testing import FakeServer
+from support import doc_blocks
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"^```(\w+)([^\n]*)\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-PYTHON = [code for language, options, code in BLOCKS if language == "python" and "no-run" not in options]
-TOML = [code for language, _, code in BLOCKS if language == "toml"]
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+READMES = [README, ROOT / "packages/core/README.md"]
+BLOCKS = doc_blocks.blocks_of(README)
+COMMANDS = sorted(
+    {
+        line.partition("#")[0].strip()
+        for block in BLOCKS
+        if block.language == "bash"
+        for line in block.code.splitlines()
+        if re.match(r"(\w+=\S+ )?vf-", line)
+    }
+)
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
-def test_python_block_runs(code):
-    with FakeServer("<reversed_text>olleh</reversed_text>") as server:
-        names = {}
-        exec(compile(code.replace("http://127.0.0.1:8000/v1", server.url), README.name, "exec"), names)
-    if "load_environment" in names:
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_python_and_toml_blocks_do_what_they_say(page, tmp_path):
+    if any(block.language == "toml" for block in doc_blocks.blocks_of(page)):
+        pytest.importorskip("verifiers_trainer")
+    with doc_blocks.reader(tmp_path) as reader:
+        reader.try_out([block for block in doc_blocks.blocks_of(page) if block.language != "bash"])
+        names = reader.names
+    if page == README:
         assert isinstance(names["load_environment"](), vf.Environment)
-    if "results" in names:
-        assert len(names["results"]) > 0
+    assert len(names["results"]) > 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_of_commands_exist(command, tmp_path):
+    """``--help`` after them: a wrong option or a missing argument is found, and nothing runs."""
+    words = [word for word in shlex.split(command) if "=" not in word or word.startswith("-")]
+    options = {word.partition("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word) and "." not in word}
+    tool = [Path(sys.executable).parent / words[0], *(["quickstart"] if "quickstart" in words else [])]
+    said = subprocess.run([*tool, "--help"], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert not [option for option in options if not re.search(rf"(^|[\s,]){option}\b", said, re.M)], said
 
 
 def test_the_number_game_of_the_readme_can_be_won():
     names = {}
-    exec(next(code for code in PYTHON if "GuessTheNumber" in code), names)
+    exec(next(block.code for block in BLOCKS if "GuessTheNumber" in block.code), names)
     guesses = iter(["50", "25", "42"])
     results = names["env"].evaluate(vf.testing.ScriptedClient(lambda _: next(guesses)), model="m")
     assert results["rewards"] == [1.0]
     assert results["stop_conditions"] == ["solved"]
-
-
-@pytest.mark.parametrize("code", TOML, ids=range(len(TOML)))
-def test_toml_block_is_a_training_file(code):
-    settings = tomllib.loads(code)
-    assert vf.RLConfig(**settings["trainer"]["args"]).batch_size == 128
 
 
 def test_every_linked_file_exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/promises.md"
-REQUIRED = (*range(1, 34), *range(47, 52))
+REQUIRED = tuple(range(1, 52))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ def _in(file: str, *names: str) -> tuple[str, ...]:
 JOURNAL, RESUME, INTERRUPTS = "faults/test_journal_faults", "faults/test_resume", "faults/test_interrupts"
 RETRY, SERVER = "faults/test_retry_faults", "faults/test_server_faults"
 ROLLOUT, REWARD, TOOL = "faults/test_rollout_faults", "faults/test_reward_faults", "faults/test_tool_faults"
+WEIGHTS = "faults/test_weight_faults"
 SCALE, CONFIGURATION, COMMANDS = "faults/test_scale", "faults/test_configuration_faults", "faults/test_commands_faults"
+CHECKPOINT, TRAINER = "faults/test_checkpoint_faults", "faults/test_trainer_faults"
 
 ROWS: dict[int, Row] = {
     # --- storing and going on
@@ -425,6 +427,202 @@ ROWS: dict[int, Row] = {
         ),
         _in(ROLLOUT, "coroutines_made_before_their_tasks_begin_are_what_warns"),
     ),
+    # --- training
+    34: Row(
+        "kill -9 at each place of writing a checkpoint, of one process or of either of two",
+        "the newest whole one is continued, a torn one skipped with a warning; none is removed before a newer is whole",
+        (
+            *_in(
+                CHECKPOINT,
+                "two_ranks_killed_before_the_rename_resume_to_the_same_weights",
+                "two_ranks_killed_at_every_failpoint_resume_to_the_same_weights",
+                "a_checkpoint_holds_the_random_generators_of_every_rank",
+            ),
+            *_in(
+                "trainer/test_resume",
+                "killed_at_a_checkpoint_and_resumed_is_the_same_run",
+                "killed_at_every_failpoint_and_resumed_is_the_same_run",
+            ),
+            *_in(
+                "trainer/test_checkpoint",
+                "a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used",
+                "older_checkpoints_go_only_when_a_newer_one_is_whole",
+            ),
+        ),
+        _in(CHECKPOINT, "written_in_place_a_save_that_is_killed_leaves_a_folder_that_looks_like_the_newest"),
+    ),
+    35: Row(
+        "six steps without a break against a kill in between, synchronous and one step off-policy, one process and two",
+        "the same weights, optimizer, random generators, losses and rollouts, bit for bit",
+        (
+            *_in(
+                "trainer/test_resume",
+                "two_deterministic_runs_are_one",
+                "killed_at_a_checkpoint_and_resumed_is_the_same_run",
+            ),
+            *_in("trainer/test_two_rank_script", "killed_in_the_middle_the_same_command_ends_with_the_same_weights"),
+            *_in(CHECKPOINT, "two_ranks_go_on_where_one_process_was"),
+        ),
+        (
+            *_in(CHECKPOINT, "resumed_with_the_weights_alone_the_run_is_another"),
+            *_in("trainer/test_resume", "another_seed_is_another_run"),
+        ),
+    ),
+    36: Row(
+        "a checkpoint that holds a pickle, a replaced file, a truncated tensor",
+        "refused or ignored, and nothing is executed",
+        _in(
+            "trainer/test_checkpoint",
+            "a_planted_pickle_is_never_opened",
+            "a_pickle_in_the_place_of_the_weights_is_refused",
+            "a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used",
+        ),
+        _in(CHECKPOINT, "read_as_a_pickle_a_planted_file_is_executed"),
+    ),
+    37: Row(
+        "inference restarts with its first weights between two steps",
+        "seen in the first completion; the weights are sent again; no token of a wrong version in any batch",
+        _in(
+            WEIGHTS,
+            "a_server_that_comes_back_with_its_first_weights_gets_the_present_ones_and_none_of_its_tokens_is_trained",
+        ),
+        _in(WEIGHTS, "without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained"),
+    ),
+    38: Row(
+        "inference dies during a push of weights; accepts the push and never answers",
+        "WeightSyncError within the bound, naming what was awaited; pushing again works; a push is repeated whole",
+        _in(
+            WEIGHTS,
+            "a_push_that_is_never_answered_ends_within_its_bound_names_what_was_awaited_and_can_be_made_again",
+            "training_ends_with_that_error_and_not_with_silence",
+            "a_server_that_dies_during_a_push_and_comes_back_gets_the_whole_of_it_again",
+            "a_server_that_dies_during_a_push_and_stays_away_is_an_error_within_the_bound",
+        ),
+        _in(WEIGHTS, "a_plain_call_to_such_a_server_is_still_waiting"),
+    ),
+    39: Row(
+        "rollouts older than the allowed lag",
+        "dropped, counted, never trained",
+        (
+            *_in(WEIGHTS, "rollouts_older_than_the_lag_are_dropped_counted_and_never_trained"),
+            *_in(
+                "trainer/test_orchestrator",
+                "no_token_older_than_the_lag_is_trained_and_no_slow_rollout_is_left_behind",
+            ),
+        ),
+        _in(WEIGHTS, "without_the_age_check_they_are_trained"),
+    ),
+    40: Row(
+        "all groups have equal rewards",
+        "a warning with a histogram for each such batch, and an end after so many; with the limit off it goes on",
+        (
+            *_in(TRAINER, "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end"),
+            *_in("trainer/test_orchestrator", "batches_without_any_signal_end_the_run_with_a_histogram"),
+        ),
+        _in("trainer/test_orchestrator", "with_the_limit_off_a_run_without_signal_goes_on"),
+    ),
+    41: Row(
+        "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of several",
+        "no step is taken, the weights are as they were, the tokens are written down",
+        (
+            *_in(
+                "trainer/test_trainer",
+                "a_sampled_log_probability_that_is_no_number_stops_the_run",
+                "an_infinite_reward_stops_the_run",
+                "a_loss_that_is_no_number_stops_the_run",
+                "a_gradient_that_is_no_number_stops_the_run",
+                "a_policy_whose_log_probability_is_no_number_stops_the_run",
+            ),
+            *_in("trainer/test_ranks", "a_failure_of_one_rank_is_the_failure_of_all"),
+        ),
+        _in(TRAINER, "without_the_check_a_gradient_that_is_no_number_ruins_every_weight"),
+    ),
+    42: Row(
+        "another tokenizer, another temperature, a chat template that rewrites what was said",
+        "refused before the first step, with the difference of log-probabilities or the first differing token",
+        (
+            *_in(TRAINER, "log_probabilities_of_another_distribution_stop_the_run_before_its_first_step"),
+            *_in("trainer/test_preflight", "a_tokenizer_of_another_model_is_found"),
+            *_in(
+                "trainer/test_preparation",
+                "a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required",
+            ),
+        ),
+        _in(TRAINER, "without_the_self_test_it_is_trained_and_nothing_is_said"),
+    ),
+    43: Row(
+        "a batch that processes cannot share evenly; fewer rollouts than processes; a missing sibling",
+        "refused at the start with every number; afterwards no sample is dropped, whatever fails",
+        (
+            *_in(
+                TRAINER,
+                "a_batch_that_cannot_be_shared_is_refused_with_its_numbers",
+                "a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_half_is_replaced",
+            ),
+            *_in(
+                "trainer/test_ranks",
+                "more_ranks_than_rollouts_is_refused_at_the_start",
+                "no_sample_is_dropped_whatever_the_number_of_ranks",
+                "unequal_data_gives_the_gradient_of_one_process",
+            ),
+        ),
+        _in(
+            TRAINER,
+            "cut_to_a_multiple_of_the_processes_samples_are_lost",
+            "counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others",
+        ),
+    ),
+    44: Row(
+        "the generator's task ends; a process of several fails, is killed or hangs",
+        "training raises that error at once, on every process; none is waited for longer than allowed",
+        (
+            *_in(TRAINER, "the_end_of_the_generator_is_the_end_of_training_within_a_second"),
+            *_in(
+                "trainer/test_ranks",
+                "a_failure_of_one_rank_is_the_failure_of_all",
+                "a_rank_that_is_killed_ends_the_others",
+                "a_rank_that_hangs_is_waited_for_no_longer_than_allowed",
+                "a_wait_is_bounded_and_says_for_what",
+            ),
+        ),
+        (
+            *_in(TRAINER, "waited_for_through_a_queue_a_dead_generator_is_a_timeout_that_hides_its_cause"),
+            *_in("trainer/test_ranks", "outside_of_together_the_others_learn_only_that_it_is_gone"),
+        ),
+    ),
+    45: Row(
+        "a tracker raises, hangs, is absent",
+        "one warning; training goes on and metrics.jsonl is complete",
+        _in(
+            "trainer/test_loggers",
+            "a_tracker_that_fails_hangs_or_is_absent_costs_one_warning",
+            "a_tracker_that_is_too_slow_is_given_up_and_never_waited_for",
+            "a_tracker_that_is_not_installed_is_named",
+        ),
+        _in("faults/test_tracker_faults", "called_from_the_loop_itself_a_tracker_that_raises_ends_the_run"),
+    ),
+    46: Row(
+        "one step cut otherwise: micro-batches, rows, processes, adapters merged or not, lag zero or synchronous",
+        "the same losses and gradients within rounding",
+        (
+            *_in(TRAINER, "one_row_of_eight_and_eight_rows_of_one_train_the_same"),
+            *_in("trainer/test_learning", "packing_row_size_and_order_do_not_change_the_gradient"),
+            *_in(
+                "trainer/test_ranks",
+                "two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bit",
+                "with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit",
+            ),
+            *_in(
+                "trainer/test_trainer",
+                "merged_and_unmerged_adapters_give_the_same_log_probabilities",
+                "sync_and_async_with_lag_zero_are_one",
+            ),
+        ),
+        (
+            *_in("trainer/test_aggregation", "a_denominator_of_each_row_would_depend_on_layout"),
+            *_in("trainer/test_logprobs", "without_use_cache_false_samples_see_each_other"),
+        ),
+    ),
     # --- configuration and commands
     47: Row(
         "misspelt settings in a file, on the command line, in environment arguments, in Python: all at once",
@@ -493,17 +691,51 @@ ROWS: dict[int, Row] = {
                 "a_failing_installer_is_exit_3_with_its_last_lines",
                 "it_says_that_installing_runs_code_and_prints_the_exact_command",
                 "a_module_in_the_working_directory_does_not_stand_in_for_the_installed_one",
+                "another_library_of_the_same_name_and_number_is_never_taken",
             ),
             *_in(
                 "cli/test_vf_init",
                 "an_invalid_name_is_refused_and_nothing_is_written",
                 "links_that_lead_elsewhere_are_refused",
             ),
+            *_in(
+                "cli/test_vf_setup",
+                "files_that_are_there_stay_unless_forced",
+                "links_that_lead_elsewhere_are_refused",
+                "an_installation_that_fails_is_exit_3_and_the_file_stays",
+            ),
         ),
-        _in(
-            COMMANDS,
-            "an_installer_that_is_not_asked_how_it_ended_has_always_succeeded",
-            "joined_and_written_as_it_comes_a_name_leads_out_and_a_file_is_replaced",
+        (
+            *_in(
+                COMMANDS,
+                "an_installer_that_is_not_asked_how_it_ended_has_always_succeeded",
+                "joined_and_written_as_it_comes_a_name_leads_out_and_a_file_is_replaced",
+            ),
+            *_in(
+                "cli/test_vf_install",
+                "installed_plainly_into_a_python_without_it_the_other_library_is_taken",
+            ),
+        ),
+    ),
+    56: Row(
+        "names of models, rows and tools that are paths; escape sequences in completions, names and messages",
+        "no file outside the run's directory; control characters are shown escaped",
+        (
+            *_in(
+                "cli/test_hostile_names",
+                "names_of_models_rows_and_tools_make_no_path_and_no_escape_reaches_the_terminal",
+            ),
+            *_in(
+                "cli/test_vf_eval_display",
+                "long_and_hostile_texts_are_cut_and_spelled_out_in_a_transcript",
+                "messages_and_notes_of_others_are_shown_with_their_control_characters_escaped",
+                "names_that_a_server_or_an_author_gives_are_escaped_in_the_summary",
+            ),
+            *_in("cli/test_every_command", "hostile_words_are_exit_2_escaped_and_write_nothing"),
+        ),
+        (
+            *_in("cli/test_hostile_names", "joined_as_they_come_such_names_lead_out"),
+            *_in("cli/test_every_command", "what_a_terminal_does_with_a_raw_escape"),
         ),
     ),
     57: Row(
@@ -522,12 +754,16 @@ PROMISES: dict[str, tuple[int, ...]] = {
         *(18, 19, 20, 27, 28, 29, 33),
     ),
     "An unknown reward is unknown. Never 0, never in a mean.": (21, 22, 23),
-    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26),
+    "Every wait has a bound and says what it waits for.": (16, 17, 24, 25, 26, 44, 45),
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
     ),
     "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32),
-    "Model output is data.": (57,),
+    "No gradient from tokens of a policy other than the one recorded, nor older than the lag allows.": (
+        *(37, 38, 39, 40, 41, 42, 43, 46),
+    ),
+    "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
+    "Model output is data.": (56, 57),
     "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51),
     "A constructor has no side effects.": (30,),
 }

@@ -1,6 +1,6 @@
 """Runs the tests against a real peer in a virtual environment of its own.
 
-    python3 tests/real/peers.py inspect            # or trl, verl; several at once; --list
+    python3 tests/real/peers.py inspect            # or another name of --list; several at once
 
 Each peer's packages conflict with the others', so each has its own environment, made by uv in the user's cache under
 a hash of what is installed, and never the developer's. The first time takes minutes, later ones seconds. On a machine
@@ -31,11 +31,13 @@ class Tier:
     packages: tuple[str, ...]
     tests: tuple[str, ...]
     editable: tuple[Path, ...] = (CORE, *ENVIRONMENTS)
+    alone: tuple[Path, ...] = ()
+    """Installed without dependencies, because those exclude the peer's."""
 
     @property
     def folder(self) -> Path:
         """Where its environment is, named after everything that is installed."""
-        named = [*self.packages, *TOOLS, sys.version.split()[0], *map(_project, self.editable)]
+        named = [*self.packages, *TOOLS, sys.version.split()[0], *map(_project, (*self.editable, *self.alone))]
         digest = hashlib.sha256("\n".join(named).encode()).hexdigest()[:12]
         base = os.environ.get("VF_TEST_CACHE") or Path.home() / ".cache"
         return Path(base) / "verifiers-tests" / digest
@@ -55,7 +57,16 @@ TIERS = {
     "verl": Tier(
         ("verl==0.9.1", "ray==2.60.*", "tensordict==0.10.*", "cachetools", "uvicorn", "fastapi", TORCH),
         ("test_peer_verl.py",),
-        (CORE, TRAINER, *ENVIRONMENTS),
+        alone=(TRAINER,),
+    ),
+    "skyrl": Tier(
+        ("skyrl==0.3.0", "skyrl-gym", "loguru", "aiohttp", "ray", "jaxtyping", "torchdata", TORCH),
+        ("test_peer_skyrl.py",),
+        alone=(TRAINER,),
+    ),
+    "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
+    "tinker-cookbook": Tier(
+        ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
     ),
 }
 
@@ -74,6 +85,9 @@ def environment_of(tier: Tier) -> Path:
     install = ["uv", "pip", "install", "--quiet", "--python", str(making / "bin" / "python")]
     subprocess.run(["uv", "venv", "--quiet", "--relocatable", "--python", sys.executable, str(making)], check=True)
     subprocess.run([*install, *tier.packages, *TOOLS, *editable], env=variables, check=True)
+    if tier.alone:
+        words = [word for folder in tier.alone for word in ("-e", str(folder))]
+        subprocess.run([*install, "--no-deps", *words], env=variables, check=True)
     making.rename(tier.folder)
     return python
 

@@ -60,6 +60,7 @@ def small_config(folder: Path, **settings: Any) -> RLConfig:
         "save_strategy": "no",
         "generation_timeout": 30.0,
         "log_completions": False,
+        "inference": "embedded",
     }
     return RLConfig(**{**small, **settings})
 
@@ -120,6 +121,11 @@ def weights_hash(model: Any) -> str:
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return read_metrics(folder / METRICS)
+
+
+def losses_of(folder: Path) -> list[tuple[int, str]]:
+    """(step, loss as hex) of every optimizer step of a run."""
+    return [(row["step"], row["loss"].hex()) for row in metrics_of(folder) if "loss" in row]
 
 
 def files_hash(folder: Path, *names: str) -> dict[str, str]:

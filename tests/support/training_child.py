@@ -13,7 +13,6 @@ SAVED = (
     "optimizer.safetensors",
     "optimizer.json",
     "rng.safetensors",
-    "rng.json",
     "scheduler.json",
 )
 """What must be identical, bit for bit, in two checkpoints of one run."""

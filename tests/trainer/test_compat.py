@@ -14,6 +14,7 @@ from verifiers_trainer.grpo import GRPOConfig, grpo_defaults, lora_defaults
 ROWS = [
     ("num_generations", 4, {"rollouts_per_example": 4}),
     ("group_size", 4, {"rollouts_per_example": 4}),
+    ("kl_coef", 0.04, {"beta": 0.04}),
     ("per_device_train_batch_size", 2, {"micro_batch_size": 2}),
     ("max_prompt_length", 100, {"max_prompt_len": 100, "prompt_overflow": "truncate_left"}),
     ("max_completion_length", 200, {"max_completion_len": 200}),

@@ -88,7 +88,6 @@ def test_unknown_keywords_are_refused_with_the_nearest_name():
         {"delta": 1.1},
         {"delta": "x"},
         {"dual_clip": 0.5},
-        {"advantage": "gdpo"},
         {"max_concurrent": 8},
         {"deterministic": True, "embedded_mode": "padded"},
         {"eval_num_examples": 0},

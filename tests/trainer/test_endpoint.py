@@ -9,10 +9,11 @@ import aiohttp
 import pytest
 import torch
 
-from support.embedded import ask, complete, post, sampled_logprobs, serving, small_model
+from support.embedded import ask, complete, forward_logprobs, post, sampled_logprobs, serving, small_model
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.engines.chat import parse_hermes
+from verifiers_trainer.engines.embedded import EmbeddedEngine
 
+MODES = ("padded", "deterministic", "continuous")
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
 
 
@@ -179,6 +180,157 @@ async def test_the_openai_client_reads_it(engine):
             await client.chat.completions.create(model=engine.served_model, messages=[{"role": "user"}], stream=True)
 
 
+# --- several choices, log-probs, prompts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_choices_of_one_request_are_the_completions_of_consecutive_seeds(mode):
+    with serving(mode=mode) as engine:
+        (several,) = await complete(engine, ask(n=3, seed=5))
+        single = await complete(engine, *[ask(seed=5 + index) for index in range(3)])
+    choices = several["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert [choice["token_ids"] for choice in choices] == [one["choices"][0]["token_ids"] for one in single]
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
+    assert several["usage"]["completion_tokens"] == sum(len(choice["token_ids"]) for choice in choices)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_rules_of_their_own_for_every_request_of_a_batch(mode):
+    """Log-probs are those of the distribution each request asked for, with neighbours that ask for others."""
+    model = small_model()
+    greedy, warm, cold = ask(temperature=0), ask(temperature=1.3, seed=1), ask(temperature=0.4, seed=2)
+    biased, short = ask(logit_bias={"20": 50.0}), ask(stop_token_ids=[*range(1, 99)], min_tokens=4, seed=3)
+    with serving(model, mode=mode) as engine:
+        first, second, third, fourth, fifth = await complete(engine, greedy, warm, cold, biased, short)
+    for response, temperature in ((second, 1.3), (third, 0.4)):
+        assert (sampled_logprobs(response) - forward_logprobs(model, response, temperature)).abs().max() < 1e-4
+    assert (sampled_logprobs(first) - forward_logprobs(model, first)).abs().max() < 1e-4
+    assert set(fourth["choices"][0]["token_ids"]) == {20}
+    tokens = fifth["choices"][0]["token_ids"]
+    assert len(tokens) >= 5
+    assert fifth["choices"][0]["stop_reason"] == tokens[-1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_most_likely_tokens_are_told_with_the_sampled_one(mode):
+    model = small_model()
+    with serving(model, mode=mode) as engine:
+        (response,) = await complete(engine, ask(top_logprobs=3, return_tokens_as_token_ids=True))
+    prompt, tokens = response["prompt_token_ids"], response["choices"][0]["token_ids"]
+    with torch.no_grad():
+        logp = torch.log_softmax(model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1], -1)
+    for entry, expected in zip(response["choices"][0]["logprobs"]["content"], logp, strict=True):
+        best = expected.topk(3)
+        assert [other["token"] for other in entry["top_logprobs"]] == [f"token_id:{i}" for i in best.indices.tolist()]
+        assert [other["logprob"] for other in entry["top_logprobs"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["padded", "deterministic"])
+async def test_the_prompt_can_be_scored(mode):
+    model = small_model()
+    text = "a prompt longer than one piece " * 12
+    with serving(model, mode=mode, max_seq_len=1024) as engine:
+        (response,) = await complete(engine, ask(text, prompt_logprobs=2, n=2, temperature=0.5))
+        ((_, scored),) = await post(
+            engine,
+            [{"prompt": "abcd", "echo": True, "logprobs": 1, "max_tokens": 2, "ignore_eos": True}],
+            "completions",
+        )
+    ids = response["prompt_token_ids"]
+    assert len(ids) > 256
+    with torch.no_grad():
+        logp = torch.log_softmax(model(torch.tensor([ids])).logits[0, :-1], -1)
+    assert response["prompt_logprobs"][0] is None
+    for token, told, expected in zip(ids[1:], response["prompt_logprobs"][1:], logp, strict=True):
+        assert told[str(token)]["logprob"] == pytest.approx(expected[token].item(), abs=1e-4)
+        assert told[str(token)]["rank"] == 1 + (expected > expected[token]).sum().item()
+        best = expected.topk(2)
+        for rank, (other, logprob) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True), 1):
+            assert told[str(other)] == {
+                "logprob": pytest.approx(logprob, abs=1e-4),
+                "rank": rank,
+                "decoded_token": build_tiny_tokenizer().decode([other]),
+            }
+    (choice,) = scored["choices"]
+    assert choice["text"].startswith("abcd")
+    assert choice["logprobs"]["tokens"][:4] == list("abcd")
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert len(choice["logprobs"]["token_logprobs"]) == 6
+    assert choice["logprobs"]["text_offset"][:4] == [0, 1, 2, 3]
+
+
+async def test_what_continuous_batching_cannot_do_is_refused_by_name():
+    with serving(mode="continuous") as engine:
+        (answer,) = await post(engine, [ask(prompt_logprobs=0)])
+    assert refusal(answer)["param"] == "prompt_logprobs"
+
+
+async def test_several_prompts_of_a_text_completion(engine):
+    body = {"max_tokens": 3, "ignore_eos": True, "return_token_ids": True, "seed": 1, "n": 2}
+    answers = await post(engine, [{**body, "prompt": ["ab", "cde"]}, {**body, "prompt": "cde"}], "completions")
+    both, second = (answer for _, answer in answers)
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert [len(choice["prompt_token_ids"]) for choice in both["choices"]] == [2, 2, 3, 3]
+    assert [c["token_ids"] for c in both["choices"][2:]] == [c["token_ids"] for c in second["choices"]]
+    assert both["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+
+
+async def test_which_stop_text_it_was_and_that_it_can_be_kept():
+    fields = {"temperature": 0, "max_tokens": 60, "stop": ["</answer>", "zzz"]}
+    with serving(taught("say", "<answer>abc</answer>def"), max_seq_len=512) as engine:
+        cut, kept, late = await complete(
+            engine,
+            ask("say", **fields, tools=TOOLS),
+            ask("say", **fields, tools=TOOLS, include_stop_str_in_output=True),
+            ask("say", **fields, tools=TOOLS, min_tokens=7),
+        )
+    assert cut["choices"][0]["message"]["content"] == "<answer>abc"
+    assert cut["choices"][0]["stop_reason"] == "</answer>"
+    assert kept["choices"][0]["message"]["content"] == "<answer>abc</answer>"
+    assert cut["choices"][0]["token_ids"] == kept["choices"][0]["token_ids"]
+    assert late["choices"][0]["message"]["content"] == "<answer>abc</answer>def", (
+        "the stop text came too early to count"
+    )
+
+
+async def test_a_thought_is_taken_out_of_the_content_when_asked_for():
+    with serving(taught("say", "<think>hm</think>yes"), max_seq_len=512) as engine:
+        fields = {"temperature": 0, "max_tokens": 40, "tools": TOOLS}
+        split, whole = await complete(engine, ask("say", **fields, separate_reasoning=True), ask("say", **fields))
+    assert split["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert split["choices"][0]["message"]["content"] == "yes"
+    assert whole["choices"][0]["message"]["content"] == "<think>hm</think>yes"
+    assert split["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+
+
+async def test_a_template_gets_its_variables_and_a_message_can_be_continued():
+    tokenizer = build_tiny_tokenizer()
+    stock = tokenizer.chat_template
+    tokenizer.chat_template = "{% if loud %}LOUD{% endif %}" + stock
+    engine = EmbeddedEngine(small_model(), tokenizer, mode="padded", max_seq_len=256, concurrency=4)
+    begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]
+    with engine:
+        loud, plain, continued = await complete(
+            engine,
+            ask(chat_template_kwargs={"loud": True}),
+            ask(),
+            {**ask(), "messages": begun, "add_generation_prompt": False, "continue_final_message": True},
+        )
+    assert tokenizer.decode(loud["prompt_token_ids"]).startswith("LOUD")
+    assert loud["prompt_token_ids"][4:] == plain["prompt_token_ids"]
+    assert tokenizer.decode(continued["prompt_token_ids"]).endswith("assistant\nwell")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_that_goes_away_drops_all_its_choices(mode):
+    with serving(mode=mode, concurrency=2, max_seq_len=4096) as engine:
+        endless = asyncio.create_task(post(engine, [ask(max_tokens=4000, ignore_eos=True, n=6)]))
+        await asyncio.sleep(0.3)
+        endless.cancel()
+        await asyncio.wait_for(complete(engine, ask(max_tokens=2)), 5)
+
+
 # --- tools ------------------------------------------------------------------------------------------------------
 
 
@@ -203,15 +355,6 @@ async def test_a_tool_call_round_trip():
     assert second["prompt_token_ids"][: len(sampled)] == sampled, "the second prompt must continue the first"
 
 
-def test_calls_that_cannot_be_read_stay_text():
-    good = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert parse_hermes(f"so: {good}\n{good}") == ("so:", [{"name": "f", "arguments": "{}"}] * 2)
-    for bad in ("<tool_call>{</tool_call>", '<tool_call>{"arguments": {}}</tool_call>', "<tool_call>[]</tool_call>"):
-        assert parse_hermes(good + bad) == (good + bad, [])
-    assert parse_hermes('<tool_call>{"name": "f", "arguments": {}}') == ("", [{"name": "f", "arguments": "{}"}])
-    assert parse_hermes("no call") == ("no call", [])
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------
 
 
@@ -219,10 +362,15 @@ def test_calls_that_cannot_be_read_stay_text():
     ("fields", "named"),
     [
         ({"stream": True}, "stream"),
-        ({"n": 2}, "n"),
-        ({"top_logprobs": 5}, "top_logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"min_tokens": 3}, "min_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"min_tokens": 13}, "min_tokens"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"typical_p": 0.5}, "typical_p"),
@@ -271,7 +419,7 @@ async def test_bodies_that_are_no_json_and_prompts_that_are_no_tokens(engine):
         async with http.post(f"{engine.base_url}/nothing", data=b"{}") as response:
             assert response.status == 404
             assert "error" in await response.json()
-    bodies = [{"prompt": [999_999]}, {"prompt": ["a", "b"]}, {"prompt": []}, {"prompt": [True]}]
+    bodies = [{"prompt": [999_999]}, {"prompt": ["a", 3]}, {"prompt": []}, {"prompt": [True]}, {"prompt": [[], [1]]}]
     for answer in await post(engine, bodies, "completions"):
         assert refusal(answer)["param"] == "prompt"
 

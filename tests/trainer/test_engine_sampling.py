@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from verifiers_trainer.engines.requests import SamplingParams
-from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw, streams, uniforms
+from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw, pick, streams, uniforms
 
 VOCABULARY = 12
 
@@ -19,7 +19,7 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
 def many_draws(logits_V: torch.Tensor, n: int = 4000, counts: TokenCounts | None = None, **rules):
     """Token ids and log-probs of ``n`` rows that differ in their seed alone."""
     table = SamplingTable.build([SamplingParams(max_tokens=1, seed=i, **rules) for i in range(n)], torch.device("cpu"))
-    return draw(logits_V.expand(n, -1), table, np.zeros(n, np.int64), counts)
+    return draw(logits_V.expand(n, -1), table, np.zeros(n, np.int64), counts)[:2]
 
 
 def reference(logits_V: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> torch.Tensor:
@@ -68,7 +68,7 @@ def test_rules_are_per_row():
     ]
     logits_BV = logits(1).expand(3, -1)
     table = SamplingTable.build(rows, torch.device("cpu"))
-    tokens, logprobs = draw(logits_BV, table, np.zeros(3, np.int64))
+    tokens, logprobs, *_ = draw(logits_BV, table, np.zeros(3, np.int64))
     assert tokens[1] == tokens[2] == logits_BV[0].argmax()
     torch.testing.assert_close(logprobs[1:], torch.zeros(2))
     torch.testing.assert_close(logprobs[0], torch.log_softmax(logits_BV[0], 0)[tokens[0]])
@@ -86,9 +86,9 @@ def test_a_row_does_not_depend_on_its_neighbours():
     crowd = [*alone, *(SamplingParams(max_tokens=1, seed=i, temperature=0.5, top_k=2) for i in range(7))]
     for counter in range(20):
         logits_BV = logits(8, seed=counter)
-        one, _ = draw(logits_BV[:1], SamplingTable.build(alone, torch.device("cpu")), np.array([counter]))
-        many, _ = draw(logits_BV, SamplingTable.build(crowd, torch.device("cpu")), np.full(8, counter))
-        assert one[0] == many[0]
+        one = draw(logits_BV[:1], SamplingTable.build(alone, torch.device("cpu")), np.array([counter]))
+        many = draw(logits_BV, SamplingTable.build(crowd, torch.device("cpu")), np.full(8, counter))
+        assert one.tokens[0] == many.tokens[0]
 
 
 def test_penalties_count_prompt_and_output_as_defined():
@@ -104,6 +104,55 @@ def test_penalties_count_prompt_and_output_as_defined():
     assert (penalised[3:] == 0).all()
     counts.add(torch.tensor([3]))
     assert counts.penalise(logits_V[None], table.penalties)[0, 3] == -0.75
+
+
+def test_a_bias_is_added_before_everything_else_and_to_its_own_row_alone():
+    rows = [SamplingParams(max_tokens=1, logit_bias=((3, 100.0), (4, -100.0))), SamplingParams(max_tokens=1)]
+    logits_BV = logits(1).expand(2, -1)
+    kept = logits_BV.clone()
+    drawn = draw(logits_BV, SamplingTable.build(rows, torch.device("cpu")), np.zeros(2, np.int64))
+    assert drawn.tokens[0] == 3
+    torch.testing.assert_close(logits_BV, kept)
+    torch.testing.assert_close(drawn.logprobs[1], torch.log_softmax(kept[1], 0)[drawn.tokens[1]])
+
+
+def test_a_row_that_is_too_short_cannot_draw_its_ends():
+    rules = [SamplingParams(max_tokens=9, stop_token_ids=(1, 2), min_tokens=3, seed=i) for i in range(400)]
+    logits_BV = torch.zeros(400, VOCABULARY)
+    table = SamplingTable.build(rules, torch.device("cpu"))
+    early, late = (draw(logits_BV, table, np.full(400, count)) for count in (2, 3))
+    assert not torch.isin(early.tokens, torch.tensor([1, 2])).any()
+    torch.testing.assert_close(early.logprobs, torch.full((400,), -np.log(VOCABULARY - 2), dtype=torch.float32))
+    assert torch.isin(late.tokens, torch.tensor([1, 2])).any()
+
+
+def test_alternatives_are_of_the_distribution_drawn_from():
+    rows = [SamplingParams(max_tokens=1, top_logprobs=3, top_k=2), SamplingParams(max_tokens=1)]
+    drawn = draw(logits(2), SamplingTable.build(rows, torch.device("cpu")), np.zeros(2, np.int64))
+    best = logits(2)[0].topk(3)
+    assert drawn.top_tokens[0, :2].tolist() == best.indices[:2].tolist()
+    torch.testing.assert_close(drawn.top_logprobs[0, :2], torch.log_softmax(best.values[:2], 0))
+    assert drawn.top_logprobs[0, 2] == -torch.inf
+    assert draw(logits(2), SamplingTable.build(rows[1:] * 2, torch.device("cpu")), np.zeros(2)).top_tokens is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs an Apple GPU")
+def test_an_apple_gpu_which_has_no_float64_draws_the_same_tokens():
+    rows = [SamplingParams(max_tokens=1, seed=i, temperature=0.8, top_p=0.9, top_k=7) for i in range(64)]
+    there = draw(logits(64).to("mps"), SamplingTable.build(rows, torch.device("mps")), np.zeros(64, np.int64))
+    here = draw(logits(64), SamplingTable.build(rows, torch.device("cpu")), np.zeros(64, np.int64))
+    assert there.tokens.tolist() == here.tokens.tolist()
+    torch.testing.assert_close(there.logprobs.cpu(), here.logprobs, atol=1e-5, rtol=0)
+
+
+def test_a_very_rare_token_has_its_share():
+    """Why ``pick`` sums in float64; the twin in float32 cannot tell the token's stretch from nothing."""
+    probs_BV = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9]])
+    u_B = np.array([1 - 4e-10])
+    assert pick(probs_BV, u_B).tolist() == [2]
+    coarse = torch.searchsorted(probs_BV.cumsum(-1), torch.from_numpy(u_B).float()[:, None], right=True)
+    assert coarse.item() != 2
 
 
 def test_a_token_without_probability_is_never_drawn():

@@ -14,7 +14,6 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.losses import (
     LOSSES,
     LossInput,
-    anchor_unsampled,
     correction,
     kl_penalty,
     loss_parameters,
@@ -166,13 +165,6 @@ def test_losses_in_rho_keep_the_sampler_as_anchor(name):
     row = golden_row()
     loss = resolve_loss(name)
     assert torch.equal(loss(replace(row, log_old=row.log_pi.detach())), loss(row))
-
-
-def test_unsampled_tokens_are_anchored_at_the_policy_itself():
-    log_pi = torch.tensor([-1.0, -2.0], requires_grad=True)
-    log_mu = anchor_unsampled(torch.tensor([-1.5, 0.0]), log_pi, torch.tensor([True, False]))
-    assert log_mu.tolist() == [-1.5, -2.0]
-    assert not log_mu.requires_grad
 
 
 def test_correction_without_options_is_one_on_kept_tokens():

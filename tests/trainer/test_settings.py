@@ -235,10 +235,10 @@ def test_a_plain_setting_has_no_parts(read):
     assert problems == ["--trainer.args.max_steps.x: max_steps has no parts; it must be a whole number"]
 
 
-def test_several_environments_and_foreign_sections_are_refused_by_name(read):
-    _, problems = read('model = "m"\n[[env]]\nid = "a"\n[[env]]\nid = "b"')
-    assert "[[env]]" in problems[0]
-    assert "not supported yet" in problems[0]
+def test_several_environments_are_a_mixture_and_foreign_sections_are_refused_by_name(read):
+    settings, problems = read('model = "m"\n[[env]]\nid = "a"\n[[env]]\nid = "b"')
+    assert problems == []
+    assert [table.id for table in settings.mixture] == ["a", "b"]
     _, problems = read('model = "m"\nenv.id = "e"\n[orchestrator]\nseq_len = 5')
     assert "prime-rl" in problems[0]
 

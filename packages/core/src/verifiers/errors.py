@@ -172,7 +172,7 @@ class InfraError(RolloutError):
 
 
 class WorkerLost(InfraError):
-    """An environment worker, or the connection to it, is gone; says how it ended. On a rollout: it does so each time."""
+    """An environment worker, or the connection to it, is gone; says how. On a rollout: it ends so each time."""
 
     retryable = False
 

@@ -41,7 +41,7 @@ async def play_then_score(
     progress: Progress,
     play: Player = play_job,
 ) -> None:
-    """Play every job (``play`` does not score), then score and store them. Raises ``RunError`` as ``Runner.run`` does."""
+    """Play every job (``play`` does not score), then score and store them. Raises as ``Runner.run``."""
     held, playing = _Held(), Progress(total=len(jobs), running=progress.running)
     alone = [replace(job, siblings=1, num_owed=None) for job in jobs]
     first = replace(context, score=False, independent_scoring=False)

@@ -162,7 +162,8 @@ def gdpo(
 ) -> list[np.ndarray]:
     """A z-score in the group for each reward function, their weighted sum, then a z-score over the batch.
 
-    Rewards are [n, F]; ``weights`` [F] are those of all groups, ``weights_G`` each group's own; all 1 when None. Source: GDPO, group reward-decoupled normalisation.
+    Rewards are [n, F]; ``weights`` [F] are those of all groups, ``weights_G`` each group's own; all 1 when None.
+    Source: GDPO, group reward-decoupled normalisation.
     """
     if any(r.ndim != 2 for r in rewards_G):
         raise ConfigError("advantage 'gdpo' needs rewards [n, F], one column per reward function")

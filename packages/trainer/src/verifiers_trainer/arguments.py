@@ -7,15 +7,16 @@ and tokenizer is ``preparation``'s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from verifiers.dataset import Example, examples_from
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, DatasetError
+from verifiers.registry import load_environment
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.losses import loss_parameters
+from verifiers_trainer.mixture import joined
 
 
 def either(first: str, a: Any, second: str, b: Any) -> Any:
@@ -23,6 +24,21 @@ def either(first: str, a: Any, second: str, b: Any) -> Any:
     if a is not None and b is not None and a is not b:
         raise ConfigError(f"{second} is another name of {first}; give one of them")
     return a if a is not None else b
+
+
+def server_of(client: Any) -> str | None:
+    """The address of the server that a client stands for: a URL, an OpenAI client, or one of core's; None for none.
+
+    Raises ``ConfigError`` for anything else: policies are sampled by a server that the weights can be sent to.
+    """
+    if client is None:
+        return None
+    url = client if isinstance(client, str) else getattr(client, "base_url", None)
+    if not url:
+        raise ConfigError(
+            f"client is {type(client).__name__}, which has no base_url: give a vLLM server's URL, or a client of it"
+        )
+    return str(url)
 
 
 def settled(given: RLConfig | None, default: type[RLConfig] = RLConfig, **chosen: Any) -> RLConfig:
@@ -35,10 +51,17 @@ def settled(given: RLConfig | None, default: type[RLConfig] = RLConfig, **chosen
         if value is not None:
             setattr(settings, name, value)
     settings.resolve(settings.world_size)
-    if settings.world_size > 1:
-        raise ConfigError(f"training runs in one process for now, and this is one of {settings.world_size}")
     settings._n_gpu = min(settings.n_gpu, 1)  # of several devices the first: the model is never replicated
     return settings
+
+
+def environment_of(given: Any) -> Any:
+    """The environment that is given by its id or as it is; of a list, one group of all of them."""
+    if isinstance(given, str):
+        return load_environment(given)
+    if isinstance(given, list | tuple):
+        return joined([environment_of(member) for member in given])
+    return given
 
 
 def check_environment(env: Any) -> None:
@@ -54,13 +77,8 @@ def check_environment(env: Any) -> None:
 def examples_of(env: Any, dataset: Any = None) -> list[Example]:
     """What is trained on: the rows of ``dataset``, or those of the environment.
 
-    Raises ``DatasetError`` when there are none, ``ConfigError`` for a dataset of rollouts.
+    Raises ``DatasetError`` when there are none.
     """
-    columns = getattr(dataset, "column_names", None) or (dataset if isinstance(dataset, Mapping) else ())
-    if {"completions", "rewards"} <= set(columns):
-        raise ConfigError(
-            "dataset holds completions and rewards, and training on finished rollouts is not supported yet"
-        )
     if dataset is not None:
         table: Any = examples_from(dataset, env.row_format)
     else:

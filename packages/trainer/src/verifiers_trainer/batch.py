@@ -64,7 +64,7 @@ class Record:
             stop=state["stop_condition"],
             is_truncated=bool(state["is_truncated"]),
             text={key: state[key] for key in ("prompt", "completion", "answer")},
-            turn_rewards=_turn_rewards(state["trajectory"]),
+            turn_rewards=_turn_rewards(state),
         )
 
     @property
@@ -77,9 +77,14 @@ class Record:
         return sum(len(turn.completion_ids) for turn in self.turns)
 
 
-def _turn_rewards(steps: Sequence[TrajectoryStep]) -> tuple[float, ...]:
-    given = [step.get("reward") or 0.0 for step in steps if _stored(step, "tokens") is not None]
-    return tuple(map(float, given)) if any(given) else ()
+def _turn_rewards(state: State) -> tuple[float, ...]:
+    """The turns' own rewards; scoring fills steps that have none with the rollout's, which is not counted twice."""
+    steps, given = state["trajectory"], getattr(state, "turn_rewards", None)
+    if given is None or len(given) != len(steps):  # read from a file
+        given = [None if step.get("reward") in (None, state["reward"]) else step["reward"] for step in steps]
+    kept = [reward for step, reward in zip(steps, given, strict=True) if _stored(step, "tokens") is not None]
+    known = [0.0 if reward is None or math.isnan(reward) else float(reward) for reward in kept]
+    return tuple(known) if any(known) else ()
 
 
 def _turns(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
@@ -151,8 +156,9 @@ class Group:
         """Whether it teaches nothing: too few known rewards, or all of them equal."""
         baseline = config.advantage != "none"
         if config.credit == "turn":
-            known = is_dead(np.arange(len(self.records)) + self.rewards, config.min_group_fraction, baseline=baseline)
-            return known or not any(np.any(turns[~np.isnan(turns)]) for turns in self.turn_advantages(config))
+            distinct = np.where(np.isnan(self.rewards), np.nan, np.arange(len(self.records)))
+            too_few = is_dead(distinct, config.min_group_fraction, baseline=baseline)
+            return too_few or not any(np.nan_to_num(turns).any() for turns in self.turn_advantages(config))
         rewards = self.scores if config.advantage == "gdpo" else self.rewards
         return is_dead(rewards, config.min_group_fraction, baseline=baseline)
 

@@ -7,7 +7,7 @@ verifies the manifest and takes the newest valid folder; older ones are removed 
     model or adapter                what ``save_pretrained`` writes, and the tokenizer
     optimizer.safetensors + .json   tensors, and the rest
     reference.safetensors           the reference policy, where it is a copy
-    scheduler.json  rng.safetensors + rng.json  trainer_state.json
+    scheduler.json  trainer_state.json  rng.safetensors, rng_<rank>.safetensors of further processes
     rl_state.json                   policy version, place in the data, configuration
     pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
 
@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save, save_file
 
 from verifiers.durable import sync_folder
 from verifiers.errors import CheckpointError
@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 PREFIX = "checkpoint-"
 UNFINISHED = ".tmp-"
 MANIFEST = "MANIFEST.json"
-SCHEMA = 1
+SCALER = "scaler.json"
+SCHEMA = 2
 
 
 @contextmanager
@@ -230,24 +231,41 @@ def load_scheduler(folder: Path, scheduler: Any) -> None:
         scheduler.load_state_dict({**scheduler.state_dict(), **read_json(folder / "scheduler.json")})
 
 
-def save_rng(folder: Path) -> None:
-    """The state of the random generators of python, numpy and torch."""
+def rng_to_bytes() -> bytes:
+    """The state of this process's random generators (python, numpy, torch) as a safetensors file."""
     version, words, gauss = random.getstate()
     legacy: Any = np.random.get_state()
     name, keys, position, has_gauss, cached = legacy
     tensors = {"torch": torch.random.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
     if torch.cuda.is_available():
         tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    save_file(tensors, folder / "rng.safetensors")
     python = {"version": version, "words": list(words), "gauss": gauss}
     numpy = {"name": name, "position": position, "has_gauss": has_gauss, "cached": cached}
-    write_json(folder / "rng.json", {"python": python, "numpy": numpy})
+    return save(tensors, {"plain": json.dumps({"python": python, "numpy": numpy}, sort_keys=True)})
 
 
-def load_rng(folder: Path) -> None:
-    """Restore what ``save_rng`` wrote. Raises ``CheckpointError`` when it cannot be."""
+def save_rng(folder: Path, state: bytes | None = None, rank: int = 0) -> None:
+    """Write what ``rng_to_bytes`` gave on a rank; without it, the state of this process."""
+    (folder / _rng_file(rank)).write_bytes(rng_to_bytes() if state is None else state)
+
+
+def _rng_file(rank: int) -> str:
+    return f"rng_{rank}.safetensors" if rank else "rng.safetensors"
+
+
+def load_rng(folder: Path, rank: int = 0) -> None:
+    """Restore what ``save_rng`` wrote of a rank; the run had fewer ranks: say so, and leave the generators seeded.
+
+    Raises ``CheckpointError`` when it cannot be.
+    """
+    path = folder / _rng_file(rank)
+    if rank and not path.exists():
+        log.warning("%s was written by fewer processes, so rank %d begins with fresh random generators", folder, rank)
+        return
     with reading(folder):
-        tensors, described = load_file(folder / "rng.safetensors"), read_json(folder / "rng.json")
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            described = json.loads(file.metadata()["plain"])
         python, legacy = described["python"], described["numpy"]
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
         keys = tensors["numpy"].numpy().astype(np.uint32)
@@ -256,6 +274,19 @@ def load_rng(folder: Path) -> None:
         states = [tensors[f"cuda.{i}"] for i in range(torch.cuda.device_count()) if f"cuda.{i}" in tensors]
         if states:
             torch.cuda.set_rng_state_all(states)
+
+
+def save_scaler(folder: Path, scaler: Any) -> None:
+    """The loss scale of fp16; nothing without a scaler."""
+    if scaler is not None and (state := scaler.state_dict()):
+        write_json(folder / SCALER, state)
+
+
+def load_scaler(folder: Path, scaler: Any) -> None:
+    """Restore what ``save_scaler`` wrote, if it wrote anything. Raises ``CheckpointError`` when it does not fit."""
+    if scaler is not None and (folder / SCALER).exists():
+        with reading(folder):
+            scaler.load_state_dict(read_json(folder / SCALER))
 
 
 @contextmanager

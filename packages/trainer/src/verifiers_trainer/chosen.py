@@ -20,9 +20,11 @@ from typing import Any
 from verifiers.dataset import Example, RowFormat, examples_from
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
 from verifiers.state import State
-from verifiers_trainer import hooks, rewards
+from verifiers_trainer import curriculum, hooks, rewards
 from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_histogram
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.curriculum import RewardWeights
+from verifiers_trainer.mixture import MixtureSchedule
 from verifiers_trainer.orchestrator import Orchestrator
 from verifiers_trainer.samples import Turn
 from verifiers_trainer.schedule import PipelineState, Schedule
@@ -38,6 +40,8 @@ NOTHING_ELSE = {
 }
 """What the pipeline would count, where there is none."""
 
+CHOOSING = ("get_batch", "sample_batch", "current_rows", "get_current_difficulty")
+"""Methods that decide which rows a step takes."""
 Draw = Callable[[int], Any]
 """The batch of the n-th step, as ``get_batch`` gives it."""
 TurnsOf = Callable[[Any, str], tuple[Turn, ...]]
@@ -46,17 +50,30 @@ TurnsOf = Callable[[Any, str], tuple[Turn, ...]]
 def open_pipeline(trainer: Any, base: type) -> Orchestrator | ChosenRollouts:
     """What gives the trainer its batches; ``base`` is the class whose methods are no subclass's."""
     settings, schedule = trainer.args, None
-    if hooks.is_overridden(trainer, base, "get_batch", "sample_batch"):
+    mixed: MixtureSchedule | None = None
+    if settings.difficulty_schedule:
+        rows = [example.row for example in trainer.examples]
+        curriculum.check_difficulties(rows, settings.difficulty_schedule, settings.difficulty_key)
+    if settings.difficulty_schedule or hooks.is_overridden(trainer, base, *CHOOSING):
         draw, step = functools.partial(_draw, trainer), trainer.first_draw
         first = draw(step)
         if hooks.holds_rollouts(first):
             return ChosenRollouts(draw, trainer.client.turns_of, settings, (step, first))
         schedule = ChosenRows(draw, trainer.env.row_format, trainer.examples, settings)
         schedule.put(step, first)
-    decide = None
+    elif settings.env_weights:
+        mixed = MixtureSchedule(
+            trainer.env, trainer.examples, settings.env_weights, settings.seed, settings.shuffle_dataset
+        )
+    decide: Any = None
     if hooks.is_overridden(trainer, base, "compute_rewards"):
+        if settings.reward_weights_schedule:
+            raise ConfigError("compute_rewards and reward_weights_schedule both decide the rewards: use one of them")
         decide = functools.partial(_decide, trainer)
-    return Orchestrator(trainer.env, trainer.examples, trainer.run_context(), settings, schedule, decide)
+    elif settings.reward_weights_schedule:
+        weights = RewardWeights(trainer.env, settings.reward_weights_schedule)
+        decide = functools.partial(_weigh, trainer, weights)
+    return Orchestrator(trainer.env, trainer.examples, trainer.run_context(), settings, schedule or mixed, decide)
 
 
 def _draw(trainer: Any, step: int) -> Any:
@@ -67,6 +84,19 @@ def _draw(trainer: Any, step: int) -> Any:
 async def _decide(trainer: Any, index: int, states: Sequence[State]) -> None:
     step = index * trainer.args.rollouts_per_example // trainer.args.batch_size
     await rewards.decide(trainer.compute_rewards, states, _place(trainer, step))
+
+
+async def _weigh(trainer: Any, weights: RewardWeights, index: int, states: Sequence[State]) -> Mapping[str, float]:
+    epoch = _place(trainer, index * trainer.args.rollouts_per_example // trainer.args.batch_size)["epoch"]
+    weights.decide(epoch, states)
+    return weights.weights_of(epoch, states[0])
+
+
+def current_rows(trainer: Any) -> list[Any]:
+    """The rows of the difficulty that the trainer is at, in the step whose batch is being chosen."""
+    rows = [example.row for example in trainer.examples]
+    difficulty = hooks.call(trainer.get_current_difficulty, _place(trainer, trainer._drawn))
+    return curriculum.rows_of(rows, difficulty, trainer.args.difficulty_key)
 
 
 def _place(trainer: Any, step: int) -> dict[str, int]:
@@ -150,7 +180,7 @@ class ChosenRollouts:
             largest = max(len(group.records) for group in groups)
             settings = copy.copy(self.config)
             settings.__dict__["rollouts_per_example"] = largest
-            batch = build(groups, [], settings)
+            batch = build(groups, [], settings, settings.world_size)
             if batch.num_tokens:
                 self.state.delivered += 1
                 batch.stats.update(NOTHING_ELSE, **{"time/wait_generation": waited})
@@ -175,7 +205,7 @@ class ChosenRollouts:
         self.state.base += len(groups)
         return groups
 
-    def set_version(self, version: int) -> None:
+    def set_version(self, version: int, served: int | None = None) -> None:
         self.version = version
 
     def settle(self) -> None:

@@ -28,7 +28,7 @@ from verifiers.errors import ConfigError
 from verifiers.suggest import check_keywords, close_match
 from verifiers_trainer import compat
 from verifiers_trainer.fields import RLFields
-from verifiers_trainer.rules import CHECKS, RESHAPING, choice_problem
+from verifiers_trainer.rules import CHECKS, INFERENCE, RESHAPING, choice_problem
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +139,22 @@ class RLConfig(RLFields):
         """Whether the caller set this field, at construction or afterwards."""
         return name in self._given
 
+    @property
+    def server_url(self) -> str | None:
+        """The inference server that was asked for, or several with commas between them; None for the embedded engine.
+
+        With ``inference="auto"`` and no address, whether there is a server is seen when the engine is opened.
+        """
+        if self.inference == "embedded":
+            return None
+        if self.inference not in INFERENCE:
+            return self.inference
+        if self.inference_base_url:
+            return self.inference_base_url
+        if self.inference == "vllm" or self.is_given("vllm_server_host") or self.is_given("vllm_server_port"):
+            return f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+        return None
+
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of every training request."""
         named = {
@@ -220,12 +236,16 @@ class RLConfig(RLFields):
         for name, value in settings.items():
             self.__dict__.update(compat.settings_of(name, value, self.__dict__.get))
 
-    def steps_for(self, num_examples: int) -> int:
-        """Optimizer steps of the run: ``max_steps``, unless passes over the examples were asked for."""
+    def steps_for(self, num_examples: int, num_batches: int | None = None) -> int:
+        """Optimizer steps of the run: ``max_steps``, unless passes over the examples were asked for.
+
+        A pass has ``num_batches``; None = as many as its examples make. Each is used ``num_iterations`` times.
+        """
         by_epochs = self.is_given("num_train_epochs") and not self.is_given("max_steps")
         if self.max_steps > 0 and not by_epochs:
             return self.max_steps
-        return max(1, math.ceil(self.num_train_epochs * num_examples * self.rollouts_per_example / self.batch_size))
+        per_pass = num_examples * self.rollouts_per_example / self.batch_size if num_batches is None else num_batches
+        return max(1, math.ceil(self.num_train_epochs * per_pass)) * self.num_iterations
 
 
 @functools.cache

@@ -49,7 +49,7 @@ def reader_of(key: Any) -> Callable[[Mapping[str, Any]], Any]:
     if not colon:
         return lambda row: row.get(key, MISSING)
     try:
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"difficulty_key {key!r} cannot be loaded: {error}") from error
 

@@ -94,8 +94,8 @@ class RLFields(TrainingArguments):
     """Column that holds a row's difficulty ("easy" where it is missing), a function of the row, or its import path
     ``"package.module:function"``."""
     reward_weights_schedule: dict[Any, Any] | None = None
-    """Weights of the reward functions from an epoch on: epoch -> weights in their order, or weights by name;
-    "default" before the first epoch. Rollouts are not scored again."""
+    """Weights of the reward functions (of a ``RubricGroup``: of its rubrics) by epoch: number -> weights in their
+    order, or by name; "default" for the epochs that are not named. Rollouts are not scored again."""
     env_weights: dict[str, float] | None = None
     """Share of the groups that each environment of an ``EnvGroup`` gets, by its name; None: as large as its dataset."""
 
@@ -207,6 +207,26 @@ class RLFields(TrainingArguments):
     rollout is a sample of its own."""
 
     # --- inference ----------------------------------------------------------------------------------------------
+    inference: str = "auto"
+    """Where rollouts are sampled: "embedded" (in this process, on the trained parameters themselves), "vllm" (the
+    server at ``vllm_server_host`` and ``_port``), the URL of a vLLM server, several with commas between them, or
+    "auto": the server when an address is given or the default one serves this model, else embedded."""
+    inference_base_url: str | None = None
+    """The URL of the server, or of several, when ``inference`` does not say it."""
+    vllm_server_host: str = "0.0.0.0"
+    """0.0.0.0 is called as 127.0.0.1."""
+    vllm_server_port: int = 8000
+    vllm_server_timeout: float = 300.0
+    """Seconds to wait for the server to be up."""
+    weight_sync: str = "auto"
+    """How weights reach a server: lora_dir (adapter files under new names), reload (model files read again), nccl
+    (broadcast to its GPUs), ipc (memory of one GPU), or auto: the best of them that can work."""
+    sync_dir: str | None = None
+    """Folder for the files of lora_dir and reload, on a disk that the server sees; default ``<output_dir>/sync``."""
+    sync_timeout: float = 300.0
+    """Seconds that one push of weights may take, its repetition included; also how long a server may be away."""
+    sync_every: int = 1
+    """Optimizer steps per push; at most ``max_off_policy_steps`` + 1."""
     embedded_mode: str = "auto"
     """How the embedded engine decodes: auto, padded, continuous, deterministic."""
     embedded_concurrency: int | None = None
@@ -214,8 +234,11 @@ class RLFields(TrainingArguments):
     embedded_num_blocks: int | None = None
     embedded_page_size: int = 32
     """Blocks of the key/value cache of the mode "continuous", and tokens in each; None = as memory allows."""
+    embedded_max_batch_tokens: int | None = None
+    """Most tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192 on a GPU, and in the mode
+    "continuous" one for each row that decodes, at least 256."""
     tool_call_parser: str = "auto"
-    """How tool calls are read from a completion: hermes (which auto means), or none."""
+    """How tool calls are read from a completion: auto (what the chat template shows), hermes, llama3_json, or none."""
     embedded_threads: int | None = None
     """Threads of torch's CPU kernels, for the whole process."""
 

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 DUMPED = ("token_ids", "mu", "advantage", "weight", "version")
 FP32_TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
+SERVER_TOLERANCE = 0.1
+"""Measured with vLLM in bfloat16 and a model of 135 M parameters: 0.05 against float32, 0.07 against bfloat16. Wrong
+tokens, raw log-probabilities or other weights differ by several times that."""
 
 
 def check_forward(model: Any, config: RLConfig) -> None:
@@ -67,15 +70,16 @@ def non_finite(key: str, rows: Sequence[Row], step: int, folder: Path) -> NonFin
     )
 
 
-def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype) -> None:
+def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_server: bool) -> None:
     """Tokens sampled by the present weights must have the log-probs that training computes for them.
 
-    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (2e-2 in half precision). Says nothing where
-    the sampled distribution was reshaped on purpose.
+    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (2e-2 in half precision, 0.1 against a server,
+    whose precision and kernels are its own). Says nothing where the sampled distribution was reshaped on purpose.
     """
     if config.sampling().keys() & RESHAPING:
         return
-    allowed = FP32_TOLERANCE if dtype == torch.float32 and not config.bf16 else HALF_TOLERANCE
+    allowed = FP32_TOLERANCE if dtype == torch.float32 and not (config.bf16 or config.fp16) else HALF_TOLERANCE
+    allowed = SERVER_TOLERANCE if on_server else allowed
     if not meter.mean_abs <= allowed:
         raise ConfigError(
             f"with identical weights, sampler and trainer disagree by {meter.mean_abs:.2g} nats per token "

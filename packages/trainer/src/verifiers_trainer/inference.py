@@ -2,17 +2,80 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import urllib.error
+import urllib.request
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from verifiers.clients.base import Client
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.environments.base import Environment
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.engines.embedded import EmbeddedEngine
+from verifiers_trainer.engines.vllm.engine import VLLMEngine
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""How long ``inference="auto"`` looks for a server at the default address."""
 
 
-def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:
+def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine | VLLMEngine:
+    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over ``model`` itself.
+
+    One line of the log says which, and why.
+    """
+    url, reason = choose_engine(model, config)
+    if url is None:
+        log.info("inference: the embedded engine (%s)", reason)
+        return open_embedded(model, tokenizer, config, env)
+    from verifiers_trainer.sync.opening import open_sync
+
+    log.info("inference: vLLM at %s (%s)", url, reason)
+    return VLLMEngine(
+        url,
+        model,
+        tokenizer,
+        lambda engine, features, version: open_sync(engine, config, features, version),
+        in_chat=env.message_type == "chat",
+        sync_timeout_s=config.sync_timeout,
+        sync_every=config.sync_every,
+    )
+
+
+def choose_engine(model: Any, config: RLConfig) -> tuple[str | None, str]:
+    """(URL of the servers, why); no URL for the embedded engine."""
+    if config.server_url is not None:
+        return config.server_url, "as asked for"
+    if config.inference == "embedded":
+        return None, "as asked for"
+    if config.deterministic:
+        return None, "deterministic runs need it"
+    default = f"http://127.0.0.1:{config.vllm_server_port}"
+    if (found := _model_served_at(default)) is None:
+        return None, f"no server answers at {default}"
+    wanted = str(getattr(model, "name_or_path", "") or "")
+    if not wanted or Path(found).name != Path(wanted).name:
+        return None, f"the server at {default} serves {found!r}, not {wanted!r}"
+    return default, "it serves the same model"
+
+
+def _model_served_at(url: str) -> str | None:
+    """The first model of a vLLM server that is there by chance; None without one."""
+    try:
+        for path in ("/version", "/v1/models"):
+            with urllib.request.urlopen(url + path, timeout=LOOK_S) as answer:
+                said = json.load(answer)
+        return str(said["data"][0]["id"])
+    except (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:
     """The embedded engine over ``model``'s own parameters, not yet started."""
     mode: Any = "deterministic" if config.deterministic else config.embedded_mode
     if mode == "auto" and env.max_turns == 1 and config.use_cpu:
@@ -25,12 +88,16 @@ def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) 
         concurrency=config.embedded_concurrency or min(config.max_concurrent, 4 * config.batch_size),
         num_blocks=config.embedded_num_blocks,
         page_size=config.embedded_page_size,
-        tool_call_parser={"auto": "hermes", "none": None}.get(config.tool_call_parser, config.tool_call_parser),
+        max_batch_tokens=config.embedded_max_batch_tokens,
+        tool_call_parser=config.tool_call_parser,
         threads=config.embedded_threads,
         autocast_dtype=torch.bfloat16 if config.bf16 and mode != "continuous" else None,
     )
 
 
-def policy_client(engine: EmbeddedEngine) -> OpenAIChatCompletionsClient:
+def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:
     """A client of ``engine``: each of its event loops has its own connections."""
+    if isinstance(engine, VLLMEngine):
+        client: Client = engine.open_client()
+        return client
     return OpenAIChatCompletionsClient(base_url=engine.base_url, api_key=engine.api_key, max_retries=3)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from verifiers.errors import VerifiersError
-from verifiers_trainer import checkpoint, hooks, preparation, resuming
+from verifiers_trainer import checkpoint, hooks, preparation, resuming, shards
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.evaluation import numbers_of
 from verifiers_trainer.loggers import MetricsFile
+from verifiers_trainer.ranks import Ranks
 from verifiers_trainer.reference import Reference
 
 if TYPE_CHECKING:
@@ -42,6 +45,10 @@ FORCED = {
 """What the loop needs of transformers' own settings, set on the private copy."""
 
 
+DECISIONS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+"""What a callback may ask for, and all ranks must do together."""
+
+
 class Batches:
     """The pipeline as a loader without length."""
 
@@ -50,10 +57,15 @@ class Batches:
 
     def __iter__(self) -> Iterator[StepBatch]:
         while True:
-            assert self.trainer.orchestrator is not None
-            batch = self.trainer.orchestrator.next_batch()
+            trainer = self.trainer
+            bound_s = trainer.args.generation_timeout + trainer.ranks.timeout_s
+            batch = shards.next_batch(trainer.ranks, self._make, bound_s)
             for _ in range(self.trainer.args.num_iterations):
                 yield batch
+
+    def _make(self) -> StepBatch:
+        assert self.trainer.orchestrator is not None
+        return self.trainer.orchestrator.next_batch()
 
 
 class Loop(TrainerCallback):
@@ -91,6 +103,7 @@ class LoopTrainer(Trainer):
     optimizer: Any
     lr_scheduler: Any
     metrics_file: MetricsFile
+    ranks: Ranks
     reference: Reference | None = None
     """What ``beta`` holds the policy near; None without a penalty."""
     _batch: StepBatch | None
@@ -110,6 +123,17 @@ class LoopTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
         return [next(epoch_iterator)], None
 
+    def gradients_exchanged(self, model: Any, exchanged: bool) -> AbstractContextManager[Any]:
+        """Around the forward and backward of a row: ranks exchange gradients once in a step, with the last row's."""
+        self.accelerator.gradient_state._set_sync_gradients(exchanged)
+        return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
+
+    def mean_loss(self, total: Tensor) -> float:
+        """The loss of the step, of which ``total`` is this rank's part times the number of ranks."""
+        if self.ranks.world == 1:
+            return float(total)
+        return float(self.ranks.gather([float(total)], "the loss of the step").mean())
+
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
 
@@ -125,7 +149,11 @@ class LoopTrainer(Trainer):
         try:
             if hooks.is_overridden(self, ServingTrainer, "evaluate"):
                 own: Any = self
-                return own.take_evaluation(numbers_of(hooks.call(own.evaluate, {"ignore_keys": ignore_keys_for_eval})))
+                found = self.ranks.share(
+                    lambda: numbers_of(hooks.call(own.evaluate, {"ignore_keys": ignore_keys_for_eval})),
+                    "the evaluation",
+                )
+                return own.take_evaluation(found)
             return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         except VerifiersError as error:
             if self.args.eval_required:
@@ -140,6 +168,9 @@ class LoopTrainer(Trainer):
     def _maybe_log_save_evaluate(self, *args: Any, **keywords: Any) -> None:
         """In the midst of a batch that is used several times, saving and stopping wait for its end."""
         control, held = self.control, self._held_back
+        if self.ranks.world > 1:  # a callback may have decided on one rank alone
+            flags = self.ranks.any([getattr(control, name) for name in DECISIONS], "the end of the step")
+            control.__dict__.update(zip(DECISIONS, flags, strict=True))
         asked = (control.should_save or held[0], control.should_training_stop or held[1])
         within = bool(self.state.global_step % self.args.num_iterations)
         self._held_back = asked if within else (False, False)
@@ -153,6 +184,8 @@ class LoopTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Weights and tokenizer; the pickled arguments that transformers would add are left out."""
+        if not self.ranks.is_main:
+            return
         folder = Path(output_dir) if output_dir else self.args.folder
         folder.mkdir(parents=True, exist_ok=True)
         preparation.save_weights(self.model, folder, state_dict)
@@ -170,11 +203,18 @@ class LoopTrainer(Trainer):
         if checkpoint_folder is not None:
             checkpoint.load_optimizer(Path(checkpoint_folder), self.optimizer)
             checkpoint.load_scheduler(Path(checkpoint_folder), self.lr_scheduler)
-            self.metrics_file.resume(self.state.global_step)
+            if self.ranks.is_main:
+                self.metrics_file.resume(self.state.global_step)
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
-            checkpoint.load_rng(Path(checkpoint_folder))
+            checkpoint.load_rng(Path(checkpoint_folder), self.ranks.rank)
 
     def _load_scaler(self, checkpoint_folder: str | None) -> None:
-        """There is none: fp16 is refused, and a pickled scaler is not read."""
+        if checkpoint_folder is not None:
+            checkpoint.load_scaler(Path(checkpoint_folder), self.accelerator.scaler)
+
+    def scale_is_too_large(self) -> bool:
+        """Whether gradients that are no numbers may be fp16's scale alone: its scaler skips the step and halves it."""
+        scaler = self.accelerator.scaler
+        return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1

@@ -98,11 +98,6 @@ def loss_parameters(choice: str | LossFunction) -> frozenset[str] | None:
     return keyword_parameters(LOSSES.resolve(choice))
 
 
-def anchor_unsampled(log_mu: Tensor, log_pi: Tensor, sampled: Tensor) -> Tensor:
-    """``log_mu`` with sg(log π) where ``sampled`` is False: trained text nobody sampled has ρ = 1 by definition."""
-    return torch.where(sampled, log_mu, log_pi.detach())
-
-
 def kl_penalty(log_pi: Tensor, log_ref: Tensor, loss_mask: Tensor, kind: str = "k3") -> Tensor:
     """Estimate of KL(π‖ref) per token [T], zero where masked, from d = log ref - log π.
 

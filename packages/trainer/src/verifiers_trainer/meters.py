@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,6 +80,18 @@ class RatioMeter:
             largest = torch.stack(self._maxima).amax(0).tolist() if self._maxima else [0.0, 0.0]
             self._read = dict(zip(self.NAMES, values, strict=True)), largest[0], largest[1]
         return self._read
+
+    def merge(self, gather: Callable[[list[float]], np.ndarray]) -> None:
+        """Count what other processes counted as well; ``gather`` gives the numbers of all, [processes, numbers]."""
+        sums, ratio_max, abs_max = self._totals()
+        others = [float(torch.stack(values).sum()) for values in self._others.values()]
+        found = gather([*sums.values(), *others, ratio_max, abs_max])
+        totals, largest = found[:, :-2].sum(0).tolist(), found[:, -2:].max(0).tolist()
+        self._others = {
+            name: [torch.tensor(total, dtype=torch.float64)]
+            for name, total in zip(self._others, totals[len(self.NAMES) :], strict=True)
+        }
+        self._read = dict(zip(self.NAMES, totals, strict=False)), largest[0], largest[1]
 
     @property
     def num_current(self) -> int:

@@ -23,15 +23,31 @@ def joined(environments: Sequence[Environment], names: Sequence[str | None] | No
     """One environment of several: each under its name, its id, or ``env_<n>``; a name that repeats gets a number."""
     if len(environments) == 1:
         return environments[0]
+    given = list(names) if names else [None] * len(environments)
+    called = [
+        name or getattr(env, "env_id", None) or f"env_{place}"
+        for place, (name, env) in enumerate(zip(given, environments, strict=True))
+    ]
+    return EnvGroup(list(environments), env_names=distinct(called))
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, those that repeat with a number.
+
+    >>> distinct(["sums", "wordle", "sums"])
+    ['sums', 'wordle', 'sums-2']
+    """
     taken: list[str] = []
-    for place, env in enumerate(environments):
-        name = (names[place] if names else None) or getattr(env, "env_id", None) or f"env_{place}"
-        repeated = sum(other == name or other.startswith(f"{name}-") for other in taken)
-        taken.append(f"{name}-{repeated + 1}" if name in taken else name)
-    return EnvGroup(list(environments), env_names=taken)
+    for name in names:
+        number, called = 1, name
+        while called in taken:
+            number += 1
+            called = f"{name}-{number}"
+        taken.append(called)
+    return taken
 
 
-def name_of(env: Environment, row: Mapping[str, Any]) -> str:
+def member_of(env: Environment, row: Mapping[str, Any]) -> str:
     """Under which name of a group a row is played; "" where there is no group."""
     return (route_of(row) or [""])[0] if isinstance(env, EnvGroup) else ""
 
@@ -53,7 +69,7 @@ class MixtureSchedule(Schedule):
         self.names = names
         self._rows: dict[str, list[Example]] = {name: [] for name in names}
         for example in examples:
-            self._rows[name_of(env, example.row)].append(example)
+            self._rows[member_of(env, example.row)].append(example)
         if empty := [name for name, rows in self._rows.items() if not rows]:
             raise ConfigError(f"the environment {empty[0]!r} of env_weights has no rows to train on")
         shares = np.array([float(weights[name]) for name in names])

@@ -19,9 +19,6 @@ from torch import Tensor
 
 from verifiers_trainer.losses import LossInput, correction, kl_penalty
 
-CORRECTIONS = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
-"""Settings that weigh or drop tokens by how far the trainer is from the sampler."""
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
@@ -34,17 +31,24 @@ class TokenLosses:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss with its corrections and penalty bound: ``Objective(resolve_loss("ppo"), {"tis_cap": 2.0}, beta=0.01)``."""
+    """A loss, its corrections and a penalty: ``Objective(resolve_loss("ppo"), {"tis_cap": 2.0}, beta=0.01)``."""
 
     loss: Callable[[LossInput], Tensor]
     corrections: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of ``losses.correction``: what weighs or drops tokens by how far the trainer is from the sampler."""
     beta: float = 0.0
     kl_type: str = "k3"
 
     @classmethod
     def of(cls, loss: Callable[[LossInput], Tensor], config: Any) -> Objective:
         """The objective that the settings ask for."""
-        asked = {name: value for name in CORRECTIONS if (value := getattr(config, name)) is not None}
+        corrections = {
+            "tis_cap": config.tis_cap,
+            "sequence_mask_cap": config.sequence_mask_cap,
+            "geo_mask": config.geo_mask,
+            "opsm_delta": config.opsm_delta,
+        }
+        asked = {name: value for name, value in corrections.items() if value is not None}
         return cls(loss, asked, config.beta, config.kl_type)
 
     def __call__(self, tokens: LossInput, log_ref: Tensor | None = None) -> TokenLosses:

@@ -5,6 +5,7 @@ As ``rules``, of which these are the ones about anchors, corrections, the refere
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -26,8 +27,9 @@ def check_anchor(config: Any, world_size: int) -> list[str]:
     found = []
     if config.tis_cap is not None and name in ANCHORED_ON_SAMPLER:
         found.append(
-            f"tis_cap weighs tokens by o/μ, and the loss {name!r} weighs them by π/μ already, so the gap to the sampler "
-            "would count twice: leave tis_cap out, or use ppo, gspo, sapo, vespo or dro with anchor='recomputed'"
+            f"tis_cap weighs tokens by o/μ, and the loss {name!r} weighs them by π/μ already, so the gap to the "
+            "sampler would count twice: leave tis_cap out, or use ppo, gspo, sapo, vespo or dro with "
+            "anchor='recomputed'"
         )
     elif config.tis_cap is not None and config.anchor == "sampler":
         found.append(
@@ -74,7 +76,8 @@ def check_reference(config: Any, world_size: int) -> list[str]:
 def check_iterations(config: Any, world_size: int) -> list[str]:
     """Runs end where a batch does: a checkpoint in the midst of one could not be continued as it was."""
     n, steps = config.num_iterations, config.max_steps
-    if not all(isinstance(value, int) and value > 0 for value in (n, steps)) or steps % n == 0:
+    by_epochs = config.is_given("num_train_epochs") and not config.is_given("max_steps")
+    if by_epochs or not all(isinstance(value, int) and value > 0 for value in (n, steps)) or steps % n == 0:
         return []
     near = f"{steps // n * n} or {(steps // n + 1) * n}" if steps > n else f"{n}"
     return [f"max_steps {steps} is not a multiple of num_iterations = {n}: a batch would be left half used; use {near}"]
@@ -112,13 +115,15 @@ def check_schedules(config: Any, world_size: int) -> list[str]:
 def _check_difficulties(schedule: Any) -> list[str]:
     if schedule is None:
         return []
-    pairs = isinstance(schedule, list | tuple) and schedule and all(
-        isinstance(entry, list | tuple) and len(entry) == 2 and _positive(entry[0]) for entry in schedule
+    pairs = (
+        isinstance(schedule, list | tuple)
+        and schedule
+        and all(isinstance(entry, list | tuple) and len(entry) == 2 and _positive(entry[0]) for entry in schedule)
     )
     if not pairs:
         return [f"difficulty_schedule is {schedule!r}; it must be pairs (epoch, difficulty) with epochs above 0"]
     epochs = [entry[0] for entry in schedule]
-    if any(later <= earlier for earlier, later in zip(epochs, epochs[1:], strict=False)):
+    if any(later <= earlier for earlier, later in itertools.pairwise(epochs)):
         return [f"difficulty_schedule has epochs {', '.join(f'{e:g}' for e in epochs)}; they must rise"]
     return []
 

@@ -5,8 +5,8 @@ of groups that teach something, or says that it is short; slow rollouts are wait
 length is not biased; a failure in here is raised in the trainer, not hidden behind a time-out; every wait is bounded
 and names what it waits for.
 
-How much runs at once follows from four numbers (b = batches trained so far, which is the policy version; k = allowed
-lag; B = batch size)::
+How much runs at once follows from four numbers (b = batches trained so far, which is the policy version divided by
+``num_iterations``; k = allowed lag; B = batch size)::
 
     capacity = min(max_concurrent - running, (k + b + 1)·B - (delivered·B + ready + running))      [rollouts]
 
@@ -24,7 +24,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,12 +39,13 @@ from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_hist
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.loop_thread import LoopThread
 from verifiers_trainer.meters import FaultMeter
+from verifiers_trainer.mixture import member_of
 from verifiers_trainer.schedule import PipelineState, Schedule
 
 log = logging.getLogger(__name__)
 
-DecideRewards = Callable[[int, Sequence[State]], Awaitable[None]]
-"""Changes the rewards of the rollouts of a group, given with its index."""
+DecideRewards = Callable[[int, Sequence[State]], Awaitable[Mapping[str, float] | None]]
+"""Changes the rewards of the rollouts of a group, given with its index; returns other weights than the rubric's."""
 CANCEL_S = 20.0
 CLOSE_S = 30.0
 BLOCKED = "all rollouts stand still, because code of the environment blocks their event loop"
@@ -79,6 +80,8 @@ class Orchestrator:
         self.schedule = schedule or Schedule(examples, config.seed, config.shuffle_dataset)
         self._decide_rewards = decide_rewards
         self.version = 0
+        self.served = 0
+        """The policy version that samples; behind ``version`` where weights are not pushed after every step."""
         self.state = PipelineState()
         self.stale = 0
         """Groups dropped for their age since the last batch."""
@@ -95,7 +98,7 @@ class Orchestrator:
 
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         """Begin generating; ``state`` continues an earlier pipeline."""
-        self.version = version
+        self.version = self.served = version
         if state is not None:
             self.state = state
         self._thread.start()
@@ -112,11 +115,11 @@ class Orchestrator:
         batch.stats["time/wait_generation"] = time.monotonic() - started
         return batch
 
-    def set_version(self, version: int) -> None:
-        """The trainer has made policy ``version``; begin what that allows."""
+    def set_version(self, version: int, served: int | None = None) -> None:
+        """The trainer has made policy ``version``, and ``served`` samples now; begin what that allows."""
 
         def advance() -> None:
-            self.version = version
+            self.version, self.served = version, version if served is None else served
             self._admit()
 
         self._call(advance)
@@ -199,7 +202,7 @@ class Orchestrator:
         batch, group = self.config.batch_size, self.config.rollouts_per_example
         running = len(self.running) * group
         taken = self.state.delivered * batch + len(self.state.ready) * group + running
-        owed = (self.config.max_off_policy_steps + self.version + 1) * batch - taken
+        owed = (self.config.max_off_policy_steps + self._batch_of(self.served) + 1) * batch - taken
         return min(self.config.max_concurrent - running, owed)
 
     @property
@@ -207,6 +210,10 @@ class Orchestrator:
         """Whether the batches to come have had their share of groups, dropped ones included (``oversample``)."""
         ahead = (self.config.max_off_policy_steps + 1) * self._groups_per_batch
         return self.state.next_index - self.state.base >= math.ceil(self.config.oversample * ahead)
+
+    def _batch_of(self, version: int) -> int:
+        """How many batches a policy version was trained on; the lag is counted in them."""
+        return version // self.config.num_iterations
 
     @property
     def _groups_per_batch(self) -> int:
@@ -227,7 +234,7 @@ class Orchestrator:
     def _begin(self, index: int) -> None:
         progress = Progress()
         task = asyncio.ensure_future(self._play(index, progress))
-        self.running[index] = Flight(time.monotonic(), self.version, task, progress)
+        self.running[index] = Flight(time.monotonic(), self.served, task, progress)
 
     async def _play(self, index: int, progress: Progress) -> None:
         siblings = self.config.rollouts_per_example
@@ -236,10 +243,10 @@ class Orchestrator:
             context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
             jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
             states = await play_group(self.env, jobs, context)
-            if self._decide_rewards is not None:
-                await self._decide_rewards(index, states)
+            decided = None if self._decide_rewards is None else await self._decide_rewards(index, states)
+            weights = self.env.for_row(example.row).rubric.plan().weights if decided is None else decided
             records = tuple(Record.of(state, self.config) for state in states)
-            self._collect(Group(index, example.example_id, records))
+            self._collect(Group(index, example.example_id, records, member_of(self.env, example.row), dict(weights)))
         except asyncio.CancelledError as error:
             if self._draining:
                 raise
@@ -275,7 +282,7 @@ class Orchestrator:
             counted = [group for group in self.state.discarded if group.index < self.state.base]
             self.state.discarded = [group for group in self.state.discarded if group.index >= self.state.base]
             started = time.monotonic()
-            batch = build(groups, counted, self.config)
+            batch = build(groups, counted, self.config, self.config.world_size)
             batch.stats["time/pack"] = time.monotonic() - started
             if batch.num_tokens:
                 self._batches_without_signal = 0
@@ -288,7 +295,8 @@ class Orchestrator:
                 return batch
 
     def _pipeline_stats(self, groups: Sequence[Group]) -> dict[str, float]:
-        ages = [self.version - v for group in groups if (v := group.oldest_version) is not None]
+        begun = [self._batch_of(v) for group in groups if (v := group.oldest_version) is not None]
+        ages = [self._batch_of(self.version) - batch for batch in begun]
         stale, self.stale = self.stale, 0
         return {
             "batch/short": int(len(groups) < self._groups_per_batch),
@@ -316,15 +324,14 @@ class Orchestrator:
 
         The n-th oldest of what remains is trained n // groups_per_batch batches after the next.
         """
-        begun = sorted(
-            [flight.version for flight in self.running.values()]
-            + [v for group in left if (v := group.oldest_version) is not None]
-        )
-        oldest = self.version + 1 - self.config.max_off_policy_steps
-        return any(version < oldest + place // self._groups_per_batch for place, version in enumerate(begun))
+        versions = [flight.version for flight in self.running.values()]
+        versions += [v for group in left if (v := group.oldest_version) is not None]
+        oldest = self._batch_of(self.version) + 1 - self.config.max_off_policy_steps
+        begun = enumerate(sorted(map(self._batch_of, versions)))
+        return any(batch < oldest + place // self._groups_per_batch for place, batch in begun)
 
     def _drop_stale(self) -> None:
-        oldest = self.version - self.config.max_off_policy_steps
+        oldest = (self._batch_of(self.version) - self.config.max_off_policy_steps) * self.config.num_iterations
         fresh = [group for group in self.state.ready if group.oldest_version is None or group.oldest_version >= oldest]
         if len(fresh) < len(self.state.ready):
             self.stale += len(self.state.ready) - len(fresh)

@@ -65,6 +65,8 @@ def _group_to_json(group: Group) -> dict[str, Any]:
     return {
         "index": group.index,
         "example_id": group.example_id,
+        "env": group.env,
+        "weights": dict(group.weights),
         "records": [
             {
                 "turns": [_turn_to_json(turn) for turn in record.turns],
@@ -74,6 +76,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
                 "stop": record.stop,
                 "is_truncated": record.is_truncated,
                 "text": record.text,
+                "turn_rewards": list(record.turn_rewards),
             }
             for record in group.records
         ],
@@ -96,10 +99,11 @@ def _group_from_json(saved: Mapping[str, Any]) -> Group:
             stop=record["stop"],
             is_truncated=record["is_truncated"],
             text=record["text"],
+            turn_rewards=tuple(record["turn_rewards"]),
         )
         for record in saved["records"]
     )
-    return Group(saved["index"], saved["example_id"], records)
+    return Group(saved["index"], saved["example_id"], records, saved["env"], saved["weights"])
 
 
 def _turn_from_json(saved: Mapping[str, Any]) -> Turn:

@@ -51,7 +51,8 @@ class PolicyClient:
         return response
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        if (close := getattr(self._client, "aclose", None)) is not None:
+            await close()
 
     def _remember(self, response: Response) -> None:
         tokens = response.tokens

@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from accelerate.utils import DistributedType, parse_flag_from_env
 
 from verifiers import errors
-from verifiers.errors import CheckpointError, RunError, VerifiersError
+from verifiers.errors import ConfigError, RunError, VerifiersError
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,13 @@ class Ranks:
         self._number = itertools.count()
         self._read: list[str] = []
         self._depth = 0
+
+    @classmethod
+    def of(cls, config: Any) -> Ranks:
+        """The processes that the launcher started; ``ddp_timeout`` seconds bound their exchanges."""
+        if config.world_size == 1:
+            warn_of_one_process()
+        return cls(config.process_index, config.world_size, float(config.ddp_timeout))
 
     @property
     def is_main(self) -> bool:
@@ -104,12 +112,7 @@ class Ranks:
             return parts[0]
         sizes = self.share(lambda: [len(part) for part in parts or ()], what, timeout_s)
         own = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded = None
-        if self.is_main:
-            assert parts is not None
-            padded = [torch.zeros(max(sizes), dtype=torch.uint8) for _ in parts]
-            for tensor, part in zip(padded, parts, strict=True):
-                tensor[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+        padded = [_padded(part, max(sizes)) for part in parts] if self.is_main and parts is not None else None
         self._finish(lambda: dist.scatter(own, padded, src=0, group=self._group, async_op=True), what)
         return own[: sizes[self.rank]].numpy().tobytes()
 
@@ -117,16 +120,11 @@ class Ranks:
         """What every rank gave, in their order, on rank 0; an empty list on the others."""
         if self.world == 1:
             return [part]
-        largest = int(self.gather([float(len(part))], what).max())
-        sizes = torch.zeros(1)
-        del sizes
-        mine = torch.zeros(largest + 8, dtype=torch.uint8)
-        mine[:8] = torch.frombuffer(bytearray(len(part).to_bytes(8, "little")), dtype=torch.uint8)
-        mine[8 : 8 + len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
+        sizes = [int(size) for size in self.gather([float(len(part))], what)[:, 0]]
+        mine = _padded(part, max(sizes))
         found = [torch.zeros_like(mine) for _ in range(self.world)] if self.is_main else None
         self._finish(lambda: dist.gather(mine, found, dst=0, group=self._group, async_op=True), what)
-        pieces = [tensor.numpy().tobytes() for tensor in found or ()]
-        return [piece[8 : 8 + int.from_bytes(piece[:8], "little")] for piece in pieces]
+        return [piece.numpy().tobytes()[:size] for piece, size in zip(found or (), sizes, strict=False)]
 
     # --- ending together ----------------------------------------------------------------------------------------
 
@@ -150,9 +148,9 @@ class Ranks:
                     error = RunError(f"rank {self.rank} lost the other processes of this training: {broken}")
                 self._tell(error)
                 raise error
-            if told["rank"] == self.rank:
-                raise
             self._put(f"read/{self.rank}", True)
+            if told["rank"] == self.rank or getattr(error, "told", False):
+                raise
             raise _rebuilt(told) from error
         finally:
             self._depth -= 1
@@ -196,7 +194,7 @@ class Ranks:
         bound = timedelta(seconds=self.timeout_s)
         distributed_c10d._set_pg_timeout(bound)
         store = distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"verifiers-{next(_count)}", store)
+        self._store = distributed_c10d.PrefixStore(f"verifiers-{next(_count)}", store)
         self._group = dist.new_group(backend="gloo", timeout=bound)
 
     def _key(self) -> str:
@@ -204,7 +202,7 @@ class Ranks:
         return f"shared/{next(self._number)}"
 
     def _put(self, key: str, value: Any) -> None:
-        self._store.set(key, json.dumps(value))
+        self._store.set(key, json.dumps(value, default=float))
         if self.is_main:
             self._read.append(key)
 
@@ -221,9 +219,9 @@ class Ranks:
             while not self._store.check([key]):
                 if (told := self._failure()) is not None:
                     raise _rebuilt(told)
-                if time.monotonic() - started > bound:
+                if (waited := time.monotonic() - started) > bound:
                     raise self._late(what, bound)
-                time.sleep(POLL_S)
+                time.sleep(min(POLL_S, waited / 10))
             return self._store.get(key)
         except RuntimeError as error:
             if isinstance(error, VerifiersError):
@@ -270,6 +268,22 @@ def warn_of_one_process() -> None:
         )
 
 
+def _padded(part: bytes, size: int) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(part.ljust(size, b"\0"), np.uint8).copy())
+
+
+def require_whole_weights(kind: DistributedType) -> None:
+    """Raise ``ConfigError`` where the launcher splits the weights: each process here trains and saves whole ones."""
+    if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise ConfigError(
+            f"the launcher's configuration splits the model over the processes ({kind.value}), and this trainer saves "
+            "and serves whole weights only: use distributed_type MULTI_GPU (every process holds the model), LoRA and "
+            "gradient_checkpointing=True for larger models"
+        )
+    if kind == DistributedType.MULTI_CPU and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        log.warning("accelerate does not split a model over processes on a CPU: each of them holds all of it")
+
+
 def _described(error: BaseException, rank: int) -> dict[str, Any]:
     facts = {name: value for name, value in getattr(error, "facts", {}).items() if _is_plain(value)}
     return {"rank": rank, "kind": type(error).__name__, "said": str(error), "facts": facts}
@@ -279,10 +293,13 @@ def _rebuilt(told: dict[str, Any]) -> BaseException:
     """The error that another rank told of."""
     kind = getattr(errors, told["kind"], None)
     if isinstance(kind, type) and issubclass(kind, VerifiersError):
-        return kind(told["said"], **told["facts"])
-    if told["kind"] == "KeyboardInterrupt":
-        return KeyboardInterrupt()
-    return RunError(f"rank {told['rank']} failed: {told['kind']}: {told['said']}")
+        error: BaseException = kind(told["said"], **told["facts"])
+    elif told["kind"] == "KeyboardInterrupt":
+        error = KeyboardInterrupt()
+    else:
+        error = RunError(f"rank {told['rank']} failed: {told['kind']}: {told['said']}")
+    error.told = True  # type: ignore[attr-defined]
+    return error
 
 
 def _is_plain(value: Any) -> bool:
@@ -299,6 +316,3 @@ def _broken_connection(error: BaseException) -> str | None:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
-
-
-__all__ = ["CheckpointError", "Ranks", "warn_of_one_process"]

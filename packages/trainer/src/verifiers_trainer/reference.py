@@ -11,6 +11,8 @@ checkpoint, bit for bit. Models that are sharded over processes are not handled 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +47,15 @@ class Reference:
     def __call__(self, **arguments: Any) -> Any:
         """What the model's forward returns under the reference's weights, without gradient."""
         was_training = self.model.training
-        trained = [parameter for _, parameter in _trained(self.model)]
         self.model.eval()
         try:
             with torch.no_grad():
                 if self.weights is None:
-                    with self.model.disable_adapter():
+                    with _adapter_off(self.model):
                         return self.model(**arguments)
                 return functional_call(self.model, self.weights, (), arguments)
         finally:
             self.model.train(was_training)
-            for parameter in trained:  # switching an adapter off freezes it
-                parameter.requires_grad_(True)
 
     def after_step(self, step: int) -> None:
         """Follow the policy, when it is time to after the ``step``-th step."""
@@ -82,6 +81,18 @@ class Reference:
                 raise ValueError(f"{FILE} does not hold the parameters that are trained")
             for name, weight in self.weights.items():
                 weight.copy_(saved[name])
+
+
+@contextmanager
+def _adapter_off(model: Any) -> Iterator[None]:
+    """Without the adapter; afterwards the same parameters are trained as before, which PEFT alone does not see to."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        for parameter, trained in flags:
+            parameter.requires_grad_(trained)
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import CheckpointError, RunMismatch
+from verifiers.failpoints import failpoint
 from verifiers_trainer import checkpoint
 from verifiers_trainer.loggers import COMPLETIONS, METRICS
 from verifiers_trainer.pending import load_pipeline, save_pipeline
@@ -50,8 +51,23 @@ def configuration(trainer: RLTrainer) -> dict[str, Any]:
     }
 
 
-def save(trainer: RLTrainer) -> Path:
-    """Write the checkpoint of the present step, then remove those that ``save_total_limit`` no longer covers."""
+def save(trainer: RLTrainer) -> None:
+    """Write the checkpoint of the present step, then remove those that ``save_total_limit`` no longer covers.
+
+    Rank 0 writes, with the random generators of every rank. Raises ``CheckpointError``, on every rank, when it cannot.
+    """
+    ranks = trainer.ranks
+    failpoint("checkpoint.before_sending")
+    rngs = ranks.collect(checkpoint.rng_to_bytes(), "the states of the random generators")
+
+    def write() -> str | None:
+        _write(trainer, rngs)
+        return trainer.state.best_model_checkpoint
+
+    trainer.state.best_model_checkpoint = ranks.share(write, "the checkpoint to be written")
+
+
+def _write(trainer: RLTrainer, rngs: Sequence[bytes]) -> None:
     assert trainer.orchestrator is not None
     args, state, output = trainer.args, trainer.state, trainer.args.folder
     folder = output / f"{checkpoint.PREFIX}{state.global_step}"
@@ -65,13 +81,32 @@ def save(trainer: RLTrainer) -> Path:
         if not args.save_only_model:
             checkpoint.save_optimizer(temporary, trainer.optimizer)
             checkpoint.save_scheduler(temporary, trainer.lr_scheduler)
-            checkpoint.save_rng(temporary)
+            checkpoint.save_scaler(temporary, trainer.accelerator.scaler)
+            for rank, rng in enumerate(rngs):
+                checkpoint.save_rng(temporary, rng, rank)
             if trainer.reference is not None:
                 trainer.reference.save(temporary)
         save_pipeline(temporary, pipeline, trainer.policy_version, settings)
         state.save_to_json(str(temporary / "trainer_state.json"))
     checkpoint.prune(folder, args.save_total_limit, protected=best, keep_every=args.keep_every)
-    return folder
+
+
+def starting_point(trainer: RLTrainer, wanted: str | bool | None) -> tuple[Path | None, int]:
+    """(checkpoint to continue, its step), (None, 0) to start afresh; the pipeline is set, what is in the way moved.
+
+    Rank 0 decides for all. Raises what ``resolve`` and ``load`` raise, on every rank.
+    """
+
+    def decide() -> list[Any]:
+        folder, step = resolve(trainer, wanted), 0
+        if folder is None:
+            start_afresh(trainer)
+        else:
+            trainer._pipeline, step = load(trainer, folder)
+        return [str(folder) if folder else None, step]
+
+    folder, step = trainer.ranks.share(decide, "the checkpoint to begin from")
+    return (Path(folder) if folder else None), step
 
 
 def resolve(trainer: RLTrainer, wanted: str | bool | None) -> Path | None:

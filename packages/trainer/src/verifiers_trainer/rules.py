@@ -21,6 +21,10 @@ from verifiers_trainer.aggregation import AGGREGATIONS
 from verifiers_trainer.losses import KL_TYPES, LOSSES, loss_parameters
 from verifiers_trainer.objective_rules import OBJECTIVE_CHECKS
 
+WEIGHT_SYNCS = ("auto", "lora_dir", "reload", "nccl", "ipc")
+INFERENCE = ("auto", "embedded", "vllm")
+"""Values of ``inference`` that are no URL."""
+
 Check = Callable[[Any, int], list[str]]
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -60,8 +64,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "ref_model_sync_steps": (1, 10**9),
     "repetition_penalty": (1e-6, 1e6),
     "rollouts_per_example": (1, 10**6),
+    "sync_every": (1, 10**6),
+    "sync_timeout": (1e-3, 1e9),
     "temperature": (1e-6, 2.0),
     "top_p": (1e-9, 1.0),
+    "vllm_server_port": (1, 65535),
+    "vllm_server_timeout": (1e-3, 1e9),
 }
 """Field -> smallest and largest value allowed; whole numbers only where the bounds are."""
 
@@ -70,6 +78,7 @@ OPTIONAL_RANGES: dict[str, tuple[float, float]] = {
     "dual_clip": (1.0 + 1e-9, 1e9),
     "embedded_concurrency": (1, 10**6),
     "embedded_num_blocks": (1, 10**9),
+    "embedded_max_batch_tokens": (1, 10**9),
     "embedded_threads": (1, 10**4),
     "epsilon_high": (1e-9, 1e9),
     "keep_every": (1, 10**9),
@@ -100,8 +109,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "prompt_overflow": ("skip", "truncate_left"),
     "save_strategy": tuple(strategy.value for strategy in SaveStrategy),
     "stale_policy": ("wait", "drop"),
-    "tool_call_parser": ("auto", "hermes", "none"),
+    "tool_call_parser": ("auto", "hermes", "llama3_json", "none"),
     "truncated_sampling": ("warn", "refuse"),
+    "weight_sync": WEIGHT_SYNCS,
     "zero_variance": ("drop", "keep"),
 }
 
@@ -117,7 +127,6 @@ OWN_FIELDS = {*RESHAPING, "max_tokens", "stop", "temperature"}
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "auto_find_batch_size": ((False,), "lower micro_batch_tokens instead"),
-    "fp16": ((False, None), "use bf16"),
     "gradient_accumulation_steps": (
         (1,),
         "batch_size counts all rollouts of a step, micro_batch_size splits them; GRPOConfig multiplies them instead",
@@ -231,7 +240,7 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
             f"max_tokens {tokens} leaves no room for a prompt in max_seq_len {length}: lower one or raise the other"
         )
     found += _check_lengths(config)
-    if config.guided_regex is not None:
+    if config.guided_regex is not None and config.server_url is None:
         found.append("guided_regex needs a server that constrains its sampling, and the embedded engine does not")
     if config.truncated_sampling == "refuse" and (reshaping := sorted(config.sampling().keys() & RESHAPING)):
         found.append(
@@ -248,6 +257,40 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         if (value := getattr(config, name)) not in neutral:
             found.append(f"{name} is {value!r}, which this trainer cannot honour: {instead}")
     return found
+
+
+def check_inference(config: Any, world_size: int) -> list[str]:
+    """Where rollouts are sampled, and how weights get there."""
+    found = []
+    named, url = config.inference, config.inference_base_url
+    if named not in INFERENCE and not _is_url(named):
+        found.append(
+            f"inference is {named!r}{closest(str(named), INFERENCE)}; it must be {', '.join(INFERENCE)} or the URL of "
+            "a server, such as http://127.0.0.1:8000/v1"
+        )
+    if url is not None and not _is_url(url):
+        found.append(f"inference_base_url is {url!r}; it must be a URL, such as http://127.0.0.1:8000/v1")
+    if url is not None and named not in ("auto", "vllm"):
+        found.append(f"inference is {named!r} and inference_base_url {url!r}: give one of them")
+    if config.deterministic and config.server_url is not None:
+        found.append(
+            "deterministic=True needs the embedded engine (inference='embedded'): a server's draws depend on what else "
+            "it computes"
+        )
+    every, lag = config.sync_every, config.max_off_policy_steps
+    if isinstance(every, int) and isinstance(lag, int) and every > lag + 1:
+        found.append(
+            f"sync_every is {every}, so that rollouts would be older than max_off_policy_steps = {lag} allows; use at "
+            f"most {lag + 1}"
+        )
+    return found
+
+
+def _is_url(text: Any) -> bool:
+    """Whether it is one or several addresses, with commas between them."""
+    return isinstance(text, str) and all(
+        part.strip().startswith(("http://", "https://")) for part in text.split(",") if part.strip()
+    )
 
 
 def _check_lengths(config: Any) -> list[str]:
@@ -271,4 +314,7 @@ def trackers(report_to: Any) -> list[str]:
     return [name for name in named if name not in ("none", "auto")]
 
 
-CHECKS: tuple[Check, ...] = (check_batch, check_ranges, check_objective, *OBJECTIVE_CHECKS, check_combinations)
+CHECKS: tuple[Check, ...] = (
+    *(check_batch, check_ranges, check_objective, *OBJECTIVE_CHECKS),
+    *(check_combinations, check_inference),
+)

@@ -228,9 +228,7 @@ def _samples(turns: Sequence[Turn], advantages: list[float], mask_env_responses:
     return samples
 
 
-def _chosen(
-    chain: Sequence[int], turns: Sequence[Turn], advantages: list[float]
-) -> tuple[Sequence[Turn], list[float]]:
+def _chosen(chain: Sequence[int], turns: Sequence[Turn], advantages: list[float]) -> tuple[Sequence[Turn], list[float]]:
     return [turns[i] for i in chain], [advantages[i] for i in chain]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from verifiers.errors import ConfigError
 from verifiers.runner import RunContext
 from verifiers_trainer import arguments, evaluation, preparation
 from verifiers_trainer.config import RLConfig
@@ -83,7 +84,9 @@ class ServingTrainer(LoopTrainer):
         An override may return one number, or numbers by name.
         """
         count = num_examples if num_examples is not None else self.args.eval_num_examples
-        metrics = evaluation.evaluate(self, count, rows=eval_dataset, prefix=metric_key_prefix)
+        metrics = self.ranks.share(
+            lambda: evaluation.evaluate(self, count, rows=eval_dataset, prefix=metric_key_prefix), "the evaluation"
+        )
         return self.take_evaluation(metrics)
 
     def take_evaluation(self, metrics: dict[str, float]) -> dict[str, float]:
@@ -92,7 +95,8 @@ class ServingTrainer(LoopTrainer):
             return metrics
         self._taken = metrics
         self._between["time/eval"] = metrics.get("eval_runtime", 0.0)
-        self.metrics_file.write(self.state.global_step, self.policy_version, metrics)
+        if self.ranks.is_main:
+            self.metrics_file.write(self.state.global_step, self.policy_version, metrics)
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -103,6 +107,8 @@ class ServingTrainer(LoopTrainer):
             super().save_model(output_dir, _internal_call)
             return
         folder = Path(output_dir) if output_dir else self.args.folder
+        if not self.ranks.is_main:
+            return
         preparation.save_merged(self.model, folder)
         self.processing_class.save_pretrained(folder)
 
@@ -122,10 +128,12 @@ class ServingTrainer(LoopTrainer):
         )
 
     def start_engine(self) -> None:
-        """Serve the present weights, if they are not served yet."""
+        """Serve the present weights, if they are not served yet. Raises ``ConfigError`` on any rank but 0."""
+        if not self.ranks.is_main:
+            raise ConfigError(f"rank 0 generates, and this is rank {self.ranks.rank}: ask there")
         if self.engine is None:
             self.engine = open_engine(self.model, self.tokenizer, self.args, self.env)
-            self.engine.start(deadline_s=120.0)
+            self.engine.start(deadline_s=max(120.0, self.args.vllm_server_timeout))
             self.engine.set_version(self.policy_version)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from verifiers.dataset import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import NonFiniteLoss
 from verifiers.registry import load_environment
-from verifiers_trainer import anchors, arguments, checkpoint, chosen, guards, preparation, resuming, rewards
+from verifiers_trainer import anchors, arguments, checkpoint, chosen, curriculum, guards, preparation, resuming, rewards
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.chosen import ChosenRollouts, sample_rows
 from verifiers_trainer.config import RLConfig
@@ -40,9 +41,11 @@ from verifiers_trainer.loop import FORCED, Loop
 from verifiers_trainer.losses import resolve_loss
 from verifiers_trainer.meters import RatioMeter, alarms
 from verifiers_trainer.objective import Objective
+from verifiers_trainer.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
 from verifiers_trainer.orchestrator import Orchestrator
 from verifiers_trainer.packing import Row
 from verifiers_trainer.policy_client import PolicyClient
+from verifiers_trainer.ranks import Ranks, require_whole_weights
 from verifiers_trainer.reference import Reference
 from verifiers_trainer.rules import trackers
 from verifiers_trainer.schedule import PipelineState
@@ -56,10 +59,12 @@ class RLTrainer(ServingTrainer):
     """Trains ``model`` in ``env``.
 
     ``model`` is a causal language model, a PEFT model, or a name (hub id, folder, ``builtin:tiny``); ``env`` an
-    environment or its id; ``processing_class`` (or ``tokenizer``) defaults to the model's own. ``args`` (or
-    ``config``) is an ``RLConfig``, of which a private copy is used. ``peft_config`` overrides the LoRA fields, ``loss``
-    and ``advantage`` the fields of these names; ``dataset`` and ``eval_dataset`` are rows to use in place of the
-    environment's own.
+    environment, its id, or a list of several; ``processing_class`` (or ``tokenizer``) defaults to the model's own.
+    ``args`` (or ``config``) is an ``RLConfig``, of which a private copy is used. ``peft_config`` overrides the LoRA
+    fields, ``loss`` and ``advantage`` the fields of these names; ``dataset`` and ``eval_dataset`` are rows to use in
+    place of the environment's own; a ``dataset`` of finished
+    rollouts (a saved run, results, or columns of prompts, completions and rewards) is trained on as it is, and needs no
+    environment (``offline``).
 
     Raises ``ConfigError`` with every problem at once.
 
@@ -73,7 +78,7 @@ class RLTrainer(ServingTrainer):
     def __init__(
         self,
         model: Any,
-        env: Environment | str | None = None,
+        env: Environment | str | Sequence[Environment | str] | None = None,
         args: RLConfig | None = None,
         processing_class: Any = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -85,23 +90,29 @@ class RLTrainer(ServingTrainer):
         dataset: Any = None,
         eval_dataset: Any = None,
         eval_env: Environment | str | None = None,
+        client: Any = None,
         loss: Any = None,
         advantage: Any = None,
     ):
         given_args = arguments.either("args", args, "config", config)
-        settings = arguments.settled(given_args, self.config_class, loss=loss, advantage=advantage)
-        self.env = load_environment(env) if isinstance(env, str) else env
+        settings = arguments.settled(
+            given_args, self.config_class, inference=arguments.server_of(client), loss=loss, advantage=advantage
+        )
+        self.env = arguments.environment_of(env)
         self.eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or self.env)
-        arguments.check_environment(self.env)
+        self._offline: OfflineRollouts | None = None
+        if not (is_offline := holds_rollouts(dataset)):
+            arguments.check_environment(self.env)
         given = arguments.either("processing_class", processing_class, "tokenizer", tokenizer)
         self._dataset, self.eval_rows = dataset, eval_dataset
         self._examples: Sequence[Example] | None = None
         self.metrics_file = MetricsFile(settings.folder)
         self.engine: Any = None
-        self.orchestrator: Orchestrator | ChosenRollouts | None = None
+        self.orchestrator: Orchestrator | ChosenRollouts | OfflineRollouts | None = None
         self._client: PolicyClient | None = None
         self._drawn = 0
-        self.sinks = Sinks(trackers(settings.report_to))
+        self.ranks = Ranks.of(settings)
+        self.sinks = Sinks(trackers(settings.report_to) if self.ranks.is_main else ())
         self._pipeline = PipelineState()
         self._pause: Any = None
         self._paused_at = self._step_began = 0.0
@@ -113,15 +124,19 @@ class RLTrainer(ServingTrainer):
         settings.__dict__.update(FORCED)
         with checkpoint.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             model, tokenizer = preparation.load(model, given, settings)
+            if is_offline:
+                self._use_rollouts(dataset, tokenizer, settings)
             preparation.require_chat_template(tokenizer, self.env)
             preparation.probe_template(tokenizer, self.env, settings.require_increasing_context)
             model = preparation.prepare(model, settings, peft_config)
             if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
                 settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
             if settings.max_steps < 0 or settings.is_given("num_train_epochs"):
-                settings.max_steps = settings.steps_for(len(self._read_examples(tokenizer, settings)))
+                examples = len(self._read_examples(tokenizer, settings))
+                batches = None if self._offline is None else self._offline.num_batches
+                settings.max_steps = settings.steps_for(examples, batches)
             loss = resolve_loss(settings.loss, **arguments.loss_parameters_of(settings))
-            self.objective = Objective.of(loss, settings)
+            self.criterion = Objective.of(loss, settings)
             super().__init__(
                 model=model,
                 args=settings,
@@ -131,8 +146,16 @@ class RLTrainer(ServingTrainer):
                 callbacks=[Loop(self), self.sinks, *(callbacks or [])],
                 optimizers=optimizers,
             )
+        require_whole_weights(self.accelerator.distributed_type)
         self.remove_callback(PrinterCallback)
         self.reference = Reference.of(self.model, settings)
+
+    def _use_rollouts(self, dataset: Any, tokenizer: Any, settings: RLConfig) -> None:
+        """Train on finished rollouts; without an environment a stand-in holds their prompts."""
+        groups = read_groups(dataset, tokenizer, settings)
+        self._offline, self._dataset = OfflineRollouts(groups, settings), rows_of(groups)
+        if self.env is None:
+            self.env = self.eval_env = stand_in(self._dataset)
 
     # --- what users call ----------------------------------------------------------------------------------------
 
@@ -166,19 +189,17 @@ class RLTrainer(ServingTrainer):
         Starting afresh in a folder that holds an earlier run moves that run aside. Raises ``RunError`` and its kinds
         when training cannot go on, ``RunMismatch`` when the checkpoint belongs to another configuration.
         """
-        folder = resuming.resolve(self, resume_from_checkpoint)
+        with self.ranks.together():
+            return self._train(resume_from_checkpoint, keywords)
+
+    def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
         self._pipeline, self._self_tested = PipelineState(), False
-        if folder is None:
-            resuming.start_afresh(self)
-        else:
-            self._pipeline, step = resuming.load(self, folder)
-            if step >= self.args.max_steps:
-                log.warning(
-                    "%s is of step %d, and max_steps is %d: nothing to train", folder, step, self.args.max_steps
-                )
-                preparation.load_weights(self.model, folder)
-                self.state.global_step = step
-                return TrainOutput(step, math.nan, {})
+        folder, step = resuming.starting_point(self, resume_from_checkpoint)
+        if folder is not None and step >= self.args.max_steps:
+            log.warning("%s is of step %d, and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
+            preparation.load_weights(self.model, folder)
+            self.state.global_step = step
+            return TrainOutput(step, math.nan, {})
         set_seed(self.args.seed)
         install_logprob_forward(self.model)
         try:
@@ -194,7 +215,15 @@ class RLTrainer(ServingTrainer):
 
         Rollouts are (prompts, completions, rewards), the completions of one prompt together, or ``Group`` objects.
         """
-        return self.sample_batch([example.row for example in self.examples])
+        return self.sample_batch(self.current_rows())
+
+    def current_rows(self) -> list[Any]:
+        """The rows that the step whose batch is being chosen may take: all, or those of the present difficulty."""
+        return chosen.current_rows(self)
+
+    def get_current_difficulty(self, epoch: int = 0, step: int = 0) -> Any:
+        """The difficulty of the rows to train on at a step of a pass; None = all rows (``difficulty_schedule``)."""
+        return curriculum.difficulty_at(self.args.difficulty_schedule, epoch + step / self.num_steps_per_epoch)
 
     def sample_batch(self, rows: Iterable[Any]) -> list[Any]:
         """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
@@ -208,12 +237,15 @@ class RLTrainer(ServingTrainer):
         """Start the engine and the pipeline with the weights as they are now."""
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed state has the intervals of its time
         guards.check_forward(self.model, self.args)
-        self.start_engine()
-        self.engine.check_shared()
-        self.engine.set_version(self.policy_version)
-        self.orchestrator = chosen.open_pipeline(self, RLTrainer)
-        self.orchestrator.start(self.policy_version, self._pipeline)
         self._step_began = time.perf_counter()
+        if not self.ranks.is_main:
+            return
+        if self._offline is None or self.args.eval_strategy != "no":
+            self.start_engine()
+            self.engine.check_shared()
+            self.engine.set_version(self.policy_version)
+        self.orchestrator = self._offline or chosen.open_pipeline(self, RLTrainer)
+        self.orchestrator.start(self.policy_version, self._pipeline)
 
     # --- one optimizer step -------------------------------------------------------------------------------------
 
@@ -234,17 +266,22 @@ class RLTrainer(ServingTrainer):
         )
         total = torch.zeros((), device=self.args.device)
         for row in rows:
-            loss, out = self.compute_loss(model, row, return_outputs=True, meter=meter)
-            if not (torch.isfinite(loss) & torch.isfinite(out.logprobs).all()):
-                raise self._non_finite("log-probability of the policy" if torch.isfinite(loss) else "loss", [row])
-            self.accelerator.backward(loss)
+            with self.gradients_exchanged(model, row is rows[-1]):
+                loss, out = self.compute_loss(model, row, return_outputs=True, meter=meter)
+                if not (torch.isfinite(loss) & torch.isfinite(out.logprobs).all()):
+                    raise self._non_finite("log-probability of the policy" if torch.isfinite(loss) else "loss", [row])
+                self.accelerator.backward(loss)
             total += loss.detach()
+        if self.ranks.world > 1:
+            meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
         if not self._self_tested and meter.num_current:
-            guards.test_ratio(meter, self.args, find_causal_lm(self.model).get_output_embeddings().weight.dtype)
+            own = find_causal_lm(self.model).get_output_embeddings().weight.dtype
+            on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
+            guards.test_ratio(meter, self.args, own, on_server)
             self._self_tested = True
         spent = time.perf_counter() - started
         self._step = {
-            "loss": float(total),
+            "loss": self.mean_loss(total),
             **meter.summary(),
             "time/train": spent,
             "throughput/train_tokens_per_s": sum(row.num_tokens for row in rows) / spent,
@@ -263,7 +300,7 @@ class RLTrainer(ServingTrainer):
         row = inputs.to_tensors(self.args.device)
         out = model(**anchors.forward_arguments(row))
         tokens = anchors.tokens_of(row, out.logprobs, self.args.anchor)
-        made = self.objective(tokens, row.get("ref_logp"))
+        made = self.criterion(tokens, row.get("ref_logp"))
         loss = (row["weight"] * made.losses).sum() * self.args.world_size
         if meter is not None:
             meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, made.metrics)
@@ -272,40 +309,50 @@ class RLTrainer(ServingTrainer):
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         value = float(norm) if norm is not None else math.nan
-        if not math.isfinite(value):
+        if not math.isfinite(value) and not self.scale_is_too_large():
             assert self._batch is not None
             raise self._non_finite("gradient norm", self._batch.rows_R[self.accelerator.process_index])
         self._step["grad_norm"] = value
         return norm
 
     def _non_finite(self, key: str, rows: Sequence[Row]) -> NonFiniteLoss:
-        return guards.non_finite(key, rows, self.state.global_step + 1, self.args.folder)
+        folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
+        return guards.non_finite(key, rows, self.state.global_step + 1, folder)
 
     def before_step(self) -> None:
         """The optimizer is about to change the weights: nobody may be computing with them."""
+        self._step["learning_rate"] = self._get_learning_rate()
+        if not self.ranks.is_main:
+            return
         assert self.orchestrator is not None
         if self.args.deterministic:
             self.orchestrator.settle()
-        self._step["learning_rate"] = self._get_learning_rate()
         self._paused_at = time.perf_counter()
-        self._pause = self.engine.pause()
+        self._pause = nullcontext() if self.engine is None else self.engine.pause()
         self._pause.__enter__()
 
     def after_step(self) -> None:
         """The weights are those of the next policy version."""
-        self.engine.set_version(self.policy_version + 1)
+        if not self.ranks.is_main:
+            return
+        started = time.perf_counter()
+        if self.engine is not None:
+            self.engine.set_version(self.policy_version + 1)
+        self._step["time/sync"] = time.perf_counter() - started
         pause, self._pause = self._pause, None
         pause.__exit__(None, None, None)
         self._step["time/pause"] = time.perf_counter() - self._paused_at
 
     def finish_step(self) -> None:
         """Tell the pipeline, and write the step's numbers."""
-        assert self.orchestrator is not None
         assert self._batch is not None
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
-        self.orchestrator.set_version(self.policy_version)
         self.state.epoch = (max(group.index for group in self._batch.groups) + 1) / len(self.examples)
+        if not self.ranks.is_main:
+            return
+        assert self.orchestrator is not None
+        self.orchestrator.set_version(self.policy_version, getattr(self.engine, "version", None))
         now = time.perf_counter()
         self._step |= {"time/step": now - self._step_began, **self._between}
         self._step["throughput/generated_tokens_per_s"] = (

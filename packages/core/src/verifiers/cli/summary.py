@@ -155,7 +155,7 @@ def _dollars(cost: float, num_rollouts: int) -> str:
     """A cost with two meaningful digits at least.
 
     >>> _dollars(0.0042, 10), _dollars(12.5, 100)
-    ('$0.0042 ($0.00042 per rollout)', '$12.50 ($0.13 per rollout)')
+    ('$0.0042 ($0.00042 per rollout)', '$12.50 ($0.12 per rollout)')
     """
 
     def shown(amount: float) -> str:

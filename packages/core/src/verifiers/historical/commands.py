@@ -48,9 +48,9 @@ def install_from_repo(env_id: str, branch: str = "main") -> bool:
 
 def print_results(results: Any, num_samples: int = 1) -> None:
     """The summary of a run on stdout, with its best and worst rollout unless ``num_samples`` is 0."""
-    from verifiers.cli.summary import print_summary
+    from verifiers.cli.summary import print_summary, run_facts
 
-    print_summary(results, samples=num_samples > 0, notes=(), stream=sys.stdout)
+    print_summary(results, run_facts(results), samples=num_samples > 0, notes=(), stream=sys.stdout)
 
 
 def load_toml_config(path: str | Path) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ that the directory keeps of examples which are no longer run, and that are not c
 
 class GenerateMetadata(AttributeDict):
     """The facts, and the statistics of the rows: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
-    avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms`` is ``time`` in milliseconds.
+    avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms``: ``time`` in milliseconds.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])

@@ -114,8 +114,8 @@ class GenerateOutputs:
         """
         names = (
             "env_id model base_url num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
-            "reward_stderr avg_metrics avg_error pass_at_k pass_all_k pass_threshold stop_conditions usage cost_usd resumed "
-            "env_args sampling_args status"
+            "reward_stderr avg_metrics avg_error pass_at_k pass_all_k pass_threshold stop_conditions usage cost_usd "
+            "resumed env_args sampling_args status"
         ).split()
         facts = {name: self.metadata.get(name) for name in names}
         numbers: dict[str, Any] = json_ready(

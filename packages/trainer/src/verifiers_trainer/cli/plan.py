@@ -21,6 +21,7 @@ from verifiers_trainer import checkpoint
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import Assignment, listed, read_words
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.mixture import joined
 
 FOLDER_FLAGS = ("--output-dir", "--resume")
 """The options that name the run's folder, without being settings themselves."""
@@ -90,10 +91,18 @@ def make_plan(
     env = None
     if settings.env_id:
         place = settings.places.get("env.id", "[env]")
-        env = _collect(problems, place, lambda: load_environment(settings.env_id, **settings.env_args))
+        env = _collect(problems, place, lambda: _load(settings))
     if problems or config is None or env is None:
         raise ConfigError(listed(problems))
     return Plan(settings, config, env, None if fresh else _starting_point(Path(config.output_dir or ""), resume))
+
+
+def _load(settings: TrainSettings) -> Environment:
+    """The environment, or the group of several."""
+    if not settings.mixture:
+        return load_environment(settings.env_id, **settings.env_args)
+    members = [load_environment(table.id, **table.args) for table in settings.mixture]
+    return joined(members, [table.name for table in settings.mixture])
 
 
 def _config_class(settings: TrainSettings) -> type[RLConfig]:

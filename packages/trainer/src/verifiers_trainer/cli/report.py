@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +16,11 @@ from verifiers.redaction import redacted_text
 SCHEMA = 1
 UNEXPECTED = 3
 INTERRUPTED = 130
+
+
+def rank() -> int:
+    """Which of the processes that train together this is; 0 of one. Rank 0 speaks for all."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: bool) -> int:
@@ -34,7 +40,7 @@ def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: boo
             traceback.print_exc()
     if message:
         print(escape_control(redacted_text(f"vf-train: {message}")), file=sys.stderr)
-    if as_json:
+    if as_json and not rank():
         print(json.dumps({"schema": SCHEMA, "ok": code == 0, "exit_code": code, "error": message, **result}))
     return code
 

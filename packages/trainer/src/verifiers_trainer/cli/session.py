@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
@@ -18,10 +19,12 @@ from verifiers.durable import LOCK_NAME, HeldFile
 from verifiers.errors import ConfigError, RunError, RunMismatch
 from verifiers.messages import escape_control
 from verifiers_trainer import checkpoint
+from verifiers_trainer.cli import launch
 from verifiers_trainer.cli.canonical import to_toml
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.interrupt import Interruption
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
+from verifiers_trainer.cli.report import rank
 from verifiers_trainer.loggers import METRICS, read_metrics
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class Session:
     output_dir: str | None = None
     resume: str | None = None
     fresh: bool = False
+    engine: str = "auto"
+    vllm_url: str | None = None
     dry_run: bool = False
     dump_config: bool = False
     as_json: bool = False
@@ -48,16 +53,25 @@ class Session:
 
     def run(self, result: dict[str, Any]) -> int:
         """Do it. Raises ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
+        if rank():  # rank 0 speaks for all
+            self.quiet, self.as_json = True, False
         self.console = Console(stderr=True)
         level = logging.DEBUG if self.verbose else logging.ERROR if self.quiet else logging.INFO
         with show_logs(self.console, level), quiet_libraries(not self.verbose):
             return self._run(result)
 
     def _run(self, result: dict[str, Any]) -> int:
+        devices = launch.visible_devices()
         plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
         if self.dump_config:
             print(to_toml(plan.settings, plan.config), end="")
             return 0
+        decision = launch.decide(self.engine, self.vllm_url, plan.settings.gpus, devices)
+        if plan.config.server_url is None or self.engine != "auto" or decision.url is not None:
+            self._say(f"inference: {launch.where(decision)} ({decision.reason})")
+            if (decision.launches or len(decision.trainer_devices) > 1) and "LOCAL_RANK" not in os.environ:
+                return self._launch(plan, decision, result)
+            launch.apply(decision, plan, self.engine)
         self._notices(plan)
         if self.dry_run:
             return self._dry_run(plan, result)
@@ -67,6 +81,22 @@ class Session:
             self._close(plan, None)
             return 0
         return self._train(plan, result)
+
+    def _launch(self, plan: Plan, decision: launch.Decision, result: dict[str, Any]) -> int:
+        """Train in a process of its own, beside a server; the object of ``--json`` is that process's."""
+        code, written = launch.run(plan, decision, self._passed_on(), self._say)
+        if self.as_json and written.strip():
+            result.update(json.loads(written.strip().splitlines()[-1]))
+        elif written:
+            print(written, end="")
+        return code
+
+    def _passed_on(self) -> list[str]:
+        """The arguments of this call, for a process that trains."""
+        named = {"--output-dir": self.output_dir, "--resume": self.resume}
+        words = [*self.words, *(f"{flag}={value}" for flag, value in named.items() if value is not None)]
+        flags = {"--fresh": self.fresh, "--dry-run": self.dry_run, "--json": self.as_json, "-v": self.verbose}
+        return words + [flag for flag, given in {**flags, "-q": self.quiet}.items() if given]
 
     # --- the three things it can do -----------------------------------------------------------------------------
 
@@ -126,8 +156,14 @@ class Session:
 
     @contextmanager
     def _folder(self, plan: Plan) -> Iterator[None]:
-        """The run's folder, for this process alone. Raises ``RunBusy``, ``ConfigError`` when it cannot be written."""
+        """The run's folder, for this run alone. Raises ``RunBusy``, ``ConfigError`` when it cannot be written.
+
+        Of several processes that train together, rank 0 holds it.
+        """
         folder = plan.folder
+        if rank():
+            yield
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             held = _hold(folder)
@@ -147,7 +183,8 @@ class Session:
     def _notices(self, plan: Plan) -> None:
         by_reason: dict[str, list[str]] = {}
         for key, reason in plan.settings.ignored:
-            by_reason.setdefault(reason, []).append(key)
+            if plan.config.server_url is None or not key.startswith(("inference.", "trainer.gpus")):
+                by_reason.setdefault(reason, []).append(key)
         for reason, keys in by_reason.items():
             self._say(f"ignored: {', '.join(keys)} ({reason})")
 
@@ -164,6 +201,8 @@ class Session:
         )
 
     def _close(self, plan: Plan, interruption: Interruption | None) -> None:
+        if rank():
+            return
         newest = checkpoint.newest_valid(plan.folder)
         if interruption is None:
             self._say("")
@@ -212,11 +251,12 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The run in a few lines, as far as it is known without the model."""
     config, settings = plan.resolved, plan.settings
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
-    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.env_args.items())
+    played = [(t.id, t.args) for t in settings.mixture] or [(settings.env_id, settings.env_args)]
+    calls = [f"{env}({', '.join(f'{name}={value!r}' for name, value in args.items())})" for env, args in played]
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
     rows = [
         ("model", settings.model),
-        ("environment", f"{settings.env_id}({arguments})"),
+        ("environment", " + ".join(calls)),
         ("batch", f"{batch} rollouts = {batch // group} examples x {group}, in micro-batches of {micro}"),
         ("sampling", f"{sampling}, conversations of at most {config.max_seq_len} tokens"),
         ("objective", f"{config.loss}, advantage {config.advantage}, learning rate {config.learning_rate:g}"),

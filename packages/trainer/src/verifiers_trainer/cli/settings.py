@@ -18,6 +18,8 @@ from typing import Any
 from verifiers.errors import ConfigError
 from verifiers.suggest import close_match
 from verifiers_trainer import compat
+from verifiers_trainer.cli.environments import EnvTable, read_tables, shares
+from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.cli.sources import Assignment
 from verifiers_trainer.cli.value_types import describe, fits
 from verifiers_trainer.config import RLConfig, field_names, known_names
@@ -30,22 +32,6 @@ HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
 """Keys of the hosted format -> ours. Its ``[wandb]`` is understood in every file."""
 PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
 EVAL = "eval_"
-SERVER_FLAGS = frozenset(
-    """
-    api_key block_size chat_template config_format cpu_offload_gb data_parallel_size data_parallel_backend
-    disable_custom_all_reduce disable_log_requests disable_log_stats disable_sliding_window
-    distributed_executor_backend download_dir dtype enable_auto_tool_choice enable_chunked_prefill
-    enable_expert_parallel enable_log_requests enable_lora enable_prefix_caching enable_reasoning enable_sleep_mode
-    enforce_eager generation_config gpu_memory_utilization hf_config_path hf_overrides host kv_cache_dtype
-    limit_mm_per_prompt load_format logprobs_mode long_prefill_token_threshold max_logprobs max_lora_rank max_loras
-    max_model_len max_num_batched_tokens max_num_seqs max_seq_len_to_capture mm_processor_kwargs model
-    model_impl no_enable_prefix_caching override_generation_config pipeline_parallel_size port quantization
-    reasoning_parser revision rope_scaling rope_theta scheduling_policy seed served_model_name speculative_config
-    swap_space task tensor_parallel_size tokenizer tokenizer_mode tool_call_parser trust_remote_code
-    uvicorn_log_level
-    """.split()
-)
-"""Flags of ``vllm serve``, in snake_case."""
 ALGORITHMS = ("rl", "grpo")
 """Values of ``trainer.algorithm``: the defaults of ``RLConfig`` or of ``GRPOConfig``."""
 TRANSLATED_HINTS: dict[str, Any] = {"scale_rewards": bool | str}
@@ -70,6 +56,12 @@ class TrainSettings:
     """(key, reason) of what was not given and follows from the rest."""
     places: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Key -> where it was set last, for messages."""
+    mixture: tuple[EnvTable, ...] = ()
+    """The environments when there are several; then ``env_id`` names them all."""
+    server_args: Mapping[str, Any] = field(default_factory=dict)
+    """``[inference.args]``: flags of the server in snake_case, for when one is started."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """How many devices ``inference`` and ``trainer`` were given."""
 
 
 @functools.cache
@@ -106,6 +98,9 @@ class _Reader:
         self.chosen: dict[str, str] = {}
         self.names: dict[str, str] = {}
         self.env_args: dict[str, Any] = {}
+        self.mixture: list[EnvTable] = []
+        self.server_args: dict[str, Any] = {}
+        self.gpus: dict[str, int] = {}
         self.config: dict[str, Any] = {}
         self.places: dict[str, str] = {}
         self.evaluates = False
@@ -137,6 +132,9 @@ class _Reader:
             tuple(self.ignored.items()),
             tuple(self.chosen.items()),
             self.places,
+            tuple(self.mixture),
+            self.server_args,
+            self.gpus,
         )
         return settings, self.problems
 
@@ -151,11 +149,20 @@ class _Reader:
             case ("env", "weight"):
                 self.ignored[given.key] = "there is one environment"
             case ("env",) if isinstance(given.value, list) and len(given.value) > 1:
-                self._problem(given, f"{len(given.value)} [[env]] tables, and training on several is not supported yet")
+                self._environments(given)
             case ("env",) | ("env", "args"):
                 self._problem(given, f"{given.key} must be a table, not {given.value!r}")
             case _:
                 self._unknown(given, ("id", "args", "weight"), 1)
+
+    def _environments(self, given: Assignment) -> None:
+        """Several ``[[env]]`` tables."""
+        self.mixture, problems = read_tables(given.value)
+        self.names["env.id"], self.places["env.id"] = " + ".join(table.name for table in self.mixture), given.place
+        for problem in problems:
+            self._problem(given, problem)
+        if (weights := shares(self.mixture)) is not None:
+            self.config.setdefault("env_weights", weights)
 
     def _trainer(self, given: Assignment) -> None:
         match given.path:
@@ -181,6 +188,7 @@ class _Reader:
                 self._gpus(given)
             case ("inference", "args", name):
                 if name in SERVER_FLAGS:
+                    self.server_args[name] = given.value
                     self.ignored[given.key] = NO_SERVER
                 else:
                     self._unknown(given, SERVER_FLAGS, 2)
@@ -227,12 +235,12 @@ class _Reader:
     def _gpus(self, given: Assignment) -> None:
         if not fits(given.value, int) or given.value < 0:
             self._problem(given, f"{given.key} is {given.value!r}; it must be a whole number, 0 or more")
-        elif self.num_gpus == 0:
+            return
+        self.gpus[given.path[0]] = given.value
+        if self.num_gpus == 0:
             self.ignored[given.key] = "there is no CUDA device: everything runs in one process on the CPU"
         elif given.path[0] == "inference":
             self.ignored[given.key] = NO_SERVER
-        elif given.value > 1:
-            self._problem(given, f"trainer.gpus is {given.value}; more than one is not supported yet, use 1")
 
     def _field(self, given: Assignment, name: str, depth: int) -> None:
         """Store a field of ``RLConfig``, found at ``given.path[depth]``."""

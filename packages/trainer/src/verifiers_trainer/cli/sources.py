@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers_trainer.integrations.prime_rl import reading as prime_rl
 
 NOTHING_GIVEN = (
     "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
@@ -59,6 +60,8 @@ def read_toml(path: str) -> list[Assignment]:
         raise ConfigError(f"{path} cannot be read: {error}", path=path) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", path=path) from error
+    if prime_rl.is_prime_rl(document):
+        document = prime_rl.read_tables((path, document))
     lines = key_lines(text)
     return [Assignment(keys, value, _place(path, keys, lines)) for keys, value in _leaves(document, ())]
 

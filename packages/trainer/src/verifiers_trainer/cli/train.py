@@ -65,6 +65,14 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--output-dir", metavar="DIR", help="Folder of the run; default outputs/<run_name or the time>.")
 @click.option("--resume", metavar="[PATH]", help="Go on from a checkpoint, which must exist; default: if there is one.")
 @click.option("--fresh", is_flag=True, help="Start anew; what the folder holds is moved aside.")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "embedded", "vllm"]),
+    default="auto",
+    show_default=True,
+    help="Sample in this process, or on a vLLM server that is started beside it; auto: as devices allow.",
+)
+@click.option("--vllm-url", metavar="URL", help="Sample on this running vLLM server (several: commas between them).")
 @click.option("--dry-run", is_flag=True, help="Show what would be trained, try every part once, and stop.")
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common

@@ -7,9 +7,12 @@ from typing import Any
 
 from verifiers_trainer.engines.protocol import Engine
 
-_LAZY = {"EmbeddedEngine": "verifiers_trainer.engines.embedded"}
+_LAZY = {
+    "EmbeddedEngine": "verifiers_trainer.engines.embedded",
+    "VLLMEngine": "verifiers_trainer.engines.vllm.engine",
+}
 
-__all__ = ["EmbeddedEngine", "Engine"]
+__all__ = ["EmbeddedEngine", "Engine", "VLLMEngine"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from verifiers_trainer.engines.kv_cache import BatchCache
-from verifiers_trainer.engines.requests import Generation, GenerationRequest
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, PromptLogprobs
 from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw
 from verifiers_trainer.engines.transcript import Decode, Transcript
 
@@ -18,11 +18,18 @@ _COMPACT_BELOW = 0.75
 class Batch:
     """Rows that decode together: their cache, rules and what they sampled."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], cache: BatchCache, starts: torch.Tensor, decode: Decode):
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        cache: BatchCache,
+        starts: torch.Tensor,
+        decode: Decode,
+        prompt_logprobs: Sequence[PromptLogprobs | None] | None = None,
+    ):
         self.cache = cache
         self.starts = starts
         """int64 [B], first column of each row that is not padding."""
-        self.transcript = Transcript(requests, decode)
+        self.transcript = Transcript(requests, decode, prompt_logprobs)
         self.last = starts.new_zeros(len(requests), 1)
         """int64 [B, 1], the token each row sampled last; not yet in the cache."""
         self._counts: TokenCounts | None = None
@@ -46,11 +53,11 @@ class Batch:
         if self.table.penalties is not None and self._counts is None:
             prompts = [request.prompt_ids for request in self.transcript.requests]
             self._counts = TokenCounts(prompts, self.transcript.outputs(), logits_BV.shape[1], logits_BV.device)
-        tokens_B, logprobs_B = draw(logits_BV, self.table, self.transcript.counts, self._counts)
+        drawn = draw(logits_BV, self.table, self.transcript.counts, self._counts)
         if self._counts is not None:
-            self._counts.add(tokens_B)
-        self.last = tokens_B.unsqueeze(1)
-        return self.transcript.append(tokens_B.cpu().numpy(), logprobs_B.cpu().numpy(), version)
+            self._counts.add(drawn.tokens)
+        self.last = drawn.tokens.unsqueeze(1)
+        return self.transcript.append(drawn, version)
 
     def compact(self) -> None:
         """Drop finished rows, and the columns that only they used."""

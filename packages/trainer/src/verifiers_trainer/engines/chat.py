@@ -1,25 +1,22 @@
-"""Conversations to prompt tokens and completion text back to a message. No sampling, no HTTP."""
+"""Conversations to prompt tokens, and tokens back to text. No sampling, no HTTP, no parsing of what was said."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from verifiers.errors import ConfigError
+from verifiers_trainer.engines.reasoning import OPEN
 
-ToolCall = dict[str, str]
-"""``name`` and ``arguments`` (JSON text), in the model's order."""
-ToolCallParser = Callable[[str], tuple[str, list[ToolCall]]]
-"""Completion text -> (text around the calls, the calls). Text it cannot read comes back whole, without calls."""
-
-_HERMES_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _CACHED_PROMPTS = 1024
 _CACHED_BYTES = 16_384
+_RESERVED = frozenset(
+    "conversation messages tools documents chat_template tokenize tokenizer_kwargs add_generation_prompt padding "
+    "continue_final_message truncation max_length return_tensors return_dict return_assistant_tokens_mask".split()
+)
+"""Arguments of ``apply_chat_template`` that are not the template's variables."""
 
 
 class BadRequest(Exception):
@@ -28,46 +25,6 @@ class BadRequest(Exception):
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
         super().__init__(message)
         self.param, self.code, self.status = param, code, status
-
-
-def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
-    """Calls written as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
-
-    One call that is not such an object makes the whole text content: half of a model's calls is nobody's intent.
-
-    >>> parse_hermes('Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
-    ('Let me see.', [{'name': 'add', 'arguments': '{"a": 1}'}])
-    """
-    calls: list[ToolCall] = []
-    for written in _HERMES_CALL.findall(text):
-        try:
-            call = json.loads(written)
-        except ValueError:
-            return text, []
-        if not (isinstance(call, dict) and isinstance(call.get("name"), str)):
-            return text, []
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return text, []
-        calls.append({"name": call["name"], "arguments": json.dumps(arguments, ensure_ascii=False)})
-    if not calls:
-        return text, []
-    return _HERMES_CALL.sub("", text).strip(), calls
-
-
-TOOL_CALL_PARSERS: dict[str, ToolCallParser] = {"hermes": parse_hermes}
-
-
-def resolve_tool_call_parser(chosen: str | ToolCallParser | None) -> ToolCallParser | None:
-    """The parser of that name; a callable or None is returned as it is. Raises ConfigError for an unknown name."""
-    if chosen is None or callable(chosen):
-        return chosen
-    if chosen not in TOOL_CALL_PARSERS:
-        known = ", ".join(sorted(TOOL_CALL_PARSERS))
-        raise ConfigError(
-            f"no tool_call_parser {chosen!r}; known: {known}, or give a function", field="tool_call_parser"
-        )
-    return TOOL_CALL_PARSERS[chosen]
 
 
 class ChatFormat:
@@ -82,13 +39,22 @@ class ChatFormat:
         self._piece = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
         self._cached_prompt = lru_cache(maxsize=_CACHED_PROMPTS)(self._render)
 
-    def prompt_ids(self, messages: bytes, tools: bytes | None) -> np.ndarray:
-        """int32 [P] of a conversation given as the JSON of ``messages`` and ``tools``, ready for the answer.
+    def prompt_ids(
+        self,
+        messages: bytes,
+        tools: bytes | None,
+        template_kwargs: bytes = b"null",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> np.ndarray:
+        """int32 [P] of a conversation given as the JSON of ``messages``, ``tools`` and the template's own variables.
 
-        Raises BadRequest when the template refuses it.
+        It ends ready for the answer, unless ``add_generation_prompt`` is off; with ``continue_final_message`` inside
+        of the last message. Raises BadRequest when the template refuses it.
         """
-        long = len(messages) + len(tools or b"") > _CACHED_BYTES
-        return self._render(messages, tools) if long else self._cached_prompt(messages, tools)
+        asked = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
+        long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
+        return self._render(*asked) if long else self._cached_prompt(*asked)
 
     def encode(self, text: str) -> np.ndarray:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
@@ -106,19 +72,42 @@ class ChatFormat:
         """The text of one token by itself."""
         return self._piece(token)
 
-    def _render(self, messages_json: bytes, tools_json: bytes | None) -> np.ndarray:
+    def opens_thought(self, prompt_ids: np.ndarray) -> bool:
+        """Whether the prompt ends inside of a thought that the template began."""
+        return self.decode(prompt_ids[-8:].tolist(), skip_special_tokens=False).rstrip().endswith(OPEN)
+
+    def _render(
+        self, messages_json: bytes, tools_json: bytes | None, kwargs_json: bytes, answer: bool, unfinished: bool
+    ) -> np.ndarray:
         if getattr(self._tokenizer, "chat_template", None) is None:
             raise BadRequest("the tokenizer has no chat template; set tokenizer.chat_template", "messages")
         messages = [_plain_message(message) for message in _list_of_objects(messages_json, "messages")]
         tools = _list_of_objects(tools_json, "tools") if tools_json is not None else None
+        variables = _template_variables(kwargs_json)
+        if unfinished and answer:
+            raise BadRequest("continue_final_message needs add_generation_prompt=false", "continue_final_message")
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+                messages,
+                tools=tools or None,
+                add_generation_prompt=answer,
+                continue_final_message=unfinished,
+                tokenize=False,
+                **variables,
             )
         except Exception as error:  # a template is a program: whatever it raises is this request's error
             message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
             raise BadRequest(message, "messages") from error
         return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+
+
+def _template_variables(written: bytes) -> dict[str, Any]:
+    variables = json.loads(written) or {}
+    if not isinstance(variables, dict):
+        raise BadRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
+    if taken := sorted(_RESERVED & variables.keys()):
+        raise BadRequest(f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs")
+    return variables
 
 
 def _list_of_objects(written: bytes, field: str) -> list[dict]:

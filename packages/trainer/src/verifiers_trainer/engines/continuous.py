@@ -7,6 +7,9 @@ version labels mean exactly what they mean in the padded loop. The one private n
 Four settings are not free: block sharing stays off (a shared prefix computed by older weights would be reused, an
 error of 1.6 to 2.5 nats), the number of blocks is always given (the default takes most of the machine's memory),
 graphs are off (our sampler is no part of one), and attention is not switched behind the model's back.
+
+A long prompt is prefilled over several steps. One that an update finds half done is begun anew: all of a prompt is
+computed by the weights that its first token is labelled with.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,15 +27,22 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from verifiers.errors import ConfigError, EndpointUnreachable, ModelUnavailable
-from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished, SamplingParams
+from verifiers_trainer.engines.requests import (
+    Alternatives,
+    Generation,
+    GenerationRequest,
+    OnFinished,
+    SamplingParams,
+    Unsupported,
+)
 from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw
-from verifiers_trainer.engines.transcript import NOT_FINITE, Decode, ends_with_stop_text
+from verifiers_trainer.engines.transcript import NOT_FINITE, Decode, alternatives, completed_stop_text
 
 _STOP_S = 30.0
 """How long a stop waits for a step to end; a loop that is held by a pause never does, and its thread is a daemon."""
 
 
-def bytes_per_block(model: Any, page_size: int, max_rows: int) -> int:
+def bytes_per_block(model: Any, page_size: int, max_batch_tokens: int) -> int:
     """Memory one block costs: keys and values of every layer, and its columns of the attention mask.
 
     Attention other than flash works with a dense mask of one row per token of a step.
@@ -41,37 +51,41 @@ def bytes_per_block(model: Any, page_size: int, max_rows: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     states = 2 * config.num_hidden_layers * heads * width
-    mask = 0 if "flash" in config._attn_implementation else _step_tokens(max_rows)
+    mask = 0 if "flash" in config._attn_implementation else max_batch_tokens
     return page_size * (states + mask) * model.dtype.itemsize
 
 
-def _step_tokens(max_rows: int) -> int:
-    """Tokens one forward pass takes: one per decoding row, and room for prefill."""
+def step_tokens(max_rows: int) -> int:
+    """Tokens one forward pass takes when nobody says: one per decoding row, and room for prefill."""
     return max(256, max_rows)
 
 
 class _Row:
     """What one request has sampled so far; written by the generation thread alone."""
 
-    __slots__ = ("broken", "logprobs", "request", "stopped_by_text", "tokens", "versions")
+    __slots__ = ("alternatives", "broken", "logprobs", "name", "request", "stop_text", "tokens", "versions")
 
     def __init__(self, request: GenerationRequest):
         self.request = request
+        self.name = request.request_id
+        """What the manager calls it; another one after it was begun anew."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
-        self.stopped_by_text = False
+        self.alternatives: list[Alternatives] = []
+        self.stop_text: str | None = None
         self.broken = False
 
     def generation(self, error: str | None) -> Generation:
-        ended = self.stopped_by_text or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
+        ended = self.stop_text is not None or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
         return Generation(
             request=self.request,
             token_ids=np.array(self.tokens, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             versions=np.array(self.versions, np.int32),
+            alternatives=self.alternatives,
             finish_reason="abort" if error else "stop" if ended else "length",
-            stopped_by_text=self.stopped_by_text,
+            stop_text=self.stop_text,
             error=NOT_FINITE if self.broken else error,
         )
 
@@ -83,7 +97,8 @@ _ABORTED = _Row(GenerationRequest("", np.zeros(1, np.int32), SamplingParams(max_
 class ContinuousGenerator:
     """The generation loop over transformers' manager.
 
-    ``num_blocks`` is the size of the cache in blocks of ``page_size`` tokens. Raises ConfigError when it cannot
+    ``num_blocks`` is the size of the cache in blocks of ``page_size`` tokens; ``max_batch_tokens`` bounds the tokens
+    of one forward pass, those of prompts and of rows that decode together. Raises ConfigError when it cannot
     hold one sequence of ``max_seq_len``.
     """
 
@@ -97,6 +112,7 @@ class ContinuousGenerator:
         max_seq_len: int,
         num_blocks: int,
         page_size: int,
+        max_batch_tokens: int,
     ):
         if num_blocks * page_size < max_seq_len:
             needed = math.ceil(max_seq_len / page_size)
@@ -112,7 +128,7 @@ class ContinuousGenerator:
         self._settings = ContinuousBatchingConfig(
             page_size=page_size,
             num_blocks=num_blocks,
-            max_batch_tokens=_step_tokens(max_rows),
+            max_batch_tokens=max_batch_tokens,
             max_requests_per_batch=max_rows,
             allow_block_sharing=False,
             use_cuda_graph=False,
@@ -122,6 +138,7 @@ class ContinuousGenerator:
         )
         self._lock = threading.Lock()
         self._rows: dict[str, _Row] = {}
+        self._by_request: dict[str, _Row] = {}
         self._composition: list[str] = []
         self._manager: Any = None
         self._thread: threading.Thread | None = None
@@ -142,26 +159,59 @@ class ContinuousGenerator:
             self._thread.join()
 
     def submit(self, request: GenerationRequest) -> None:
+        if request.params.prompt_logprobs is not None:
+            raise Unsupported("prompt_logprobs is not supported in the mode 'continuous'; use embedded_mode='padded'")
+        row = _Row(request)
         with self._lock:
-            self._rows[request.request_id] = _Row(request)
-        params = request.params
-        accepted = self.alive and self._manager.add_request(
-            request.prompt_ids.tolist(),
-            request_id=request.request_id,
-            max_new_tokens=params.max_tokens,
-            eos_token_id=list(params.stop_token_ids) or -1,
-        )
-        if not accepted:  # the manager refuses by answering None
+            self._rows[row.name] = self._by_request[request.request_id] = row
+        if not (self.alive and self._add(row)):
             with self._lock:
-                self._rows.pop(request.request_id, None)
+                self._rows.pop(row.name, None)
+                self._by_request.pop(request.request_id, None)
             raise ModelUnavailable("the embedded engine is not running")
 
     def abort(self, request_id: str) -> None:
-        self._finish(request_id, "aborted")
+        with self._lock:
+            row = self._by_request.get(request_id)
+        if row is not None:
+            self._finish(row.name, "aborted")
 
-    def pause(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def pause(self) -> Iterator[None]:
         """Nothing to hold while the loop does not run: the manager would raise."""
-        return self._manager.pause() if self.alive else nullcontext()
+        if not self.alive:
+            yield
+            return
+        with self._manager.pause():
+            try:
+                yield
+            finally:
+                self._begin_prompts_anew()
+
+    def _add(self, row: _Row) -> bool:
+        """Hand a row to the manager, which refuses by answering None."""
+        params = row.request.params
+        accepted = self._manager.add_request(
+            row.request.prompt_ids.tolist(),
+            request_id=row.name,
+            max_new_tokens=params.max_tokens,
+            eos_token_id=list(params.stop_token_ids) or -1,
+        )
+        return accepted is not None
+
+    def _begin_prompts_anew(self) -> None:
+        """Drop what is computed of prompts that have no token yet, and queue them again; called in a pause."""
+        begun = list(self._manager.batch_processor.scheduler.active_requests)
+        with self._lock:
+            rows = [row for name in begun if (row := self._rows.get(name)) is not None and not row.tokens]
+            for row in rows:
+                self._manager.cancel_request(row.name)
+                del self._rows[row.name]
+                row.name += "'"
+                self._rows[row.name] = row
+        for row in rows:
+            if not self._add(row):
+                self._finish(row.name, "the engine was stopped", cancel=False)
 
     @property
     def alive(self) -> bool:
@@ -188,16 +238,17 @@ class ContinuousGenerator:
                 self._finish(output.request_id, output.error, cancel=False)
         cause = manager.background_thread_status.fatal_error
         manager.stop(block=True, timeout=_STOP_S, hard_stop=True)
-        for request_id in list(self._rows):
-            self._finish(request_id, f"the engine was stopped{f' by {cause!r}' if cause else ''}", cancel=False)
+        for name in list(self._rows):
+            self._finish(name, f"the engine was stopped{f' by {cause!r}' if cause else ''}", cancel=False)
 
-    def _finish(self, request_id: str, error: str | None, *, cancel: bool = True) -> None:
+    def _finish(self, name: str, error: str | None, *, cancel: bool = True) -> None:
         with self._lock:
-            row = self._rows.pop(request_id, None)
-        if row is None:
-            return
+            row = self._rows.pop(name, None)
+            if row is None:
+                return
+            del self._by_request[row.request.request_id]
         if cancel:
-            self._manager.cancel_request(request_id)
+            self._manager.cancel_request(name)
         self._on_finished([row.generation(error)])
 
     def _install_sampler(self, processor: Any) -> None:
@@ -229,12 +280,16 @@ class ContinuousGenerator:
             outputs = [np.array(row.tokens, np.int64) for row in kept]
             counts = TokenCounts(prompts, outputs, logits_BV.shape[1], logits_BV.device)
         counters_B = np.array([len(row.tokens) for row in kept], np.int64)
-        tokens_B, logprobs_B = draw(logits_BV, self._table, counters_B, counts)
+        drawn = draw(logits_BV, self._table, counters_B, counts)
         version = self._version()
-        for row, token, logprob in zip(rows, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
-            if row is not None:
-                self._record(row, token, logprob, version)
-        return tokens_B, logprobs_B
+        for index, (token, logprob) in enumerate(zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True)):
+            row = rows[index]
+            if row is None:
+                continue
+            if wanted := row.request.params.top_logprobs:
+                row.alternatives.append(alternatives(drawn, index, wanted))
+            self._record(row, token, logprob, version)
+        return drawn.tokens, drawn.logprobs
 
     def _record(self, row: _Row, token: int, logprob: float, version: int) -> None:
         row.tokens.append(token)
@@ -242,7 +297,7 @@ class ContinuousGenerator:
         row.versions.append(version)
         params = row.request.params
         row.broken = not math.isfinite(logprob)
-        if params.stop and ends_with_stop_text(np.array(row.tokens), params.stop, self._decode_text):
-            row.stopped_by_text = True
-        if row.broken or row.stopped_by_text:
-            self._finish(row.request.request_id, None)
+        if params.stop and len(row.tokens) >= params.min_tokens:
+            row.stop_text = completed_stop_text(np.array(row.tokens), params.stop, self._decode_text)
+        if row.broken or row.stop_text is not None:
+            self._finish(row.name, None)

@@ -20,18 +20,19 @@ import torch
 
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
-from verifiers_trainer.engines.chat import ChatFormat, ToolCallParser, resolve_tool_call_parser
+from verifiers_trainer.engines.chat import ChatFormat
 from verifiers_trainer.engines.endpoint import Endpoint, Serving
 from verifiers_trainer.engines.padded import PaddedGenerator
 from verifiers_trainer.engines.requests import Generator
 from verifiers_trainer.engines.sharing import share_parameters, shares_parameters
+from verifiers_trainer.engines.tool_calls import ToolCallParser, resolve_tool_call_parser
 
 Mode = Literal["auto", "continuous", "padded", "deterministic"]
 
 _CPU_KV_BYTES = 2 * 2**30
 _ACCELERATOR_KV_SHARE = 0.3
-_CPU_PREFILL_TOKENS = 4096
-_ACCELERATOR_PREFILL_TOKENS = 32_768
+_CPU_PREFILL_TOKENS = 1024
+_ACCELERATOR_PREFILL_TOKENS = 8192
 
 
 class _PolicyVersion:
@@ -57,13 +58,18 @@ class EmbeddedEngine:
     max_seq_len: longest sequence in tokens, prompt and completion together.
     concurrency: most requests that decode together; more of them wait.
     num_blocks, page_size: cache of ``continuous``; derived from ``kv_bytes`` when not given.
+    max_batch_tokens: most tokens of one forward pass: in ``continuous`` prompts and decoding rows together, in the
+        others the prompts of one prefill; at least ``concurrency`` in ``continuous``.
     kv_bytes: bound on the key/value caches; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
     threads: torch's threads for this process, set at ``start``; None leaves them.
     autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
-    tool_call_parser: "hermes", a function from text to (text, calls), or None.
+    tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
+        (text, calls), or "none" or None: calls stay text.
 
     Raises ConfigError for values that cannot work; each names the argument.
     """
+
+    shares_weights = True
 
     def __init__(
         self,
@@ -75,25 +81,28 @@ class EmbeddedEngine:
         concurrency: int,
         num_blocks: int | None = None,
         page_size: int = 32,
+        max_batch_tokens: int | None = None,
         kv_bytes: int | None = None,
         threads: int | None = None,
         autocast_dtype: torch.dtype | None = None,
         served_model: str | None = None,
-        tool_call_parser: str | ToolCallParser | None = "hermes",
+        tool_call_parser: str | ToolCallParser | None = "auto",
     ):
         if mode not in get_args(Mode):
             raise ConfigError(f"mode={mode!r} must be one of {', '.join(get_args(Mode))}", field="mode")
-        for field, value in (("max_seq_len", max_seq_len), ("concurrency", concurrency), ("page_size", page_size)):
-            if value < 1:
+        counts = {"max_seq_len": max_seq_len, "concurrency": concurrency, "page_size": page_size}
+        for field, value in {**counts, "max_batch_tokens": max_batch_tokens}.items():
+            if value is not None and value < 1:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
         self._check_context(model, max_seq_len)
         self._model, self._tokenizer = model, tokenizer
         self._mode: Mode = mode
         self._max_seq_len, self._concurrency = max_seq_len, concurrency
         self._num_blocks, self._page_size, self._kv_bytes = num_blocks, page_size, kv_bytes
+        self._max_batch_tokens = max_batch_tokens
         self._threads, self._autocast_dtype = threads, autocast_dtype
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
-        self._parser = resolve_tool_call_parser(tool_call_parser)
+        self._parser = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
         self._version = _PolicyVersion()
         self._twin: Any = None
         self._generator: Generator | None = None
@@ -222,17 +231,24 @@ class EmbeddedEngine:
             version=self._version,
             max_rows=1 if self._mode == "deterministic" else self._concurrency,
             kv_bytes=kv_bytes,
-            max_prefill_tokens=_CPU_PREFILL_TOKENS if twin.device.type == "cpu" else _ACCELERATOR_PREFILL_TOKENS,
+            max_batch_tokens=self._max_batch_tokens or _prefill_tokens(twin.device),
             autocast_dtype=self._autocast_dtype,
         )
 
     def _build_continuous(self, twin: Any, decode: Any, kv_bytes: int) -> Generator:
-        from verifiers_trainer.engines.continuous import ContinuousGenerator, bytes_per_block
+        from verifiers_trainer.engines.continuous import ContinuousGenerator, bytes_per_block, step_tokens
 
         if self._autocast_dtype is not None:
             raise ConfigError("mode='continuous' cannot autocast; use mode='padded'", field="autocast_dtype")
+        tokens = step_tokens(self._concurrency) if self._max_batch_tokens is None else self._max_batch_tokens
+        if tokens < self._concurrency:
+            raise ConfigError(
+                f"max_batch_tokens={tokens} is less than concurrency={self._concurrency}: every row that decodes takes "
+                "one token of a step; raise it or lower the concurrency",
+                field="max_batch_tokens",
+            )
         wanted = self._concurrency * math.ceil(self._max_seq_len / self._page_size)
-        affordable = kv_bytes // bytes_per_block(twin, self._page_size, self._concurrency)
+        affordable = kv_bytes // bytes_per_block(twin, self._page_size, tokens)
         return ContinuousGenerator(
             twin,
             decode=decode,
@@ -241,6 +257,7 @@ class EmbeddedEngine:
             max_seq_len=self._max_seq_len,
             num_blocks=self._num_blocks or min(wanted, affordable),
             page_size=self._page_size,
+            max_batch_tokens=tokens,
         )
 
     def _serving(self, twin: Any, tokenizer: Any, generator: Generator) -> Serving:
@@ -279,7 +296,14 @@ def _default_kv_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(_ACCELERATOR_KV_SHARE * free)
+    if device.type == "mps":
+        free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return max(0, int(_ACCELERATOR_KV_SHARE * free))
     return _CPU_KV_BYTES
+
+
+def _prefill_tokens(device: torch.device) -> int:
+    return _ACCELERATOR_PREFILL_TOKENS if device.type == "cuda" else _CPU_PREFILL_TOKENS
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -21,12 +21,12 @@ import numpy as np
 from aiohttp import web
 
 from verifiers.errors import EndpointUnreachable, ModelUnavailable
-from verifiers_trainer.engines.chat import BadRequest, ChatFormat, ToolCallParser
+from verifiers_trainer.engines.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.replies import chat_reply, text_reply
-from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator, Unsupported
+from verifiers_trainer.engines.tool_calls import ToolCallParser
 from verifiers_trainer.engines.wire import (
     ChatBody,
-    GenerateBody,
     TextBody,
     decode_body,
     error_body,
@@ -165,46 +165,68 @@ class Endpoint:
         body = decode_body(await request.read(), ChatBody)
         tools = bytes(body.tools)
         offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
-        prompt_ids = self._serving.chat.prompt_ids(bytes(body.messages), tools if offered else None)
-        generation = await self._complete(prompt_ids, body)
+        prompt_ids = self._serving.chat.prompt_ids(
+            bytes(body.messages),
+            tools if offered else None,
+            bytes(body.chat_template_kwargs),
+            body.add_generation_prompt,
+            body.continue_final_message,
+        )
+        (generations,) = await self._complete([prompt_ids], body)
         parser = self._serving.tool_call_parser if offered else None
-        return _body(chat_reply(generation, body, self._serving.chat, self._serving.served_model, parser))
+        return _body(chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser))
 
     async def _text(self, request: web.Request) -> web.Response:
         body = decode_body(await request.read(), TextBody)
-        generation = await self._complete(self._text_prompt(body.prompt), body)
-        return _body(text_reply(generation, body, self._serving.chat, self._serving.served_model))
+        prompts = await self._complete(self._text_prompts(body.prompt), body)
+        return _body(text_reply(prompts, body, self._serving.chat, self._serving.served_model))
+
+    def _text_prompts(self, prompt: Any) -> list[np.ndarray]:
+        """The prompts of a text completion: one, or each entry of a list of texts or of lists of ids."""
+        several = isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str)
+        return [self._text_prompt(each) for each in (prompt if several else [prompt])]
 
     def _text_prompt(self, prompt: Any) -> np.ndarray:
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], list | str):
-            prompt = prompt[0]
         if isinstance(prompt, str):
             return self._serving.chat.encode(prompt)
-        if not all(type(token) is int and 0 <= token < self._serving.chat.vocabulary for token in prompt):
-            raise BadRequest("prompt must be one text or one list of token ids of this model", "prompt")
+        known = range(self._serving.chat.vocabulary)
+        if not isinstance(prompt, list) or not all(type(token) is int and token in known for token in prompt):
+            raise BadRequest("prompt must be text or a list of token ids of this model, or a list of those", "prompt")
         return np.array(prompt, np.int32)
 
-    async def _complete(self, prompt_ids: np.ndarray, body: GenerateBody) -> Generation:
+    async def _complete(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[Generation]]:
+        """The choices of each prompt. When one fails, or the client goes away, the others are dropped."""
         serving = self._serving
         if body.model not in (None, serving.served_model):
             message = f"the model {body.model!r} does not exist; this endpoint serves {serving.served_model!r}"
             raise BadRequest(message, "model", "model_not_found", status=404)
-        prompt_ids = fit_prompt(prompt_ids, body, serving.max_seq_len)
-        params = sampling_params(body, serving.eos_token_ids, serving.max_seq_len - len(prompt_ids))
-        request = GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, params)
-        future = self._loop.create_future()
-        self._waiting[request.request_id] = future
+        requests = []
+        for prompt_ids in [fit_prompt(prompt_ids, body, serving.max_seq_len) for prompt_ids in prompts]:
+            room = serving.max_seq_len - len(prompt_ids)
+            params = sampling_params(body, serving.eos_token_ids, room, serving.chat.vocabulary)
+            requests.append([GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each) for each in params])
+        flat = [request for siblings in requests for request in siblings]
+        futures = {request.request_id: self._loop.create_future() for request in flat}
+        self._waiting.update(futures)
         try:
-            serving.generator.submit(request)
-            generation = await future
-        except asyncio.CancelledError:
-            serving.generator.abort(request.request_id)
-            raise
+            for request in flat:
+                serving.generator.submit(request)
+            await _first_failure_or_all(list(futures.values()))
+        except Unsupported as error:
+            raise BadRequest(str(error), str(error).split()[0]) from error
         finally:
-            del self._waiting[request.request_id]
-        if generation.error is not None:
-            raise BadRequest(generation.error, status=500)
-        return generation
+            for request_id, future in futures.items():
+                del self._waiting[request_id]
+                if not future.done() or future.cancelled():
+                    serving.generator.abort(request_id)
+        return [[futures[request.request_id].result() for request in siblings] for siblings in requests]
+
+
+async def _first_failure_or_all(futures: list[asyncio.Future[Generation]]) -> None:
+    """Waits for all completions. Raises BadRequest as soon as one of them is an error."""
+    for future in asyncio.as_completed(futures):
+        if (error := (await future).error) is not None:
+            raise BadRequest(error, status=500)
 
 
 def _json(content: Any, status: int = 200) -> web.Response:

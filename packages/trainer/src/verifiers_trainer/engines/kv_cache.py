@@ -77,6 +77,11 @@ class BatchCache(Cache):
         states = [state for layer in self.buffers for state in (layer.keys, layer.values)]
         return sum(state.shape[1] * state.shape[3] * state.element_size() for state in states)
 
+    def truncate(self, length: int) -> None:
+        """Forget all columns after the first ``length``."""
+        for layer in self.buffers:
+            layer.length = min(layer.length, length)
+
     def select(self, rows: torch.Tensor, cut_left: int = 0) -> None:
         """Keep ``rows`` (int64, repeats allowed) and drop the first ``cut_left`` columns."""
         for layer in self.buffers:

@@ -7,6 +7,9 @@ its own, so that nothing but weights, prompt, rules and seed reaches the arithme
 A cache belongs to one row and dies with it: no later request reads keys computed under older weights. A row that
 lives through a weight update keeps its old keys and continues under the new weights.
 
+A pause does not wait for a long forward pass: the pass is given up between two layers and done again afterwards, at
+most ``_MAX_INTERRUPTIONS`` times in a row so that the loop gets on. Drawing tokens needs no weights and no pause.
+
 Not done here: speculative decoding, sharing of prefixes between batches, models with recurrent state.
 """
 
@@ -15,7 +18,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,21 +29,26 @@ from verifiers_trainer.engines.batch import Batch
 from verifiers_trainer.engines.gate import GateClosed, StepGate
 from verifiers_trainer.engines.inbox import Inbox
 from verifiers_trainer.engines.kv_cache import BatchCache
-from verifiers_trainer.engines.model_inputs import ForwardPass
-from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished
+from verifiers_trainer.engines.model_inputs import ForwardPass, Interrupted
+from verifiers_trainer.engines.prompt_logprobs import score_prompt
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished, PromptLogprobs
 from verifiers_trainer.engines.transcript import Decode
 
 logger = logging.getLogger(__name__)
 
 STOPPED = "the engine was stopped"
+_MAX_INTERRUPTIONS = 3
+_PASSES_TO_JOIN = 4
+_Computed = TypeVar("_Computed")
 
 
 class PaddedGenerator:
     """The generation loop over one ``Batch``.
 
     ``version`` answers the policy version now; ``max_rows`` bounds the rows that decode together and ``kv_bytes``
-    the memory their caches may come to take (a single request is always admitted); ``max_prefill_tokens`` bounds
-    the tokens of one prefill and with it the longest a pause has to wait.
+    the memory their caches may come to take (a single request is always admitted); ``max_batch_tokens`` bounds the
+    tokens of one prefill pass, unless a single prompt is longer. Running rows wait for ``_PASSES_TO_JOIN`` such passes
+    at most.
     """
 
     def __init__(
@@ -50,17 +59,18 @@ class PaddedGenerator:
         version: Callable[[], int],
         max_rows: int,
         kv_bytes: int,
-        max_prefill_tokens: int,
+        max_batch_tokens: int,
         autocast_dtype: torch.dtype | None = None,
     ):
-        self._forward = ForwardPass(model, autocast_dtype)
+        self._gate = StepGate()
+        self._forward = ForwardPass(model, autocast_dtype, self._gives_up)
         self._device = next(model.parameters()).device
         self._decode_text = decode
         self._version = version
         self._max_rows = max_rows
         self._kv_bytes = kv_bytes
-        self._max_prefill_tokens = max_prefill_tokens
-        self._gate = StepGate()
+        self._max_batch_tokens = max_batch_tokens
+        self._interruptions = 0
         self._inbox = Inbox(gather=max_rows > 1)
         self._batch: Batch | None = None
         self._thread: threading.Thread | None = None
@@ -102,11 +112,9 @@ class PaddedGenerator:
                 while (joining := self._inbox.take(self._living, self._admission())) is not None:
                     self._drop_aborted()
                     if joining:
-                        with self._step(joining):
-                            self._prefill(joining)
+                        self._step(joining)
                     if self._batch is not None:
-                        with self._step([]):
-                            self._decode(self._batch)
+                        self._step([])
             except GateClosed:
                 pass  # the loop's regular end while a pause holds it
             finally:
@@ -130,7 +138,7 @@ class PaddedGenerator:
             new_prompts = prompts | {request.prompt_ids.tobytes()}
             if rows and (rows + 1) * new_longest * self._token_bytes > self._kv_bytes:
                 return False
-            if prompts and len(new_prompts) * new_width > self._max_prefill_tokens:
+            if prompts and len(new_prompts) * new_width > _PASSES_TO_JOIN * self._max_batch_tokens:
                 return False
             if rows >= self._max_rows:
                 return False
@@ -140,24 +148,80 @@ class PaddedGenerator:
 
         return admit
 
-    @contextmanager
-    def _step(self, joining: list[GenerationRequest]) -> Iterator[None]:
-        """One step under the gate. A failure (out of memory, a bug in a model) fails ``joining`` and everything in
-        flight, whose caches can no longer be trusted; the loop goes on with what comes next."""
-        with self._gate.step():
-            try:
-                yield
-            except Exception as error:  # whatever it is, it is logged and reported to every request it belongs to
-                logger.exception("a generation step failed")
-                self._fail(joining, f"{type(error).__name__}: {error}")
+    def _step(self, joining: list[GenerationRequest]) -> None:
+        """A prefill of ``joining``, or without any a decoding step. A failure (out of memory, a bug in a model) fails
+        ``joining`` and everything in flight, whose caches can no longer be trusted; the loop goes on."""
+        try:
+            if joining:
+                self._join(joining)
+            elif self._batch is not None:
+                self._decode(self._batch)
+        except GateClosed:
+            self._fail(joining, STOPPED)
+            raise
+        except Exception as error:  # whatever it is, it is logged and reported to every request it belongs to
+            logger.exception("a generation step failed")
+            self._fail(joining, f"{type(error).__name__}: {error}")
+
+    def _compute(self, passes: Callable[[], _Computed]) -> tuple[_Computed, int]:
+        """What ``passes`` computes while no pause is held, all of it under one policy version, and that version.
+
+        Given up for a pause, it is called again after it.
+        """
+        self._interruptions = 0
+        while True:
+            with self._gate.step():
+                try:
+                    return passes(), self._version()
+                except Interrupted:
+                    self._interruptions += 1
+
+    def _gives_up(self) -> bool:
+        return self._gate.wanted and self._interruptions < _MAX_INTERRUPTIONS
 
     def _fail(self, joining: list[GenerationRequest], error: str) -> None:
         batch, self._batch = self._batch, None
         running = batch.transcript.living_requests() if batch is not None else []
         self._report([Generation(request, error=error) for request in dict.fromkeys([*joining, *running])])
 
-    def _prefill(self, requests: list[GenerationRequest]) -> None:
-        """Compute the prompts, sample each row's first token and join the running batch."""
+    def _join(self, requests: list[GenerationRequest]) -> None:
+        """Prefill ``requests`` in passes of rows of like length, and add the rows that live on to the batch."""
+        joined: Batch | None = None
+        for part in self._passes(requests):
+            joining = self._prefill(part)
+            if joining.living == 0:
+                continue
+            if joining.living < joining.rows:
+                joining.compact()
+            if joined is None:
+                joined = joining
+            else:
+                joined.join(joining)
+        if joined is None:
+            return
+        if self._batch is None:
+            self._batch = joined
+            return
+        if self._batch.living < self._batch.rows:
+            self._batch.compact()
+        self._batch.join(joined)
+
+    def _passes(self, requests: list[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
+        """``requests`` by length, ``max_batch_tokens`` padded tokens at a time; equal prompts stay together."""
+        siblings: dict[bytes, list[GenerationRequest]] = {}
+        for request in sorted(requests, key=lambda request: len(request.prompt_ids)):
+            siblings.setdefault(request.prompt_ids.tobytes(), []).append(request)
+        part: list[GenerationRequest] = []
+        prompts = 0
+        for group in siblings.values():
+            if part and (prompts + 1) * len(group[0].prompt_ids) > self._max_batch_tokens:
+                yield part
+                part, prompts = [], 0
+            part, prompts = part + group, prompts + 1
+        yield part
+
+    def _prefill(self, requests: list[GenerationRequest]) -> Batch:
+        """Compute the prompts in one pass and sample each row's first token."""
         unique = {request.prompt_ids.tobytes(): request.prompt_ids for request in requests}
         index = {key: row for row, key in enumerate(unique)}
         width = max(len(ids) for ids in unique.values())
@@ -165,33 +229,27 @@ class PaddedGenerator:
         for row, ids in enumerate(unique.values()):
             ids_NT[row, width - len(ids) :] = ids
         starts_N = torch.tensor([width - len(ids) for ids in unique.values()], device=self._device)
-        cache = BatchCache()
         ragged = min(len(ids) for ids in unique.values()) < width
-        logits_NV = self._forward(torch.from_numpy(ids_NT).to(self._device), cache, starts_N if ragged else None)
+        ids_NT_on_device = torch.from_numpy(ids_NT).to(self._device)
+
+        def passes() -> tuple[torch.Tensor, BatchCache, list[PromptLogprobs | None]]:
+            cache = BatchCache()
+            logits_NV = self._forward(ids_NT_on_device, cache, starts_N if ragged else None)
+            return logits_NV, cache, [score_prompt(self._forward, request, self._device) for request in requests]
+
+        (logits_NV, cache, prompt_logprobs), version = self._compute(passes)
         rows_B = torch.tensor([index[request.prompt_ids.tobytes()] for request in requests], device=self._device)
         if len(unique) < len(requests):
             cache.select(rows_B)
-        joining = Batch(requests, cache, starts_N[rows_B], self._decode_text)
-        finished = joining.sample(logits_NV[rows_B], self._version())
-        self._merge(joining)
-        self._report(finished)
-
-    def _merge(self, joining: Batch) -> None:
-        if joining.living == 0:
-            return
-        if joining.living < joining.rows:
-            joining.compact()
-        if self._batch is None:
-            self._batch = joining
-            return
-        if self._batch.living < self._batch.rows:
-            self._batch.compact()
-        self._batch.join(joining)
+        joining = Batch(requests, cache, starts_N[rows_B], self._decode_text, prompt_logprobs)
+        self._report(joining.sample(logits_NV[rows_B], version))
+        return joining
 
     def _decode(self, batch: Batch) -> None:
         """One more token for every row."""
-        logits_BV = self._forward(batch.last, batch.cache, batch.starts if batch.padded else None)
-        finished = batch.sample(logits_BV, self._version())
+        starts_B = batch.starts if batch.padded else None
+        logits_BV, version = self._compute(lambda: self._forward(batch.last, batch.cache, starts_B))
+        finished = batch.sample(logits_BV, version)
         self._settle()
         self._report(finished)
 

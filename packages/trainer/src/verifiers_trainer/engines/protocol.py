@@ -28,6 +28,9 @@ DETERMINISTIC = "deterministic"
 class Engine(Protocol):
     """An inference engine as the trainer drives it."""
 
+    shares_weights: bool
+    """Whether it computes with the trainer's own parameters, and so to the trainer's own rounding."""
+
     @property
     def base_url(self) -> str:
         """Root of the OpenAI routes, ending in ``/v1``; known once started."""

@@ -33,6 +33,14 @@ class SamplingParams:
     """Texts that end the completion; the tokens that spell them stay in ``token_ids``."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the completion, end-of-turn tokens included; the sampled one stays in ``token_ids``."""
+    min_tokens: int = 0
+    """Nothing ends the completion before it has this many tokens."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    top_logprobs: int = 0
+    """Number of most likely tokens to report at each position, beside the sampled one."""
+    prompt_logprobs: int | None = None
+    """Report the log-prob of each prompt token, and of so many most likely ones; None reports nothing."""
 
     @property
     def penalised(self) -> bool:
@@ -55,6 +63,28 @@ class GenerationRequest:
         return len(self.prompt_ids) + self.params.max_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The most likely tokens of one position, best first."""
+
+    token_ids: np.ndarray
+    """int32 [K]."""
+    logprobs: np.ndarray
+    """float32 [K]; -inf for tokens that a filter excludes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptLogprobs:
+    """What the policy thought of a prompt; its first token has no log-prob, so P-1 rows for P tokens."""
+
+    logprobs: np.ndarray
+    """float32 [P-1], at temperature 1, without filters."""
+    ranks: np.ndarray
+    """int32 [P-1], 1 for the most likely token."""
+    alternatives: list[Alternatives]
+    """P-1 entries, or none when no alternatives were asked for."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
     """One finished completion, or the reason why there is none (``error``)."""
@@ -66,10 +96,17 @@ class Generation:
     """float32 [T], of the distribution each token was drawn from."""
     versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     """int32 [T], the policy version each token was sampled under."""
+    alternatives: list[Alternatives] = field(default_factory=list)
+    """T entries where the request asked for ``top_logprobs``."""
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason = "abort"
-    stopped_by_text: bool = False
-    """Finished because a ``stop`` text appeared."""
+    stop_text: str | None = None
+    """The ``stop`` text that finished it."""
     error: str | None = None
+
+
+class Unsupported(Exception):
+    """A request asks for what this generation loop cannot do; the message names the field."""
 
 
 OnFinished = Callable[[list[Generation]], None]
@@ -84,7 +121,7 @@ class Generator(Protocol):
     def stop(self) -> None: ...
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request; raises ModelUnavailable when the loop takes none."""
+        """Queue a request; raises ModelUnavailable when the loop takes none, Unsupported for one it cannot honour."""
 
     def abort(self, request_id: str) -> None:
         """Drop a request, queued or running; unknown ids are ignored."""

@@ -2,7 +2,8 @@
 
 The log-prob returned is that of the distribution the token was drawn from: penalties, temperature and filters
 applied, in float32. Greedy rows (temperature 0) have no such distribution; they report their token's log-prob at
-temperature 1. Filters follow vLLM's order: penalties, temperature, min_p, top_k, top_p.
+temperature 1. The order is vLLM's: biases, ends excluded by ``min_tokens``, penalties, temperature, min_p, top_k,
+top_p.
 
 Randomness is counter based: the uniform number of token ``n`` of a request is a hash of (request seed, n). A draw
 depends on the row's logits, its rules and its seed alone, never on its neighbours or on what was drawn before,
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +63,12 @@ class SamplingTable:
     min_p: torch.Tensor | None
     penalties: torch.Tensor | None
     """float32 [3, B, 1]: repetition, presence, frequency."""
+    bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+    """Rows and columns int64 [N] and what is added there, float32 [N]."""
+    early: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """(row, its min_tokens, the ids that would end it before)."""
+    top: int
+    """Most alternatives any row wants reported."""
 
     @classmethod
     def build(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingTable:
@@ -80,7 +88,35 @@ class SamplingTable:
             top_p=column([p.top_p for p in params], 1.0),
             min_p=column([p.min_p for p in params], 0.0),
             penalties=torch.tensor(penalties, device=device).T.unsqueeze(2) if penalised else None,
+            bias=_bias(params, device),
+            early=tuple((row, p.min_tokens, p.stop_token_ids) for row, p in enumerate(params) if p.min_tokens),
+            top=max((p.top_logprobs for p in params), default=0),
         )
+
+
+def _bias(params: Sequence[SamplingParams], device: torch.device) -> Any:
+    entries = [(row, token, value) for row, p in enumerate(params) for token, value in p.logit_bias]
+    if not entries:
+        return None
+    rows, tokens, values = zip(*entries, strict=True)
+    return (
+        torch.tensor(rows, device=device),
+        torch.tensor(tokens, device=device),
+        torch.tensor(values, dtype=torch.float32, device=device),
+    )
+
+
+class Drawn(NamedTuple):
+    """One token for each row."""
+
+    tokens: torch.Tensor
+    """int64 [B]."""
+    logprobs: torch.Tensor
+    """float32 [B]."""
+    top_tokens: torch.Tensor | None = None
+    """int64 [B, K], most likely first, where a row asks for alternatives."""
+    top_logprobs: torch.Tensor | None = None
+    """float32 [B, K]."""
 
 
 class TokenCounts:
@@ -110,28 +146,55 @@ class TokenCounts:
 
 def draw(
     logits_BV: torch.Tensor, table: SamplingTable, counters_B: np.ndarray, counts: TokenCounts | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids int64 [B] and their log-probs float32 [B].
+) -> Drawn:
+    """The next token of every row.
 
     ``counters_B`` int64 [B] counts the tokens each row has already drawn; ``counts`` is needed where the table has
     penalties. A row whose logits are not finite gets a log-prob that is not finite: the caller must look.
     """
-    logits_BV = logits_BV.float()
+    logits_BV = _shifted(logits_BV.float(), table, counters_B)
     if table.penalties is not None and counts is not None:
         logits_BV = counts.penalise(logits_BV, table.penalties)
     if table.temperature is not None:
         logits_BV = logits_BV / table.temperature
     logp_BV = torch.log_softmax(_filtered(logits_BV, table), dim=-1)
-    cumulative_BV = torch.cumsum(logp_BV.exp(), dim=-1, dtype=torch.float64)
-    total_B1 = cumulative_BV[:, -1:]
-    u_B1 = torch.from_numpy(uniforms(table.streams, counters_B)).to(logits_BV.device).unsqueeze(1)
-    # Strictly below the total, and the first entry strictly above: a token of probability 0 is never drawn.
-    target_B1 = torch.minimum(u_B1 * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
-    tokens_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1).clamp_(max=logits_BV.shape[1] - 1)
+    tokens_B = pick(logp_BV.exp(), uniforms(table.streams, counters_B)).to(logp_BV.device)
     if table.greedy is not None:
         tokens_B = torch.where(table.greedy, logits_BV.argmax(dim=-1), tokens_B)
         logp_BV = torch.where(table.greedy.unsqueeze(1), torch.log_softmax(logits_BV, dim=-1), logp_BV)
-    return tokens_B, logp_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+    logprobs_B = logp_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+    if not table.top:
+        return Drawn(tokens_B, logprobs_B)
+    top_logprobs, top_tokens = logp_BV.topk(min(table.top, logp_BV.shape[1]), dim=-1)
+    return Drawn(tokens_B, logprobs_B, top_tokens, top_logprobs)
+
+
+def pick(probs_BV: torch.Tensor, u_B: np.ndarray) -> torch.Tensor:
+    """The token whose stretch of the cumulative distribution holds ``u_B`` (float64 [B] in [0, 1)); int64 [B].
+
+    The sums are in float64, so that tokens rarer than float32 resolves have their share; on the CPU where the device
+    has no float64 (Apple's).
+    """
+    if probs_BV.device.type == "mps":
+        probs_BV = probs_BV.cpu()
+    cumulative_BV = torch.cumsum(probs_BV, dim=-1, dtype=torch.float64)
+    total_B1 = cumulative_BV[:, -1:]
+    u_B1 = torch.from_numpy(u_B).to(probs_BV.device).unsqueeze(1)
+    # Strictly below the total, and the first entry strictly above: a token of probability 0 is never drawn.
+    target_B1 = torch.minimum(u_B1 * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    return torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1).clamp_(max=probs_BV.shape[1] - 1)
+
+
+def _shifted(logits_BV: torch.Tensor, table: SamplingTable, counters_B: np.ndarray) -> torch.Tensor:
+    """``logits_BV`` with biases added, and without the ends of rows that are too short to end."""
+    if table.bias is not None:
+        rows, columns, values = table.bias
+        logits_BV = logits_BV.index_put((rows, columns), values, accumulate=True)
+    early = [(row, token) for row, least, ends in table.early if counters_B[row] < least for token in ends]
+    if early:
+        rows, columns = torch.tensor(early, device=logits_BV.device).T
+        logits_BV = logits_BV.index_put((rows, columns), logits_BV.new_tensor(-torch.inf))
+    return logits_BV
 
 
 def _filtered(logits_BV: torch.Tensor, table: SamplingTable) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,24 +18,19 @@ from verifiers_trainer.engines.chat import BadRequest
 from verifiers_trainer.engines.requests import SamplingParams
 
 _NEUTRAL: dict[str, tuple] = {
-    "n": (None, 1),
     "best_of": (None, 1),
     "stream": (None, False),
     "stream_options": (None,),
-    "echo": (None, False),
     "suffix": (None,),
-    "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "min_tokens": (None, 0),
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto", "none"),
     "parallel_tool_calls": (None, True),
-    "include_stop_str_in_output": (None, False),
-    "add_generation_prompt": (None, True),
     "reasoning_effort": (None,),
 }
 """Fields of the protocol that are accepted only with these values."""
 
+_MAX_CHOICES = 128
+_MAX_ALTERNATIVES = 20
 _SEEDS = random.SystemRandom()
 
 
@@ -60,13 +56,14 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_weight_versions: bool | None = None
+    n: int | None = None
+    min_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
     # Accepted with the neutral values above only.
-    n: Any = None
     stream: Any = None
     stream_options: Any = None
-    logit_bias: Any = None
-    min_tokens: Any = None
-    include_stop_str_in_output: Any = None
     # Labels: they have no effect by definition.
     user: Any = None
     metadata: Any = None
@@ -83,22 +80,38 @@ class ChatBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
     tools: msgspec.Raw = msgspec.Raw(b"null")
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Any = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw(b"null")
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    separate_reasoning: bool = False
+    """SGLang's name: take a ``<think>`` block out of the content, into ``reasoning_content``."""
     response_format: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
-    add_generation_prompt: Any = None
     reasoning_effort: Any = None
+
+    @property
+    def alternatives(self) -> int:
+        return self.top_logprobs or 0
 
 
 class TextBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
-    """``POST /v1/completions``; the prompt is text or token ids."""
+    """``POST /v1/completions``; the prompt is text or token ids, or a list of either."""
 
     prompt: str | list[Any]
     logprobs: int | bool | None = None
+    echo: bool = False
     best_of: Any = None
-    echo: Any = None
     suffix: Any = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None and self.logprobs is not False
+
+    @property
+    def alternatives(self) -> int:
+        return 0 if self.logprobs is None or isinstance(self.logprobs, bool) else self.logprobs
 
 
 _Body = TypeVar("_Body", ChatBody, TextBody)
@@ -124,23 +137,24 @@ def decode_body(written: bytes, kind: type[_Body]) -> _Body:
     return body
 
 
-def sampling_params(body: GenerateBody, eos_token_ids: tuple[int, ...], room: int) -> SamplingParams:
-    """The rules of a request with ``room`` tokens left in its context. Raises BadRequest for a value out of range."""
+def sampling_params(
+    body: ChatBody | TextBody, eos_token_ids: tuple[int, ...], room: int, vocabulary: int
+) -> list[SamplingParams]:
+    """The rules of the ``n`` choices of a request with ``room`` tokens left in its context, each with its own seed.
+
+    The choice at index i has the seed ``seed + i``, as vLLM's do; the prompt's log-probs are computed for the first
+    alone. Raises BadRequest for a value out of range.
+    """
     asked = getattr(body, "max_completion_tokens", None)
     asked = body.max_tokens if asked is None else asked
-    _check("max_tokens", asked, asked is None or asked >= 1, "at least 1")
-    _check("temperature", body.temperature, (body.temperature or 0.0) >= 0, "0 or more")
-    _check("top_p", body.top_p, body.top_p is None or 0 < body.top_p <= 1, "in (0, 1]")
-    _check("top_k", body.top_k, body.top_k is None or body.top_k >= -1, "-1 (off) or at least 1")
-    _check("min_p", body.min_p, 0 <= (body.min_p or 0.0) <= 1, "in [0, 1]")
-    _check("repetition_penalty", body.repetition_penalty, _or(body.repetition_penalty, 1.0) > 0, "above 0")
-    _check("presence_penalty", body.presence_penalty, abs(body.presence_penalty or 0.0) <= 2, "in [-2, 2]")
-    _check("frequency_penalty", body.frequency_penalty, abs(body.frequency_penalty or 0.0) <= 2, "in [-2, 2]")
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    _check("stop", body.stop, all(stop), "without empty texts")
+    _check_ranges(body, asked, stop, vocabulary)
     ends = () if body.ignore_eos else eos_token_ids
-    return SamplingParams(
-        max_tokens=room if asked is None else min(asked, room),
+    max_tokens = room if asked is None else min(asked, room)
+    least = body.min_tokens or 0
+    _check("min_tokens", least, 0 <= least <= max_tokens, f"at most max_tokens, here {max_tokens}")
+    first = SamplingParams(
+        max_tokens=max_tokens,
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
         top_k=max(body.top_k or 0, 0),
@@ -151,7 +165,41 @@ def sampling_params(body: GenerateBody, eos_token_ids: tuple[int, ...], room: in
         seed=_SEEDS.getrandbits(63) if body.seed is None else body.seed,
         stop=stop,
         stop_token_ids=tuple(dict.fromkeys([*ends, *(body.stop_token_ids or ())])),
+        min_tokens=least,
+        logit_bias=tuple((body.logit_bias or {}).items()),
+        top_logprobs=body.alternatives,
+        prompt_logprobs=_prompt_alternatives(body),
     )
+    others = [replace(first, seed=first.seed + index, prompt_logprobs=None) for index in range(1, body.n or 1)]
+    return [first, *others]
+
+
+def _prompt_alternatives(body: ChatBody | TextBody) -> int | None:
+    """How many alternatives to report at each token of the prompt; None without its log-probs."""
+    echoed = body.alternatives if isinstance(body, TextBody) and body.echo and body.wants_logprobs else None
+    given = [count for count in (body.prompt_logprobs, echoed) if count is not None]
+    return max(given, default=None)
+
+
+def _check_ranges(body: ChatBody | TextBody, max_tokens: int | None, stop: tuple[str, ...], vocabulary: int) -> None:
+    tops = f"from 0 to {_MAX_ALTERNATIVES}"
+    field = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+    bias = body.logit_bias or {}
+    _check("n", body.n, 1 <= _or(body.n, 1) <= _MAX_CHOICES, f"from 1 to {_MAX_CHOICES}")
+    _check("max_tokens", max_tokens, max_tokens is None or max_tokens >= 1, "at least 1")
+    _check("temperature", body.temperature, (body.temperature or 0.0) >= 0, "0 or more")
+    _check("top_p", body.top_p, body.top_p is None or 0 < body.top_p <= 1, "in (0, 1]")
+    _check("top_k", body.top_k, body.top_k is None or body.top_k >= -1, "-1 (off) or at least 1")
+    _check("min_p", body.min_p, 0 <= (body.min_p or 0.0) <= 1, "in [0, 1]")
+    _check("repetition_penalty", body.repetition_penalty, _or(body.repetition_penalty, 1.0) > 0, "above 0")
+    _check("presence_penalty", body.presence_penalty, abs(body.presence_penalty or 0.0) <= 2, "in [-2, 2]")
+    _check("frequency_penalty", body.frequency_penalty, abs(body.frequency_penalty or 0.0) <= 2, "in [-2, 2]")
+    _check("stop", body.stop, all(stop), "without empty texts")
+    _check(field, body.alternatives, 0 <= body.alternatives <= _MAX_ALTERNATIVES, tops)
+    _check("prompt_logprobs", body.prompt_logprobs, 0 <= (body.prompt_logprobs or 0) <= _MAX_ALTERNATIVES, tops)
+    _check("logit_bias", bias, all(0 <= token < vocabulary for token in bias), "of token ids of this model")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise BadRequest("top_logprobs needs logprobs=true", "top_logprobs")
 
 
 def fit_prompt(prompt_ids: np.ndarray, body: GenerateBody, max_seq_len: int) -> np.ndarray:

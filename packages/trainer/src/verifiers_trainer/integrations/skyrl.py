@@ -22,7 +22,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
@@ -30,8 +29,11 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.registry import load_environment
 from verifiers.types import ModelRequest, Response
-from verifiers_trainer.integrations.common import ExportSample, export_samples, group_worth, limit, play_group, row_of
+from verifiers_trainer.integrations.common import ExportSample, export_samples, group_worth, play_group, row_of
 from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.skyrl_data import KEY, export_dataset, task_of
+
+__all__ = ["VerifiersGenerator", "environment", "export_dataset", "task_of"]  # noqa: F822 - made when asked for
 
 SKYRL = Peer(
     "skyrl",
@@ -41,8 +43,6 @@ SKYRL = Peer(
     "pip install --no-deps verifiers-trainer",
 )
 MODULE = "verifiers_trainer.integrations.skyrl"
-KEY = "verifiers"
-"""Column of a dataset row with what the prompt does not say."""
 SAMPLING = frozenset(
     "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed repetition_penalty presence_penalty "
     "frequency_penalty include_stop_str_in_output".split()
@@ -51,73 +51,6 @@ OFF: dict[str, tuple[Any, ...]] = {"top_k": (-1, 0), "min_p": (0.0,), "top_p": (
 """Values that mean a sampling argument is not used."""
 
 log = logging.getLogger(__name__)
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def export_dataset(
-    env: Environment,
-    out_dir: str | Path,
-    max_samples: int | None = None,
-    *,
-    env_id: str | None = None,
-    env_args: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write ``train.parquet`` and, where there are rows to evaluate, ``eval.parquet``; the folder.
-
-    The environment is loaded again by ``env_id`` and ``env_args``, which default to those it was loaded with.
-    *Raises* ConfigError without an id, and for prompts that are not messages of text.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    name = env_id or env.env_id
-    if not name:
-        raise ConfigError("the generator loads the environment by its id: give env_id, the id of an installed package")
-    arguments = json.dumps(dict(env.env_args if env_args is None else env_args))
-    folder = Path(out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, tasks in zip(("train", "eval"), limit(env, max_samples), strict=True):
-        if tasks:
-            rows = [_row(task, name, arguments) for task in tasks]
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
-    return folder
-
-
-def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
-    prompt = task["prompt"]
-    if not isinstance(prompt, list) or any(not isinstance(message.get("content"), str) for message in prompt):
-        raise ConfigError("SkyRL's prompts are messages of text; this environment has others and cannot be exported")
-    named = {"answer": str(task["answer"]), "task": task["task"], "info": json.dumps(task["info"], default=str)}
-    others = {name: value for name, value in task.items() if name not in (*named, "prompt", "example_id")}
-    return {
-        "prompt": [{"role": message["role"], "content": message["content"]} for message in prompt],
-        "env_class": KEY,
-        KEY: {
-            **named,
-            "example_id": task["example_id"],
-            "environment": env_id,
-            "env_args": env_args,
-            "columns": json.dumps(others, default=str),
-        },
-    }
-
-
-def task_of(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment's row of a prompt and its extras. *Raises* ConfigError for rows that were not exported here."""
-    said = (extras or {}).get(KEY)
-    if not said:
-        raise ConfigError(f"a row has no column {KEY!r}; write the dataset with export_dataset")
-    info = said.get("info")
-    return {
-        **json.loads(said.get("columns") or "{}"),
-        "prompt": [dict(message) for message in prompt],
-        "answer": said.get("answer", ""),
-        "task": said.get("task", "default"),
-        "info": json.loads(info) if isinstance(info, str) and info else dict(info or {}),
-        "example_id": said.get("example_id", 0),
-    }
 
 
 @functools.lru_cache(maxsize=32)
@@ -207,7 +140,8 @@ class _Generates:
             samples = [one.masked() for one in samples] if found.is_masked else samples
             metrics = {name: float(value) for name, value in rollout["metrics"].items() if value == value}
             metrics |= {**found.metrics, "vf_error": float(rollout["error"] is not None)}
-            error = None if rollout["error"] is None else f"{type(rollout['error']).__name__}: {rollout['error']}"
+            failed = rollout["error"]
+            error = None if failed is None else f"{failed['error']}: {failed['message']}"
             stop = "length" if rollout["is_truncated"] else "error" if error else "stop"
             made.append(_Played(samples, found.reward, stop, metrics, error))
         return made
@@ -246,13 +180,8 @@ class _Generates:
         rewards = [one.reward if row.is_last else 0.0 for _, one, row in flat]
         masks = [row.response_mask for _, _, row in flat]
         stops = [one.stop for _, one, _ in flat]
-        metrics = utils.get_rollout_metrics(
-            [row.response_ids for _, _, row in flat],
-            rewards,
-            [one.metrics for _, one, _ in flat],
-            [batch["env_classes"][place] for place, _, _ in flat],
-            masks,
-        )
+        # without env_classes: SkyRL would look ours up among its own environments
+        metrics = utils.get_rollout_metrics([row.response_ids for _, _, row in flat], rewards, loss_masks=masks)
         if config.zero_reward_on_non_stop:
             rewards = [reward if stop == "stop" else 0.0 for reward, stop in zip(rewards, stops, strict=True)]
         if config.apply_overlong_filtering:

@@ -18,14 +18,11 @@ Run with verl 0.9.1: its ``AgentLoopWorker`` on a CPU. Its trainer and rollout s
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -37,12 +34,14 @@ from verifiers_trainer.integrations.common import (
     TokenClient,
     Worth,
     export_samples,
-    limit,
     play_group,
     row_of,
     worth,
 )
 from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.verl_data import MODULE, export_dataset, main
+
+__all__ = ["VerifiersAgentLoop", "environment", "export_dataset"]  # noqa: F822 - made when it is asked for
 
 VERL = Peer(
     "verl",
@@ -50,76 +49,11 @@ VERL = Peer(
     ("0.9.1",),
     "pip install verl==0.9.1 cachetools uvicorn fastapi verifiers; pip install --no-deps verifiers-trainer",
 )
-MODULE = "verifiers_trainer.integrations.verl"
-NAME = "verifiers"
-"""Of the agent loop."""
 PEER_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 FORKS = ("error", "list")
 
 log = logging.getLogger(__name__)
 _warned: set[str] = set()
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def export_dataset(
-    env: Environment,
-    out_dir: str | Path,
-    max_samples: int | None = None,
-    *,
-    env_id: str | None = None,
-    env_args: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write ``train.parquet``, ``eval.parquet`` and ``agent_loop.yaml``; the folder.
-
-    Workers load the environment again by ``env_id`` and ``env_args``, which default to those it was loaded with. An
-    environment without rows to evaluate gives no ``eval.parquet``. *Raises* ConfigError without an id.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    name = env_id or env.env_id
-    if not name:
-        raise ConfigError("verl's workers load the environment by its id: give env_id, the id of an installed package")
-    arguments = dict(env.env_args if env_args is None else env_args)
-    folder = Path(out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, tasks in zip(("train", "eval"), limit(env, max_samples), strict=True):
-        if tasks:
-            rows = [_row(task, name, arguments, split) for task in tasks]
-            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
-    names = json.dumps([function.name for function in env.rubric.plan().individual])
-    loop = f"- name: {NAME}\n  _target_: {MODULE}.VerifiersAgentLoop\n  metrics: {names}\n"
-    (folder / "agent_loop.yaml").write_text(loop, encoding="utf-8")
-    return folder
-
-
-def _row(task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], split: str) -> dict[str, Any]:
-    prompt = task["prompt"]
-    if not isinstance(prompt, list):
-        raise ConfigError("verl's prompts are messages: an environment of plain text completions cannot be exported")
-    shown = [{"role": message["role"], "content": _text(message)} for message in prompt]
-    return {
-        "prompt": shown,
-        "data_source": env_id,
-        "agent_name": NAME,
-        "reward_model": {"style": "rule", "ground_truth": str(task["answer"])},
-        "extra_info": {
-            "index": task["example_id"],
-            "split": split,
-            "env_id": env_id,
-            "env_args": json.dumps(env_args),
-            "task": json.dumps(task, default=str),
-        },
-    }
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if content is not None and not isinstance(content, str):
-        raise ConfigError("verl takes prompts of text: images and audio in a prompt cannot be exported", key="prompt")
-    return content or ""
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -134,12 +68,11 @@ def environment(env_id: str, env_args: str) -> Environment:
     return env
 
 
-def _warn_once(error: str) -> None:
+def _warn_once(kind: str, message: str) -> None:
     """The first failure of each kind; what failed is masked, and counted in ``vf_error``."""
-    kind = error.partition(":")[0]
     if kind not in _warned:
         _warned.add(kind)
-        log.warning("a rollout failed, and is not trained: %s", error)
+        log.warning("a rollout failed, and is not trained: %s: %s", kind, message)
 
 
 class _Plays:
@@ -187,7 +120,7 @@ class _Plays:
         asked = {name: sampling_params[name] for name in PEER_SAMPLING if name in sampling_params}
         (rollout,) = await play_group(env, [task], client, "policy", asked, self.max_retries)
         if rollout["error"] is not None:
-            _warn_once(f"{type(rollout['error']).__name__}: {rollout['error']}")
+            _warn_once(str(rollout["error"]["error"]), str(rollout["error"]["message"]))
         samples = export_samples(rollout, float(sampling_params.get("temperature") or 1.0))
         if len(samples) > 1 and self.forks == "error":
             raise ConfigError(
@@ -291,19 +224,6 @@ def __getattr__(name: str) -> Any:
     if name == "VerifiersAgentLoop":
         return _loop_class()
     raise AttributeError(f"module {__name__} has no attribute {name!r}")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m verifiers_trainer.integrations.verl ENV OUT_DIR``: write the data of an environment."""
-    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Write an environment's rows for verl.")
-    parser.add_argument("env_id")
-    parser.add_argument("out_dir")
-    parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
-    parser.add_argument("--max-samples", type=int)
-    given = parser.parse_args(argv)
-    env = load_environment(given.env_id, **given.env_args)
-    folder = export_dataset(env, given.out_dir, given.max_samples, env_id=given.env_id, env_args=given.env_args)
-    sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))
 
 
 if __name__ == "__main__":

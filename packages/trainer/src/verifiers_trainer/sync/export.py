@@ -1,4 +1,7 @@
-"""The weights of a policy as an inference server knows them: checkpoint names, adapters merged, tied ones once.
+"""The weights of a policy as an inference server knows them: checkpoint names, adapters merged.
+
+A head that is tied to the embeddings is there under its own name too. Checkpoints leave it out, and a server that is
+updated layer by layer would go on with the head it had: measured with vLLM 0.32, 0.37 nats instead of 1e-5.
 
 A model with adapters is merged one layer at a time, so that no second model is held. Nothing here changes the model.
 """
@@ -24,23 +27,21 @@ def exported(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _named_weights(base: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    merged = {name: layer for name, layer in base.named_modules() if hasattr(layer, "get_base_layer")}
     whole = {name: layer for name, layer in base.named_modules() if hasattr(layer, "modules_to_save")}
+    merged = {
+        name: layer
+        for name, layer in base.named_modules()
+        if hasattr(layer, "get_base_layer") and not name.startswith(tuple(whole))
+    }
     inside = tuple(f"{name}." for name in (*merged, *whole))
-    tied = set(getattr(base, "all_tied_weights_keys", None) or ())
-    seen: set[int] = set()
     for name, tensor in base.state_dict().items():
-        if name.startswith(inside) or name in tied:
-            continue
-        if tensor.data_ptr() and id(tensor) not in seen:
-            seen.add(id(tensor))
+        if not name.startswith(inside):
             yield name, tensor.detach()
     for name, layer in whole.items():
         trained = layer.modules_to_save[layer.active_adapters[0]]
         yield from ((f"{name}.{part}", tensor.detach()) for part, tensor in trained.state_dict().items())
     for name, layer in merged.items():
-        if not any(name.startswith(f"{other}.") for other in (*whole, *(m for m in merged if m != name))):
-            yield from ((f"{name}.{part}", tensor) for part, tensor in _merged(layer).items())
+        yield from ((f"{name}.{part}", tensor) for part, tensor in _merged(layer).items())
 
 
 def _merged(layer: Any) -> dict[str, torch.Tensor]:
@@ -49,6 +50,16 @@ def _merged(layer: Any) -> dict[str, torch.Tensor]:
         twin = copy.deepcopy(layer)
         twin.merge()
     return {name: tensor.detach() for name, tensor in twin.get_base_layer().state_dict().items()}
+
+
+def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same, contiguous and without two names for one memory, as files need it."""
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    return found
 
 
 def unservable_adapter(model: Any) -> str | None:

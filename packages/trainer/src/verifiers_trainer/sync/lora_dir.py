@@ -32,6 +32,8 @@ class LoraDirSync:
     """
 
     name = "lora_dir"
+    keeps_files = True
+    names_weights = True
 
     def __init__(self, folder: Path, run: int, write: Callable[[Path], None], keep: int):
         self.folder, self._run, self._write, self._keep = folder.absolute(), run, write, keep
@@ -78,6 +80,10 @@ class LoraDirSync:
             if LOADED_ALREADY not in (error.response or ""):  # by an attempt whose answer was lost
                 raise _explained(error) from error
         return name
+
+    def holds(self, server: Server, deadline: Deadline) -> bool:
+        listed = server.call("GET", "/v1/models", stage="asking for the adapters", timeout_s=deadline.left_s)
+        return any(entry["id"] == self._current for entry in listed["data"])
 
     def retire(self, servers: list[Server], version: int) -> None:
         for name in [name for name, made in self._names.items() if made < version - self._keep]:

@@ -41,6 +41,14 @@ class WeightSync(Protocol):
     def name(self) -> str:
         """As in the setting ``weight_sync``."""
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether a push sends what ``prepare`` wrote, and not the weights as they are by then."""
+
+    @property
+    def names_weights(self) -> bool:
+        """Whether requests name the weights they want, so that an answer proves which ones gave it."""
+
     def prepare(self, version: int) -> None:
         """Make the present weights available as policy ``version``."""
 
@@ -49,6 +57,9 @@ class WeightSync(Protocol):
 
         Raises ``WeightSyncError``, after which the server may be half way.
         """
+
+    def holds(self, server: Server, deadline: Deadline) -> bool:
+        """Whether ``server`` has weights of this run."""
 
     def retire(self, servers: list[Server], version: int) -> None:
         """Free what no request can need any more, now that ``version`` is served."""
@@ -69,3 +80,10 @@ def label_of(run: int, version: int) -> int:
 def run_and_version(label: int) -> tuple[int, int]:
     """The run and the policy version that a label stands for."""
     return divmod(label, VERSIONS_PER_RUN)
+
+
+def has_label_of(server: Server, run: int, deadline: Deadline) -> bool:
+    """Whether ``server`` says that its weights are a run's."""
+    answer = server.call("GET", "/weight_info", stage="asking whose weights it has", timeout_s=deadline.left_s)
+    label = str((answer or {}).get("weight_version"))
+    return label.isdigit() and run_and_version(int(label))[0] == run

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from verifiers.errors import WeightSyncError
 from verifiers_trainer.engines.vllm.control import Server
-from verifiers_trainer.sync.protocol import Deadline, label_of
+from verifiers_trainer.sync.protocol import Deadline, has_label_of, label_of
 
 
 def pause(server: Server, deadline: Deadline) -> None:
@@ -39,13 +39,21 @@ def forget_prefixes(server: Server, deadline: Deadline) -> None:
 
 
 def resume(server: Server, deadline: Deadline) -> None:
-    server.call("POST", "/resume", stage="resuming generation", timeout_s=deadline.left_s)
+    """Let the server go on. Raises ``WeightSyncError`` when it was not held: it was restarted during the update."""
+    stage = "resuming generation"
+    answer = server.call("GET", "/is_paused", stage=stage, timeout_s=deadline.left_s)
+    if isinstance(answer, dict) and answer.get("is_paused") is False:
+        said = "is not paused, so it was restarted during the update"
+        raise WeightSyncError(f"{stage}: {server.url} {said}", stage=stage, response=str(answer), url=server.url)
+    server.call("POST", "/resume", stage=stage, timeout_s=deadline.left_s)
 
 
 class ReloadSync:
     """Folders ``weights-v<N>`` below ``folder``; ``write`` puts the whole model into a folder."""
 
     name = "reload"
+    keeps_files = True
+    names_weights = False
 
     def __init__(self, folder: Path, run: int, model: str, write: Callable[[Path], None]):
         self.folder, self._run, self._model, self._write = folder.absolute(), run, model, write
@@ -87,6 +95,9 @@ class ReloadSync:
         )
         resume(server, deadline)
         return self._model
+
+    def holds(self, server: Server, deadline: Deadline) -> bool:
+        return has_label_of(server, self._run, deadline)
 
     def retire(self, servers: list[Server], version: int) -> None:
         """The files of the version before went when these were written."""

@@ -54,8 +54,8 @@ class TinkerClient(TokenClient):
         unknown = sampling.keys() - {*TAKEN, "max_tokens", "stop", "stop_token_ids"}
         if unknown:
             raise ConfigError(f"Tinker samples without {', '.join(sorted(unknown))}: leave it out", key=min(unknown))
-        room = [] if self._longest is None else [self._longest - prompt_length]
-        if bounds := room + [sampling["max_tokens"]] * ("max_tokens" in sampling):
+        room = None if self._longest is None else self._longest - prompt_length
+        if bounds := [bound for bound in (room, sampling.get("max_tokens")) if bound is not None]:
             params["max_tokens"] = min(bounds)
         params["stop"] = self._stop(sampling.get("stop"), sampling.get("stop_token_ids"))
         return params

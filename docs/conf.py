@@ -1,0 +1,63 @@
+"""The documentation as a site: ``sphinx-build -b html docs docs/_site``. Needs the group ``docs`` and no network.
+
+The pages are the Markdown of this folder, the navigation is the tables of the two index pages. ``reference/api`` is
+written by the build, from the docstrings of every module, and is not kept.
+"""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+from docutils import nodes
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("packages/core/src/verifiers", "packages/trainer/src/verifiers_trainer")
+
+project = "verifiers"
+copyright = "the verifiers authors"
+release = metadata.version("verifiers")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.apidoc", "sphinx.ext.viewcode"]
+html_theme = "furo"
+html_title = f"verifiers {release}"
+exclude_patterns = ["_site", "*.py"]
+
+myst_heading_anchors = 3
+suppress_warnings = ["myst.xref_missing", "autodoc", "ref.python", "docutils"]
+
+apidoc_modules = [
+    {
+        "path": ROOT / source,
+        "destination": f"reference/api/{Path(source).name}",
+        "exclude_patterns": ["**/templates/**", "**/inside/**"],
+        "automodule_options": {"members", "show-inheritance"},
+    }
+    for source in PACKAGES
+]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_mock_imports = ["deepspeed", "liger_kernel", "ray", "textual", "sandlock", "gymnasium", "textarena", "mcp"]
+
+
+def _navigation(_app, page, source):
+    """The pages that an index links to, by its headings, as the site's navigation."""
+    if page not in ("index", "reference/index", "integrations/index"):
+        return
+    for section in re.split(r"^## ", source[0], flags=re.MULTILINE):
+        heading, links = section.split("\n", 1)[0].lstrip("# "), re.findall(r"\]\(([\w/.-]+)\.md\)", section)
+        if links:
+            source[0] += "\n```{toctree}\n:hidden:\n:caption: " + "\n".join([heading, "", *links]) + "\n```\n"
+    if page == "reference/index":  # links, not navigation: a tree of every module would be built for every page
+        source[0] += "\n## Docstrings\n\n"
+        source[0] += "".join(f"* {{doc}}`{Path(name).name} <api/{Path(name).name}/modules>`\n" for name in PACKAGES)
+
+
+def _hidden_comments(_app, doctree):
+    """Comments are for the tests of the pages; readers of the site's source do not need them either."""
+    for comment in [*doctree.findall(nodes.comment), *doctree.findall(nodes.raw)]:
+        if comment.astext().lstrip().startswith("<!--") or isinstance(comment, nodes.comment):
+            comment.parent.remove(comment)
+
+
+def setup(app):
+    app.connect("source-read", _navigation)
+    app.connect("doctree-read", _hidden_comments)

@@ -1,0 +1,222 @@
+"""One command, two kinds of processes: an inference server and the trainer, each on its devices, with both logs shown.
+
+Inference gets the first ``inference.gpus`` devices, the trainer the next ``trainer.gpus`` (of those that are visible).
+The server is started first and ended last; when either dies, the other is ended too, and its last lines are said again.
+Whether there is a server to start at all is decided here (``decide``); how a server is started is ``vf-vllm``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from verifiers.errors import ConfigError, RunError
+from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
+from verifiers_trainer.cli.plan import Plan
+from verifiers_trainer.cli.vllm import STARTUP_S, is_up
+from verifiers_trainer.cli.vllm_command import VARIABLE, as_flags
+from verifiers_trainer.sync.opening import INFERENCE_DEVICES
+
+ENGINES = ("auto", "embedded", "vllm")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a run samples. ``url`` is a running server's; ``launches`` says that one is to be started.
+
+    Several ``trainer_devices`` mean a process for each, also without a server.
+    """
+
+    reason: str
+    url: str | None = None
+    launches: bool = False
+    inference_devices: tuple[str, ...] = ()
+    trainer_devices: tuple[str, ...] = ()
+
+
+def visible_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The CUDA devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [part.strip() for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return tuple((named or [str(number) for number in range(count)])[:count])
+
+
+def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Sequence[str]) -> Decision:
+    """Where to sample. Raises ``ConfigError`` when a server is asked for and cannot be had.
+
+    ``gpus``: how many ``inference`` and ``trainer`` take; 1 each when not said.
+    """
+    if url is not None:
+        if engine == "embedded":
+            raise ConfigError("--engine embedded and --vllm-url exclude each other: give one of them")
+        return Decision("--vllm-url", url=url)
+    serving, training = gpus.get("inference") or 1, gpus.get("trainer") or 1
+    alone = tuple(devices[:training]) if training > 1 else ()
+    if len(alone) > 1 and len(devices) < training:
+        raise ConfigError(f"trainer.gpus is {training}, and there are {len(devices)} devices")
+    if engine == "embedded":
+        return Decision("--engine embedded", trainer_devices=alone)
+    if not devices:
+        if engine == "vllm" and _has_server(without_gpu=True):
+            return Decision("--engine vllm, without a GPU", launches=True)
+        if engine == "vllm":
+            raise ConfigError(
+                f"--engine vllm needs a GPU, or a CPU build of vLLM in {VARIABLE}; without them use --engine embedded"
+            )
+        return Decision("there is no CUDA device")
+    enough = f"{serving} for inference and {training} for the trainer, of {len(devices)} devices"
+    if len(devices) < serving + training:
+        if engine == "vllm":
+            raise ConfigError(f"--engine vllm needs more devices than there are: {enough}")
+        return Decision(f"too few devices for a server: {enough}", trainer_devices=alone)
+    if engine == "auto" and not _has_server(without_gpu=False):
+        return Decision(f"no vllm executable is there (vf-vllm --dry-run, {VARIABLE})", trainer_devices=alone)
+    chosen = tuple(devices[: serving + training])
+    return Decision(enough, launches=True, inference_devices=chosen[:serving], trainer_devices=chosen[serving:])
+
+
+def where(decision: Decision) -> str:
+    """The engine, in words."""
+    if decision.url is not None:
+        return f"vLLM at {decision.url}"
+    if not decision.launches:
+        return "the embedded engine"
+    on = {"the server": decision.inference_devices, "the trainer": decision.trainer_devices}
+    placed = ", ".join(f"{name} on {','.join(devices)}" for name, devices in on.items() if devices)
+    return "a vLLM server beside the trainer" + (f", {placed}" if placed else "")
+
+
+def _has_server(without_gpu: bool) -> bool:
+    if os.environ.get(VARIABLE):
+        return True
+    return not without_gpu and (find_spec("vllm") is not None or shutil.which("vllm") is not None)
+
+
+def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple[int, str]:
+    """Start the server, if there is one to start, and the trainer; show their logs, wait.
+
+    Returns the trainer's exit code and what it wrote to stdout.
+
+    ``words`` are the arguments of ``vf-train``.
+
+    Raises ``ConfigError`` for a batch that the processes cannot share, ``RunError`` when the server ends first.
+    """
+    _require_divisible(plan, decision)
+    children: list[Child] = []
+    with Signals() as signals:
+        try:
+            url = None
+            if decision.launches:
+                port = int(plan.settings.server_args.get("port") or _free_port())
+                url, serving = f"http://127.0.0.1:{port}", _on(decision.inference_devices)
+                command = server_words(plan, port, decision)
+                children.append(Child("inference", command, serving, lambda line: say(f"inference | {line}")))
+                if not wait_until(lambda: is_up(f"http://127.0.0.1:{port}"), children[0], signals, STARTUP_S):
+                    return _not_up(children[0], signals), ""
+            variables = {**_on(decision.trainer_devices), INFERENCE_DEVICES: ",".join(decision.inference_devices)}
+            command = trainer_words(decision, [*words, *(("--vllm-url", url) if url else ("--engine", "embedded"))])
+            trainer = Child("trainer", command, variables, lambda line: say(f"trainer   | {line}"), own_stdout=True)
+            children.append(trainer)
+            code = _watch(children[0], trainer, signals)
+            trainer.stop()
+            return code, trainer.written
+        finally:
+            for child in reversed(children):
+                child.stop()
+
+
+def _watch(server: Child, trainer: Child, signals: Signals) -> int:
+    """Wait for the trainer (the first child, where there is no server). Raises ``RunError`` when the server ends."""
+    passed_on = 0
+    while (code := trainer.exit_code) is None:
+        if server is not trainer and server.exit_code is not None:
+            trainer.stop()
+            raise RunError(_ended(server) + "; the trainer was stopped")
+        while passed_on < len(signals.received):  # once: stop after this step; twice: leave at once
+            trainer.send(signals.received[passed_on])
+            passed_on += 1
+        wait_until(lambda: server is not trainer and server.exit_code is not None, trainer, Signals(), 0.5)
+    return code
+
+
+def _not_up(server: Child, signals: Signals) -> int:
+    if signals.received:
+        return 128 + signals.received[0]
+    if server.exit_code is None:
+        raise RunError(f"the inference server did not answer within {STARTUP_S:g} s")
+    if server.exit_code == 2:
+        raise ConfigError(_ended(server))
+    raise RunError(_ended(server))
+
+
+def _ended(server: Child) -> str:
+    said = "\n".join(f"  {line}" for line in server.last_lines)
+    return f"the inference server ended with exit code {server.exit_code}; its last lines:\n{said}"
+
+
+def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
+    """The command of the server: ``vf-vllm`` with what the file says and what follows from the training."""
+    config = plan.resolved
+    given = {name: value for name, value in plan.settings.server_args.items() if name not in ("port", "host", "model")}
+    given.setdefault("max_model_len", config.max_seq_len)
+    if len(decision.inference_devices) > 1 and not {"data_parallel_size", "tensor_parallel_size"} & given.keys():
+        given["data_parallel_size"] = len(decision.inference_devices)
+    own = ["--model", served_name(plan.settings.model), "--port", str(port)]
+    if config.use_lora and config.weight_sync in ("auto", "lora_dir"):
+        lag = config.max_off_policy_steps
+        given.setdefault("max_lora_rank", config.lora_rank)
+        given.setdefault("max_loras", lag + 2)
+        given.setdefault("max_cpu_loras", lag + 4)
+    else:
+        own.append("--no-lora")
+    return [sys.executable, "-m", "verifiers_trainer.cli.vllm", *own, *as_flags(given)]
+
+
+def served_name(model: str) -> str:
+    """What a server can load: the folder of a builtin model that is kept as files, else the name itself."""
+    from verifiers_trainer import builtin_models
+
+    return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model
+
+
+def trainer_words(decision: Decision, words: Sequence[str]) -> list[str]:
+    """The command of the trainer; with several devices a process for each."""
+    module = ["-m", "verifiers_trainer.cli.train"]
+    if (count := len(decision.trainer_devices)) > 1:
+        start = ["-m", "accelerate.commands.launch", "--num_processes", str(count), "--multi_gpu"]
+        return [sys.executable, *start, *module, *words]
+    return [sys.executable, *module, *words]
+
+
+def _on(devices: Sequence[str]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
+
+
+def _require_divisible(plan: Plan, decision: Decision) -> None:
+    problems = plan.config.private_copy().problems(max(1, len(decision.trainer_devices)))
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def apply(decision: Decision, plan: Plan, engine: str) -> None:
+    """Put the decision into the settings, where the file does not say otherwise."""
+    config: Any = plan.config
+    if decision.url is not None:
+        config.inference = decision.url
+    elif engine == "embedded" or config.server_url is None:
+        config.inference = "embedded"

@@ -1,0 +1,147 @@
+"""``vf-vllm``: start stock ``vllm serve`` with the documented flags and with what training needs switched on.
+
+    vf-vllm --model Qwen/Qwen2.5-7B-Instruct --data-parallel-size 4 --enforce-eager --host 0.0.0.0 --port 8000
+
+It builds the command (``vllm_command``), runs it, says when it answers, and ends it with everything it started.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+
+import click
+
+from verifiers.cli.command import COMMON, Call, SmallCommand
+from verifiers.errors import ConfigError, RunError
+from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
+from verifiers_trainer.cli.vllm_command import ServerCommand, Wanted, build, find_executable, require_device
+
+STARTUP_S = 600.0
+ABOUT = """Start a vLLM server for training and evaluation.
+
+\b
+  vf-vllm --model Qwen/Qwen2.5-7B-Instruct --tensor-parallel-size 4
+  vf-vllm --model MODEL --max-lora-rank 32      for training adapters of rank 32
+  vf-vllm --model MODEL --dry-run               print the command alone
+
+Every flag of `vllm serve` is passed on; what stands after a bare -- is passed on unchecked. Unless given, these are
+added: processed log-probabilities, LoRA updates, and the routes that take new weights.
+"""
+
+
+class _Command(SmallCommand):
+    """Keeps the flags that are the server's."""
+
+    __slots__ = ()
+
+    def _read(self, argv: list[str], call: Call) -> None:
+        argv = list(argv)
+        cut = argv.index("--") if "--" in argv else len(argv)
+        try:
+            with self.click_command().make_context(self.name, argv[:cut]) as context:
+                values = dict(context.params)
+        except click.UsageError as error:
+            raise ConfigError(error.format_message()) from None
+        call.words = list(values.pop("words"))
+        call.options = {name: value for name, value in values.items() if name not in COMMON}
+        call.options["unchecked"] = argv[cut + 1 :]
+        call.json, call.verbose, call.quiet = (values[name] for name in COMMON)
+
+
+def serve(call: Call) -> None:
+    """Build the command and run it to its end. Raises ``ConfigError``, and ``RunError`` for a server that fails."""
+    options = call.options
+    words = list(call.words)
+    model = options["model"]
+    if words and not words[0].startswith("-"):
+        if model is not None:
+            raise ConfigError(f"two models are given, {model} and {words[0]}: keep one")
+        model = words.pop(0)
+    if model is None:
+        raise ConfigError("give the model to serve: vf-vllm --model NAME")
+    executable = find_executable(options["vllm_command"])
+    wanted = Wanted(
+        model,
+        words,
+        options["host"],
+        options["port"],
+        options["unchecked"],
+        with_updates=options["weight_sync"],
+        with_lora=options["lora"],
+    )
+    command = build(wanted, executable)
+    call.facts.update(command=command.words, url=command.url)
+    for note in command.notes:
+        call.note(f"note: {note}")
+    if options["dry_run"]:
+        call.say(command.shown)
+        return
+    require_device(executable)
+    call.note(f"vLLM {executable.version or ''} {executable.where}: {command.shown}")
+    _run(call, command, options["startup_timeout"])
+
+
+def _run(call: Call, command: ServerCommand, startup_s: float) -> None:
+    with Signals() as signals:
+        child = Child("vllm", command.words, command.variables)
+        try:
+            if wait_until(lambda: is_up(command.url), child, signals, startup_s):
+                call.note(f"ready: {command.url}/v1")
+                while child.exit_code is None and not signals.received:
+                    wait_until(lambda: False, child, signals, 1.0)
+            elif child.exit_code is None and not signals.received:
+                raise RunError(
+                    f"the server did not answer {command.url}/health within {startup_s:g} s and was stopped; its last "
+                    "lines are above (--startup-timeout waits longer)"
+                )
+            code = child.exit_code
+        finally:
+            child.stop()
+    if signals.received:
+        if signals.received[0] == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + signals.received[0])
+    if code:
+        raise RunError(f"the server ended with exit code {code}; its last lines are above")
+
+
+def is_up(url: str) -> bool:
+    """Whether a server answers there now."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2.0) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+
+
+def _options() -> Sequence[click.Option]:
+    return (
+        click.Option(["--model"], metavar="NAME", help="Hub id or folder of the model."),
+        click.Option(["--host"], default="127.0.0.1", show_default=True, help="Address to listen at."),
+        click.Option(["--port"], type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port."),
+        click.Option(
+            ["--vllm-command"],
+            metavar="COMMAND",
+            help="The vllm executable; default VF_VLLM, this Python's, the one on the path, or one that uv installs.",
+        ),
+        click.Option(["--startup-timeout"], type=float, default=STARTUP_S, show_default=True, help="Seconds."),
+        click.Option(["--weight-sync/--no-weight-sync"], default=True, help="Switches for updates of weights."),
+        click.Option(["--lora/--no-lora"], default=True, help="LoRA adapters that are loaded while it runs."),
+        click.Option(["--dry-run"], is_flag=True, help="Print the command and stop."),
+    )
+
+
+COMMAND = _Command("vf-vllm", ABOUT, "[FLAGS OF VLLM]...", _options(), ("command", "url"), serve)
+
+
+def main() -> None:
+    """The entry point."""
+    COMMAND.main()
+
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.run(sys.argv[1:]))

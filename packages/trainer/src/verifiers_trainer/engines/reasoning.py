@@ -1,0 +1,25 @@
+"""Splits what a model thought from what it says. Pure text to text; never raises, linear in the text."""
+
+from __future__ import annotations
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
+    """(reasoning, the rest) of a completion that begins with a ``<think>`` block.
+
+    ``opened`` says that the prompt already ended with ``<think>``, as some templates do. A closing tag without an
+    opening one counts as such a block too. A thought that was cut off is all reasoning; text without a block none.
+
+    >>> split_reasoning("<think>two and two</think>It is 4.")
+    ('two and two', 'It is 4.')
+    >>> split_reasoning("two and", opened=True)
+    ('two and', '')
+    """
+    stripped = text.lstrip()
+    begun = stripped.startswith(OPEN)
+    inner = stripped[len(OPEN) :] if begun else text
+    thought, closed, rest = inner.partition(CLOSE)
+    if closed:
+        return thought.strip(), rest.lstrip()
+    return (thought.strip(), "") if begun or opened else ("", text)

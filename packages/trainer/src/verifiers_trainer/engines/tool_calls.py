@@ -1,0 +1,161 @@
+"""Tool calls out of a completion's text, by the format the model's chat template teaches. Pure text to text.
+
+A parser never raises, takes time linear in the text, and does not guess: when one call of a completion cannot be read,
+the whole completion stays text, because half of a model's calls is nobody's intent. What a call's arguments mean, and
+whether the tool exists, is the environment's business.
+
+    hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM and most others
+    llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama 3.1 and later
+    none          the text is passed through
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from verifiers.errors import ConfigError
+
+ToolCall = dict[str, str]
+"""``name`` and ``arguments`` (JSON text), in the model's order."""
+ToolCallParser = Callable[[str], tuple[str, list[ToolCall]]]
+"""Completion text -> (text around the calls, the calls). Text it cannot read comes back whole, without calls."""
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+_SPACE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = re.compile(r"[ \t\r\n]*[;,]?[ \t\r\n]*")
+
+
+class _NotACall(ValueError):
+    """What was written is no call of this format."""
+
+
+def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
+    """Calls written as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+
+    The last one may lack its closing tag: some models end their turn instead. Tags inside of JSON strings are text.
+
+    >>> parse_hermes('Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    ('Let me see.', [{'name': 'add', 'arguments': '{"a": 1}'}])
+    """
+    around: list[str] = []
+    calls: list[ToolCall] = []
+    position = 0
+    while (start := text.find(_OPEN, position)) >= 0:
+        around.append(text[position:start])
+        try:
+            written, position = _object_at(text, start + len(_OPEN))
+            calls.append(_call(written, "arguments"))
+        except _NotACall:
+            return text, []
+        if text.startswith(_CLOSE, position):
+            position += len(_CLOSE)
+        elif position < len(text):
+            return text, []
+    if not calls:
+        return text, []
+    return "".join([*around, text[position:]]).strip(), calls
+
+
+def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
+    """A completion that is nothing but calls: ``{"name": ..., "parameters": {...}}``, several after one another,
+    with semicolons between them, or as a list; after ``<|python_tag|>`` or not.
+
+    >>> parse_llama3_json('{"name": "add", "parameters": {"a": 1}}')
+    ('', [{'name': 'add', 'arguments': '{"a": 1}'}])
+    """
+    position = _SPACE.match(text).end()  # type: ignore[union-attr]
+    if text.startswith(_PYTHON_TAG, position):
+        position += len(_PYTHON_TAG)
+    calls: list[ToolCall] = []
+    try:
+        while position < len(text):
+            written, position = _object_at(text, position)
+            position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+            for entry in written if isinstance(written, list) else [written]:
+                calls.append(_call(entry, "parameters", "arguments"))
+    except _NotACall:
+        return text, []
+    return ("", calls) if calls else (text, [])
+
+
+TOOL_CALL_PARSERS: dict[str, ToolCallParser | None] = {
+    "hermes": parse_hermes,
+    "llama3_json": parse_llama3_json,
+    "none": None,
+}
+
+
+def resolve_tool_call_parser(
+    chosen: str | ToolCallParser | None, chat_template: str | None = None
+) -> ToolCallParser | None:
+    """The parser of that name; ``auto`` is the one whose format the chat template shows.
+
+    A callable or None is returned as it is. Raises ConfigError for an unknown name.
+    """
+    if chosen is None or callable(chosen):
+        return chosen
+    if chosen == "auto":
+        chosen = tool_call_format(chat_template)
+    if chosen not in TOOL_CALL_PARSERS:
+        known = ", ".join(["auto", *sorted(TOOL_CALL_PARSERS)])
+        raise ConfigError(
+            f"no tool_call_parser {chosen!r}; known: {known}, or give a function", field="tool_call_parser"
+        )
+    return TOOL_CALL_PARSERS[chosen]
+
+
+def tool_call_format(chat_template: str | None) -> str:
+    """The format a chat template teaches; hermes where it shows none.
+
+    >>> tool_call_format('Respond in the format {"name": function name, "parameters": dictionary}.')
+    'llama3_json'
+    """
+    template = chat_template or ""
+    if _OPEN in template:
+        return "hermes"
+    llama = _PYTHON_TAG in template or '{"name": function name, "parameters":' in template
+    return "llama3_json" if llama else "hermes"
+
+
+def _refuse_constant(name: str) -> Any:
+    raise _NotACall(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _object_at(text: str, position: int) -> tuple[Any, int]:
+    """The JSON value that begins at ``position`` and where the text goes on; white space on both sides is skipped."""
+    begin = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+    try:
+        value, end = _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested thousands deep
+        raise _NotACall from error
+    return value, _SPACE.match(text, end).end()  # type: ignore[union-attr]
+
+
+def _call(written: Any, *names_of_arguments: str) -> ToolCall:
+    if not (isinstance(written, dict) and isinstance(written.get("name"), str) and written["name"]):
+        raise _NotACall
+    given = [written[name] for name in names_of_arguments if name in written]
+    arguments = given[0] if given else {}
+    if not isinstance(arguments, dict) or not _is_text(written["name"]):
+        raise _NotACall
+    try:
+        spelt = json.dumps(arguments, ensure_ascii=False)
+    except RecursionError as error:
+        raise _NotACall from error
+    # Half a surrogate pair is legal in JSON, as an escape, and in no encoding of text.
+    return {"name": written["name"], "arguments": spelt if _is_text(spelt) else json.dumps(arguments)}
+
+
+def _is_text(spelt: str) -> bool:
+    try:
+        spelt.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

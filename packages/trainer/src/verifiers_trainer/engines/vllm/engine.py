@@ -1,0 +1,343 @@
+"""``VLLMEngine``: vLLM servers that follow the policy in training. Implements ``engines.protocol.Engine``.
+
+    start        find the servers, what they can do, how weights will move, whether their tokens can be trained on
+    set_version  push the trainer's present weights to every server
+    repair       a server that was restarted gets the weights again; nothing it said before counts
+    open_client  completions with the version that sampled them
+
+One lock holds the weights still: the trainer has it while it changes them, a push and a repair while they read them.
+Every wait is bounded and its error names what was awaited. How weights move is ``sync``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from verifiers.clients.round_robin import RoundRobinClient
+from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
+from verifiers.types import Response
+from verifiers_trainer.engines import protocol
+from verifiers_trainer.engines.vllm.client import VersionedClient, understood, version_in_label
+from verifiers_trainer.engines.vllm.control import Server, Serving, server_urls, unreachable
+from verifiers_trainer.engines.vllm.features import (
+    OLDEST,
+    PAUSE_KEEP,
+    WEIGHT_SPANS,
+    features_of,
+    parse_version,
+)
+from verifiers_trainer.engines.vllm.labels import LabelReader
+from verifiers_trainer.engines.vllm.probe import check_server
+from verifiers_trainer.loop_thread import LoopThread
+from verifiers_trainer.sync.protocol import Deadline, WeightSync
+
+log = logging.getLogger(__name__)
+
+API_KEY_VAR = "VLLM_API_KEY"
+LABEL_TIMEOUT_S = 30.0
+ASK_TIMEOUT_S = 10.0
+
+OpenSync = Callable[["VLLMEngine", frozenset[str], str], WeightSync]
+"""Makes the way weights move, of the engine, what all servers can do, and the oldest server's version."""
+
+
+class VLLMEngine:
+    """``urls`` are one or several servers; ``open_sync`` decides how weights get there once they are known.
+
+    in_chat: whether the environment speaks in messages.
+    sync_timeout_s: bound on one push or repair, its repetition included.
+    sync_every: policy versions per push.
+    """
+
+    shares_weights = False
+
+    def __init__(
+        self,
+        urls: str,
+        model: Any,
+        tokenizer: Any,
+        open_sync: OpenSync,
+        *,
+        in_chat: bool = True,
+        sync_timeout_s: float = 300.0,
+        sync_every: int = 1,
+        api_key: str | None = None,
+    ):
+        self.model, self._tokenizer, self._open_sync, self._in_chat = model, tokenizer, open_sync, in_chat
+        self._timeout_s, self._every = sync_timeout_s, sync_every
+        self._urls = server_urls(urls)
+        self._api_key = api_key or os.environ.get(API_KEY_VAR) or "EMPTY"
+        self.run = secrets.randbits(40)
+        """Tells this run's weights from those of any other that the servers may have had."""
+        self.servers: list[Server] = []
+        """Those found; empty before ``start``."""
+        self.meeting: list[Server] = []
+        """As ``servers``, and already while they are being looked at."""
+        self._thread = LoopThread("verifiers-vllm")
+        self._lock = threading.RLock()
+        self._sync: WeightSync | None = None
+        self._features: frozenset[str] = frozenset()
+        self._pushed: tuple[int, Any] | None = None
+        """(version, stamp of the weights) that the servers have."""
+        self._live = -1
+        self._repairs: dict[str, Future[None]] = {}
+        self._repairs_lock = threading.Lock()
+        self._labels: dict[str, LabelReader] = {}
+
+    # --- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def base_url(self) -> str:
+        return self._started()[0].base_url
+
+    @property
+    def api_key(self) -> str:
+        return self._api_key
+
+    @property
+    def served_model(self) -> str:
+        return self._started()[0].serving.model
+
+    @property
+    def version(self) -> int:
+        return self._pushed[0] if self._pushed else -1
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        named = {protocol.TOKEN_IDS, protocol.PROCESSED_LOGPROBS, protocol.WEIGHT_VERSIONS, protocol.TOKEN_IN}
+        return frozenset(named | ({protocol.PAUSE_KEEP} if PAUSE_KEEP in self._features else set()))
+
+    def health(self) -> bool:
+        return bool(self.servers) and all(server.is_healthy() for server in self.servers)
+
+    def check_shared(self) -> None:
+        """Servers have weights of their own."""
+
+    def _started(self) -> list[Server]:
+        if not self.servers:
+            raise EndpointUnreachable("the inference servers were not asked yet; call start() first")
+        return self.servers
+
+    # --- beginning and end --------------------------------------------------------------------------------------
+
+    def start(self, deadline_s: float = 300.0) -> None:
+        """Find the servers and check what they can do. Started already, it does nothing.
+
+        Raises ``EndpointUnreachable`` for a server that does not answer in time, ``ConfigError`` for one whose tokens
+        cannot be trained on or that cannot take new weights.
+        """
+        if self.servers:
+            return
+        deadline = Deadline.after(deadline_s)
+        self._thread.start()
+        try:
+            self.meeting = servers = [Server(url, self._api_key, self._thread) for url in self._urls]
+            versions = [self._meet(server, deadline) for server in servers]
+            oldest = min(versions, key=lambda text: (parse_version(text) is None, parse_version(text) or 0))
+            self._features = features_of(parse_version(oldest))
+            self._sync = self._open_sync(self, self._features, oldest)
+            for server in servers:
+                if (note := check_server(server, server.serving.model, self._tokenizer, self._in_chat)) is not None:
+                    log.warning("%s", note)
+                self._labels[server.url] = LabelReader(self._reader(server))
+        except BaseException:
+            for server in self.meeting:
+                server.close()
+            self._thread.stop()
+            raise
+        self.servers = servers
+
+    def _meet(self, server: Server, deadline: Deadline) -> str:
+        """Wait for a server; its version."""
+        try:
+            server.wait_healthy(deadline.left_s)
+            said = server.call("GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S)
+            listed = server.call("GET", "/v1/models", stage="asking for the models", timeout_s=ASK_TIMEOUT_S)
+        except WeightSyncError as error:
+            raise unreachable(server, error) from error
+        version = str(said.get("version", "")) if isinstance(said, dict) else ""
+        if (number := parse_version(version)) is not None and number < parse_version(f"{OLDEST}.0"):  # type: ignore[operator]
+            raise ConfigError(f"{server.url} is vLLM {version}, which returns no token ids; use {OLDEST} or newer")
+        base = [entry["id"] for entry in listed["data"] if not entry.get("parent")]
+        server.serving = Serving(-1, base[0])
+        return version
+
+    def stop(self) -> None:
+        """Unload what was loaded and close the connections; the servers go on. Idempotent; ``start`` may follow."""
+        servers, self.servers = self.servers, []
+        if not servers:
+            return
+        with self._lock:
+            if self._sync is not None:
+                self._sync.close(servers)
+            self._sync, self._pushed = None, None
+            for server in servers:
+                server.close()
+            self._thread.stop()
+
+    def open_client(self) -> Any:
+        """A core ``Client``: with several servers, a rollout stays with one of them."""
+        clients = [VersionedClient(self, server) for server in self._started()]
+        return clients[0] if len(clients) == 1 else RoundRobinClient([(client, None) for client in clients])
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """The trainer may change its weights: nobody reads them meanwhile. The servers go on generating."""
+        self._acquire("waiting for a push of weights to end")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def set_version(self, version: int) -> None:
+        """Bring every server to the trainer's present weights, as policy ``version``.
+
+        Does nothing when the servers have them, or when ``sync_every`` says that this version is not pushed.
+        Raises ``WeightSyncError`` when it fails twice, or takes longer than ``sync_timeout_s``.
+        """
+        with self._lock:
+            self._live, stamp = version, self._stamp()
+            if self._pushed == (version, stamp):
+                return
+            if self._pushed is not None and version > self._pushed[0] and version % self._every:
+                return
+            assert self._sync is not None
+            deadline = Deadline.after(self._timeout_s)
+            self._sync.prepare(version)
+            for server in self._started():
+                self._bring(server, version, deadline)
+            self._pushed = (version, stamp)
+            self._sync.retire(self.servers, version)
+
+    def _bring(self, server: Server, version: int, deadline: Deadline) -> None:
+        """One push, repeated once from its beginning when it fails: half an update is none.
+
+        What a server answered since it was restarted must not count, also when nobody noticed the restart before this
+        push: the number of repairs tells.
+        """
+        assert self._sync is not None
+        lost = self._pushed is not None and self._has_lost(server, deadline)
+        try:
+            model = self._sync.push(server, version, deadline)
+        except WeightSyncError as error:
+            if deadline.is_over:
+                raise
+            log.warning("%s; the whole update is repeated once", error)
+            server.wait_healthy(deadline.left_s, f"waiting for the server to come back after: {error.stage}")
+            model, lost = self._sync.push(server, version, deadline), True
+        server.serving = Serving(version, model, server.serving.repairs + lost)
+
+    def _has_lost(self, server: Server, deadline: Deadline) -> bool:
+        """Whether ``server`` has no weights of this run; unknown counts as lost."""
+        assert self._sync is not None
+        if self._sync.names_weights:
+            return False
+        try:
+            return not self._sync.holds(server, deadline)
+        except WeightSyncError:
+            return True
+
+    def _stamp(self) -> Any:
+        """Changes with every change of a weight in place."""
+        return tuple((id(p), p._version) for p in self.model.parameters() if p.requires_grad)
+
+    def _acquire(self, stage: str) -> None:
+        started = time.monotonic()
+        if not self._lock.acquire(timeout=self._timeout_s + ASK_TIMEOUT_S):
+            said = f"{stage}: not within {self._timeout_s:g} s"
+            raise WeightSyncError(said, stage=stage, elapsed_s=time.monotonic() - started)
+
+    # --- whose weights answered ---------------------------------------------------------------------------------
+
+    def understood(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Sampling arguments as the servers spell them."""
+        return understood(arguments, WEIGHT_SPANS in self._features)
+
+    async def sampled_by(self, server: Server, serving: Serving, response: Response) -> int | str:
+        """The policy version of a response to a request sent under ``serving``, or why its weights are not known.
+
+        Of a completion during which the weights changed, the version at its beginning.
+        """
+        assert self._sync is not None
+        if self._sync.names_weights:
+            named = response.model == serving.model
+            return serving.version if named else f"it answered as {response.model!r}, not as {serving.model!r}"
+        if WEIGHT_SPANS in self._features:
+            version = version_in_label(str(response.version), self.run)
+            return f"its answer has the weights {response.version}" if version is None else version
+        assert self._thread.loop is not None
+        asked = asyncio.run_coroutine_threadsafe(self._labels[server.url].after_now(), self._thread.loop)
+        try:
+            label = await asyncio.wrap_future(asked)
+        except WeightSyncError as error:
+            return str(error)
+        if version_in_label(label, self.run) is None:
+            return f"it says that its weights are {label!r}"
+        return serving.version if server.serving.repairs == serving.repairs else "it was repaired meanwhile"
+
+    def _reader(self, server: Server) -> Callable[[], Any]:
+        async def read() -> str:
+            answer = await server._exchange(
+                "GET", "/weight_info", None, None, LABEL_TIMEOUT_S, "asking whose weights it has", time.monotonic()
+            )
+            return str((answer or {}).get("weight_version"))
+
+        return read
+
+    def repair(self, server: Server, seen: Serving, fault: BaseException | str) -> Future[None] | None:
+        """Give ``server`` the present weights again, once for all who ask; None when that was done since ``seen``."""
+        with self._repairs_lock:
+            if server.serving.repairs != seen.repairs:
+                return None
+            running = self._repairs.get(server.url)
+            if running is not None and not running.done():
+                return running
+            future: Future[None] = Future()
+            future.set_running_or_notify_cancel()
+            self._repairs[server.url] = future
+        threading.Thread(
+            target=self._repair, args=(server, fault, future), name="verifiers-vllm-repair", daemon=True
+        ).start()
+        return future
+
+    def _repair(self, server: Server, fault: BaseException | str, future: Future[None]) -> None:
+        started = time.monotonic()
+        try:
+            deadline = Deadline.after(self._timeout_s)
+            server.wait_healthy(deadline.left_s, f"waiting for the server to come back ({fault})")
+            self._acquire("waiting for the weights to stand still")
+            try:
+                self._send_again(server, deadline, fault, started)
+            finally:
+                self._lock.release()
+            future.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the repair
+            future.set_exception(error)
+
+    def _send_again(self, server: Server, deadline: Deadline, fault: BaseException | str, started: float) -> None:
+        if self._sync is None or self._pushed is None:
+            raise WeightSyncError("the engine was stopped", stage="repairing the server's weights", url=server.url)
+        if self._sync.holds(server, deadline):
+            return  # it was only away, or failed for another reason
+        version, before = (self._pushed[0] if self._sync.keeps_files else self._live), server.serving.repairs
+        self._bring(server, version, deadline)
+        server.serving = replace(server.serving, repairs=before + 1)
+        log.warning(
+            "%s had lost the weights of this run (%s); version %d was sent again, %.1f s after that was seen",
+            server.url,
+            fault,
+            version,
+            time.monotonic() - started,
+        )

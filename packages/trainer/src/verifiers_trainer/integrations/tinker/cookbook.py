@@ -1,0 +1,93 @@
+"""Rollouts for tinker-cookbook's own training loop.
+
+Promise: every transition is a model call as it was sampled, so the cookbook merges turns by their ids. A rollout whose
+reward is unknown, or that failed, gets the mean of its siblings' known rewards: against the mean of the group its
+advantage is zero, which is how the cookbook leaves tokens untrained. ``vf_unscored`` says which it was.
+
+Run with tinker-cookbook 0.5.7: its types, its advantages and its data assembly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifiers.registry import load_environment
+from verifiers_trainer.batch import Record
+from verifiers_trainer.integrations.common import group_worth, play_group, row_of
+from verifiers_trainer.integrations.peers import Peer
+from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
+
+COOKBOOK = Peer(
+    "tinker_cookbook",
+    "tinker-cookbook",
+    ("0.5.7",),
+    "pip install tinker-cookbook==0.5.7 verifiers; pip install --no-deps verifiers-trainer",
+)
+
+
+def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
+    """A ``TrajectoryGroup`` of siblings (states, or outputs with their trajectories)."""
+    types = COOKBOOK.load("rl.types")
+    found = group_worth(rollouts)
+    known = [one.reward for one in found if not one.is_masked]
+    mean = sum(known) / len(known) if known else 0.0
+    return types.TrajectoryGroup(
+        trajectories_G=[_trajectory(rollout) for rollout in rollouts],
+        final_rewards_G=[mean if one.is_masked else one.reward for one in found],
+        metrics_G=[_metrics(rollout, one) for rollout, one in zip(rollouts, found, strict=True)],
+    )
+
+
+def _trajectory(rollout: Mapping[str, Any]) -> Any:
+    types, sdk = COOKBOOK.load("rl.types"), TINKER.load()
+    completers = COOKBOOK.load("completers")
+    turns = Record.of(rollout).turns  # type: ignore[arg-type]  # reads the same keys of either
+    transitions = [
+        types.Transition(
+            ob=sdk.ModelInput.from_ints(turn.prompt_ids.tolist()),
+            ac=completers.TokensWithLogprobs(
+                tokens=turn.completion_ids.tolist(), maybe_logprobs=turn.logprobs.tolist()
+            ),
+            reward=0.0,
+            episode_done=turn is turns[-1],
+        )
+        for turn in turns
+    ]
+    last = [*turns[-1].prompt_ids.tolist(), *turns[-1].completion_ids.tolist()] if turns else []
+    return types.Trajectory(transitions=transitions, final_ob=sdk.ModelInput.from_ints(last))
+
+
+def _metrics(rollout: Mapping[str, Any], found: Any) -> dict[str, float]:
+    metrics = {name: float(value) for name, value in rollout["metrics"].items() if value == value}
+    return metrics | found.metrics
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiersGroupBuilder:
+    """One group to play: an environment by its id, a row of it, and how many siblings. Plain values, so it pickles."""
+
+    env_id: str
+    row: dict[str, Any]
+    group_size: int
+    env_args: dict[str, Any] = field(default_factory=dict)
+    max_retries: int = 0
+
+    async def play(self, client: TinkerClient, sampling_args: Mapping[str, Any] | None = None) -> Any:
+        """Play the group with the policy behind ``client``; its ``TrajectoryGroup``."""
+        env = _environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
+        rows = [row_of(self.row, env.message_type)] * self.group_size
+        return to_trajectory_group(
+            await play_group(env, rows, client, client.model, dict(sampling_args or {}), self.max_retries)
+        )
+
+
+_environments: dict[tuple[str, str], Any] = {}
+
+
+def _environment(env_id: str, env_args: str) -> Any:
+    if (env_id, env_args) not in _environments:
+        _environments[env_id, env_args] = load_environment(env_id, **json.loads(env_args))
+    return _environments[env_id, env_args]

@@ -1,0 +1,95 @@
+"""An environment's rows as verl's data, and the file that names the agent loop.
+
+What the prompt does not say (answer, info, the environment's id and arguments) travels in ``extra_info`` as JSON text,
+so rows of different environments have one schema. The loop itself is ``verl.VerifiersAgentLoop``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers.registry import load_environment
+from verifiers_trainer.integrations.common import limit
+
+MODULE = "verifiers_trainer.integrations.verl"
+NAME = "verifiers"
+"""Of the agent loop."""
+
+
+def export_dataset(
+    env: Environment,
+    out_dir: str | Path,
+    max_samples: int | None = None,
+    *,
+    env_id: str | None = None,
+    env_args: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write ``train.parquet``, ``eval.parquet`` and ``agent_loop.yaml``; the folder.
+
+    Workers load the environment again by ``env_id`` and ``env_args``, which default to those it was loaded with. An
+    environment without rows to evaluate gives no ``eval.parquet``. *Raises* ConfigError without an id.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = env_id or env.env_id
+    if not name:
+        raise ConfigError("verl's workers load the environment by its id: give env_id, the id of an installed package")
+    arguments = dict(env.env_args if env_args is None else env_args)
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, tasks in zip(("train", "eval"), limit(env, max_samples), strict=True):
+        if tasks:
+            rows = [_row(task, name, arguments, split) for task in tasks]
+            pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    names = json.dumps([function.name for function in env.rubric.plan().individual])
+    loop = f"- name: {NAME}\n  _target_: {MODULE}.VerifiersAgentLoop\n  metrics: {names}\n"
+    (folder / "agent_loop.yaml").write_text(loop, encoding="utf-8")
+    return folder
+
+
+def _row(task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], split: str) -> dict[str, Any]:
+    prompt = task["prompt"]
+    if not isinstance(prompt, list):
+        raise ConfigError("verl's prompts are messages: an environment of plain text completions cannot be exported")
+    shown = [{"role": message["role"], "content": _text(message)} for message in prompt]
+    return {
+        "prompt": shown,
+        "data_source": env_id,
+        "agent_name": NAME,
+        "reward_model": {"style": "rule", "ground_truth": str(task["answer"])},
+        "extra_info": {
+            "index": task["example_id"],
+            "split": split,
+            "env_id": env_id,
+            "env_args": json.dumps(env_args),
+            "task": json.dumps(task, default=str),
+        },
+    }
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        raise ConfigError("verl takes prompts of text: images and audio in a prompt cannot be exported", key="prompt")
+    return content or ""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """``python -m verifiers_trainer.integrations.verl ENV OUT_DIR``: write the data of an environment."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Write an environment's rows for verl.")
+    parser.add_argument("env_id")
+    parser.add_argument("out_dir")
+    parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
+    parser.add_argument("--max-samples", type=int)
+    given = parser.parse_args(argv)
+    env = load_environment(given.env_id, **given.env_args)
+    folder = export_dataset(env, given.out_dir, given.max_samples, env_id=given.env_id, env_args=given.env_args)
+    sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))

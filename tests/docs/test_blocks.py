@@ -1,0 +1,118 @@
+"""Every code block of the documentation is executed or parsed, page by page, from the top to the bottom.
+
+The convention is in ``support.doc_blocks``. Blocks that cannot run here say why, and are counted.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support import doc_blocks
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "_site" not in page.parts)
+NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def _marks(page):
+    return [pytest.mark.slow] if doc_blocks.is_slow(page) else []
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=name, marks=_marks(page)) for page, name in zip(PAGES, NAMES, strict=True)]
+)
+def test_page_does_what_it_says(page, tmp_path, capsys):
+    if any(block.language == "toml" for block in doc_blocks.blocks_of(page)):
+        pytest.importorskip("verifiers_trainer")
+    with doc_blocks.reader(tmp_path) as reader:
+        reader.try_out(doc_blocks.blocks_of(page, page.relative_to(DOCS).as_posix()))
+    with capsys.disabled():
+        for line in reader.skipped:
+            print(f"\n  not run: {line}", end="")
+
+
+def test_few_blocks_are_not_run():
+    blocks = [block for page in PAGES for block in doc_blocks.blocks_of(page) if block.language in ("python", "bash")]
+    skipped = [block for block in blocks if "not run" in block.marks]
+    print(f"{len(blocks)} blocks of code, {len(skipped)} not run")
+    assert len(skipped) <= 0.2 * len(blocks), [block.place for block in skipped]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_leads_somewhere(page):
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), f"{page.name} links to {target}, which does not exist"
+        if anchor and found.suffix == ".md":
+            assert anchor in _anchors(found), f"{page.name} links to {target}#{anchor}, and there is no such heading"
+
+
+def _anchors(page):
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_reached_from_the_index():
+    reached, left = set(), [DOCS / "index.md"]
+    while left:
+        page = left.pop()
+        reached.add(page)
+        for target, _ in LINK.findall(page.read_text(encoding="utf-8")):
+            found = (page.parent / target).resolve()
+            if found.suffix == ".md" and DOCS in found.parents and found.exists() and found not in reached:
+                left.append(found)
+    assert {page.name for page in PAGES if page not in reached} == set()
+
+
+# --- the twins: a page that lies is found ---------------------------------------------------------------------------
+
+
+def _try(tmp_path, text):
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    with doc_blocks.reader(tmp_path) as reader:
+        reader.try_out(doc_blocks.blocks_of(page))
+    return reader
+
+
+def test_blocks_share_names_and_folder(tmp_path):
+    text = "```python\nx = 2\n```\n\n<!-- file: note.txt -->\n```text\nhello\n```\n\n```bash\ncat note.txt\n```\n\n"
+    text += (
+        "<!-- output -->\n```text\nhel…\n```\n\n```python\nassert x == 2\nawait __import__('asyncio').sleep(0)\n```\n"
+    )
+    _try(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("```python\nassert 1 == 2\n```", "assert|^$"),
+        ("```bash\nvf-eval --no-such-option\n```", "ended with 2, not 0"),
+        ("<!-- exit: 2 -->\n```bash\ntrue\n```", "ended with 0, not 2"),
+        ("```python\nprint('one')\n```\n\n<!-- output -->\n```text\ntwo\n```", "no such line"),
+        ("```ruby\nputs 1\n```", "no language"),
+        ("<!-- not run -->\n```bash\ntrue\n```", "say why"),
+        ("```toml\n[[eval]]\nenv_idd = 'x'\n```", "env_id"),
+    ],
+)
+def test_a_page_that_says_something_untrue_is_found(tmp_path, text, said):
+    with pytest.raises(AssertionError, match=said):
+        _try(tmp_path, text + "\n")
+
+
+def test_a_training_file_with_an_unknown_key_is_found(tmp_path):
+    pytest.importorskip("verifiers_trainer")
+    from verifiers.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="max_stepz"):
+        _try(
+            tmp_path,
+            "```toml\nmodel = 'builtin:tiny'\n[env]\nid = 'reverse-text'\n[trainer.args]\nmax_stepz = 2\n```\n",
+        )
+
+
+def test_what_is_not_run_is_counted(tmp_path):
+    reader = _try(tmp_path, "<!-- not run: needs a GPU -->\n```bash\nfalse\n```\n")
+    assert reader.skipped == ["page.md:2: needs a GPU"]

@@ -1,0 +1,49 @@
+"""The generated pages of the reference are what the code says, and a page that says something else is found."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("verifiers_trainer") is None, reason="the trainer is on the pages too"
+)
+
+
+@pytest.fixture
+def pages():
+    spec = importlib.util.spec_from_file_location("reference_pages", DOCS / "reference_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["commands.md", "settings.md", "modules.md"])
+def test_page_is_up_to_date(pages, name):
+    kept = (DOCS / "reference" / name).read_text(encoding="utf-8").splitlines()
+    made = pages.PAGES[name]().splitlines()
+    differing = [line for line in made if line not in kept] + [line for line in kept if line not in made]
+    assert kept == made, "run python docs/reference_pages.py\n" + "\n".join(differing[:10])
+
+
+def test_a_stale_page_is_found_and_made_anew(pages, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    monkeypatch.setattr(pages, "PAGES", {"settings.md": pages.settings})
+    assert pages.main(["--check"]) == 1
+    assert pages.main([]) == 0
+    assert pages.main(["--check"]) == 0
+    page = tmp_path / "settings.md"
+    page.write_text(page.read_text().replace("`max_seq_len`", "`max_length`"))
+    assert pages.main(["--check"]) == 1
+    assert "not what the code says" in capsys.readouterr().out
+
+
+def test_every_setting_and_command_is_shown(pages):
+    from verifiers_trainer.fields import RLFields
+
+    shown = pages.settings()
+    assert not [name for name in RLFields.__annotations__ if f"| `{name}` |" not in shown]
+    assert {"vf-eval", "vf-init", "vf-install", "vf-train", "vf-view"} <= {
+        line.removeprefix("## ") for line in pages.commands().splitlines() if line.startswith("## ")
+    }

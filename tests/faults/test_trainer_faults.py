@@ -1,0 +1,161 @@
+"""What stops a training run, and what must not: signals, numbers, distributions, batches, pipelines."""
+
+import queue
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from support.pipeline import Policy, advance, counting_env, indices, pipeline, turn_of_each
+from support.training import run, small_trainer, toy_env
+from verifiers.errors import ConfigError, NoLearningSignal
+from verifiers_trainer import guards
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.trainer import RLTrainer
+
+# --- nothing to learn from ------------------------------------------------------------------------------------------
+
+
+def test_equal_rewards_are_a_warning_with_a_histogram_and_then_the_end(tmp_path, caplog):
+    same = toy_env(lambda completion, **_: 1.0)
+    with pytest.raises(NoLearningSignal, match=r"in each of the last 3 batches no group had two different") as raised:
+        small_trainer(tmp_path, same, no_signal_steps=3, oversample=1.0).train()
+    assert set(raised.value.histogram) == {1.0}
+    assert caplog.text.count("a batch teaches nothing: no group had two different rewards (rewards: 1 x ") == 3
+
+
+# --- numbers that are none ------------------------------------------------------------------------------------------
+
+
+def steep(row):
+    """Finite itself, with a gradient that is no number."""
+    return (row.log_pi - row.log_pi.detach()).abs().sqrt()
+
+
+def test_without_the_check_a_gradient_that_is_no_number_ruins_every_weight(tmp_path, monkeypatch):
+    trainer = small_trainer(tmp_path, loss=steep, max_steps=1, generation_timeout=10.0)
+    monkeypatch.setattr(RLTrainer, "_get_grad_norm", lambda self, model, grad_norm=None: grad_norm)
+    run(trainer)
+    ruined = [name for name, parameter in trainer.model.named_parameters() if parameter.isnan().all()]
+    assert len(ruined) > 3
+
+
+# --- another distribution than the one that was sampled -------------------------------------------------------------
+
+
+class Cold(type(toy_env())):
+    """Samples at another temperature than is trained."""
+
+    async def get_model_response(self, state, prompt, **options):
+        return await super().get_model_response(state, prompt, **options, sampling_args={"temperature": 0.7})
+
+
+def test_log_probabilities_of_another_distribution_stop_the_run_before_its_first_step(tmp_path):
+    env = Cold(dataset=[{"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
+    trainer = small_trainer(tmp_path, env, max_steps=2)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    with pytest.raises(ConfigError, match=r"disagree by .* nats per token .* tokenizer, chat\s+template"):
+        trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_without_the_self_test_it_is_trained_and_nothing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(guards, "test_ratio", lambda *given: None)
+    env = Cold(dataset=[{"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
+    log = run(small_trainer(tmp_path, env, max_steps=2))
+    assert len(log.steps) == 2
+    assert log.steps[0]["sampler/log_ratio_abs"] > 1e-2
+
+
+# --- batches that do not come out even ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch_size", "micro", "processes"), [(64, 8, 3), (30, 8, 1), (2, 1, 3)])
+def test_a_batch_that_cannot_be_shared_is_refused_with_its_numbers(batch_size, micro, processes):
+    config = RLConfig(batch_size=batch_size, rollouts_per_example=2, micro_batch_size=micro)
+    with pytest.raises(ConfigError) as raised:
+        config.resolve(processes)
+    assert f"batch_size {batch_size} is not divisible by micro_batch_size x processes = {micro * processes}" in str(
+        raised.value
+    )
+
+
+def test_cut_to_a_multiple_of_the_processes_samples_are_lost():
+    samples, processes = np.arange(23), 4
+    usual = [samples[rank::processes][: len(samples) // processes] for rank in range(processes)]
+    assert sum(map(len, usual)) == 20
+
+
+def lost(name, turn):
+    return "lost" if name in ("q0", "q1") and turn < 1 + 2 * (name == "q1") else str(turn % 2)
+
+
+def known_number(completion, **_):
+    return float(completion[-1]["content"])  # "lost" is none, so that reward is unknown
+
+
+def test_a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_half_is_replaced():
+    policy = Policy(turn_of_each(lost))
+    settings = {"max_off_policy_steps": 0, "min_group_fraction": 0.75, "max_error_fraction": 1.0}
+    with pipeline(policy, counting_env(reward=known_number), **settings) as orchestrator:
+        batch = orchestrator.next_batch()
+        advance(orchestrator, policy)
+    assert indices(batch) == [0, 2]  # 0 with three of four, 1 replaced by 2
+    assert np.isnan(batch.groups[0].rewards).sum() == 1
+    assert np.isnan(batch.advantages_G[0]).sum() == 1
+    assert batch.num_tokens == sum(r.num_sampled for g in batch.groups for r in g.records if not np.isnan(r.reward))
+
+
+def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():
+    known = np.array([1.0, 1.0, 0.0])
+    assert np.append(known, 0.0).mean() < known.mean()
+
+
+# --- a pipeline that ends -------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_the_generator_is_the_end_of_training_within_a_second(monkeypatch):
+    from verifiers_trainer import orchestrator as module
+
+    async def gone(env, jobs, context):
+        raise LookupError("the generator is gone")
+
+    monkeypatch.setattr(module, "play_group", gone)
+    with pipeline(Policy(), generation_timeout=60.0) as orchestrator:
+        started = time.monotonic()
+        with pytest.raises(LookupError, match="the generator is gone"):
+            orchestrator.next_batch()
+    assert time.monotonic() - started < 5
+
+
+def test_waited_for_through_a_queue_a_dead_generator_is_a_timeout_that_hides_its_cause():
+    batches = queue.Queue()
+
+    def generate():
+        raise LookupError("the generator is gone")
+
+    threading.excepthook, before = (lambda *given: None), threading.excepthook
+    try:
+        worker = threading.Thread(target=generate)
+        worker.start()
+        with pytest.raises(queue.Empty) as raised:
+            batches.get(timeout=0.5)
+    finally:
+        worker.join()
+        threading.excepthook = before
+    assert "generator" not in str(raised.value)
+
+
+# --- the same step, cut otherwise -----------------------------------------------------------------------------------
+
+
+def test_one_row_of_eight_and_eight_rows_of_one_train_the_same(tmp_path):
+    settings = {"deterministic": True, "max_off_policy_steps": 0, "max_steps": 2}
+    packed = run(small_trainer(tmp_path / "packed", **settings))
+    single = run(small_trainer(tmp_path / "single", **settings, packing=False, micro_batch_size=1))
+    assert packed.steps[0]["packing/rows"] < single.steps[0]["packing/rows"]
+    for one, other in zip(packed.steps, single.steps, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4, abs=1e-6)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)

@@ -1,0 +1,88 @@
+"""Training runs of several processes, as a launcher starts them; the imports are paid once, by a fork server."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HANG_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one rank ended."""
+
+    rank: int
+    exit_code: int
+    """0; 1 after an exception; -9 after SIGKILL."""
+    result: Any
+    """What the function returned, or ``[kind, message]`` of its exception; None after a kill."""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def on_ranks(
+    context: Any, folder: Path, work: Callable[..., Any], *given: Any, world: int = 2, failpoint: str = "", **named: Any
+) -> list[Ended]:
+    """Call ``work(*given, **named)`` in ``world`` processes; how each ended.
+
+    ``failpoint`` is armed in rank 0, or as ``"1/name:n"`` in rank 1. Fails when a process still runs after two minutes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    processes = [
+        context.Process(target=_rank, args=(rank, world, port, str(folder), failpoint, work, given, named))
+        for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(HANG_S)
+        assert all(process.exitcode is not None for process in processes), "a rank hangs"
+    finally:
+        for process in processes:
+            process.kill()
+    return [Ended(rank, process.exitcode, _result(folder, rank)) for rank, process in enumerate(processes)]
+
+
+def _result(folder: Path, rank: int) -> Any:
+    path = folder / f"result-{rank}.json"
+    found = json.loads(path.read_text()) if path.is_file() else None
+    path.unlink(missing_ok=True)
+    return found
+
+
+def _rank(
+    rank: int, world: int, port: int, folder: str, failpoint: str, work: Any, given: Any, named: dict[str, Any]
+) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    import torch
+
+    from verifiers import failpoints
+
+    torch.set_num_threads(1)
+    where, _, spec = failpoint.rpartition("/")
+    armed = failpoints.armed(spec) if spec and int(where or 0) == rank else nullcontext()
+    path = Path(folder) / f"result-{rank}.json"
+    try:
+        with armed:
+            path.write_text(json.dumps(work(*given, **named)))
+    except BaseException as error:  # noqa: BLE001 - however a rank ends, the test is told
+        traceback.print_exc()
+        path.write_text(json.dumps([type(error).__name__, str(error)]))
+        os._exit(1)
+    os._exit(0)  # torch's process groups need no goodbye

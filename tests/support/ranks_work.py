@@ -1,0 +1,232 @@
+"""What the ranks of a test do; functions here are found by name in the processes that run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from support.training import metrics_of, run, small_trainer, toy_env, weights_hash
+from verifiers_trainer import checkpoint
+from verifiers_trainer.batch import Group, Record, build
+from verifiers_trainer.logprobs import install_logprob_forward
+from verifiers_trainer.ranks import Ranks
+from verifiers_trainer.samples import Turn
+
+
+def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -> dict[str, Any]:
+    """Train; the hash of the weights, and on rank 0 the losses. ``spoil`` is what goes wrong, and where."""
+    resume = resume and checkpoint.newest_valid(Path(folder)) is not None
+    trainer = small_trainer(Path(folder), ENVIRONMENTS.get(spoil, toy_env)(), **settings)
+    trainer.args.ddp_timeout = settings.get("ddp_timeout", 60)
+    SPOILERS.get(spoil, lambda trainer: None)(trainer)
+    before = weights_hash(trainer.model)
+    try:
+        run(trainer, resume_from_checkpoint=resume)
+    except BaseException:
+        Path(folder, f"unchanged-{trainer.ranks.rank}").write_text(str(weights_hash(trainer.model) == before))
+        raise
+    lines = metrics_of(Path(folder)) if trainer.ranks.is_main else []
+    return {
+        "weights": weights_hash(trainer.model),
+        "values": torch.cat([p.detach().flatten() for p in trainer.model.parameters()])[::50].tolist(),
+        "losses": [row["loss"] for row in lines if "loss" in row],
+        "step": trainer.state.global_step,
+        "epoch": trainer.state.epoch,
+        "evaluations": [row["eval_reward"] for row in trainer.state.log_history if "eval_reward" in row],
+    }
+
+
+# --- what may go wrong ------------------------------------------------------------------------------------------
+
+
+def no_judge(completion: Any, **_: Any) -> float:
+    raise ConnectionError("no judge here")
+
+
+ENVIRONMENTS = {"reward": lambda: toy_env(no_judge)}
+
+
+def at_step(trainer: Any, rank: int, step: int, act: Any) -> None:
+    """Let ``rank`` do something else before its forward passes of a step."""
+    plain = trainer.training_step
+
+    def training_step(model: Any, batch: Any, *rest: Any) -> Any:
+        if trainer.ranks.rank == rank and trainer.state.global_step == step - 1:
+            act(batch.rows_R[rank])
+        return plain(model, batch, *rest)
+
+    trainer.training_step = training_step
+
+
+def poison(rows: Any) -> None:
+    rows[0].mu[np.flatnonzero(rows[0].loss_mask)[0]] = float("nan")
+
+
+def fail(rows: Any) -> None:
+    raise ZeroDivisionError("a bug on this rank alone")
+
+
+class StopsOnOneRank(TrainerCallback):
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.ranks.rank == 1 and state.global_step == 2:
+            control.should_training_stop = control.should_save = True
+
+
+def break_pipeline(trainer: Any) -> None:
+    """The second batch never comes: the pipeline's own task ends."""
+    plain = trainer.begin
+
+    def begin() -> None:
+        plain()
+        if trainer.orchestrator is not None:
+
+            async def ended(index: int, progress: Any) -> None:
+                trainer.orchestrator._fail(KeyError("the generator is gone"))
+                async with trainer.orchestrator._changed:
+                    trainer.orchestrator._changed.notify_all()
+
+            trainer.orchestrator._play = ended
+
+    trainer.begin = begin
+
+
+def break_evaluation(trainer: Any) -> None:
+    from verifiers.errors import RunError
+
+    def evaluate(**_: Any) -> Any:
+        raise RunError("the evaluation set is gone")
+
+    trainer.evaluate = evaluate
+
+
+SPOILERS: dict[str, Any] = {
+    "nan": lambda trainer: at_step(trainer, 1, 2, poison),
+    "bug": lambda trainer: at_step(trainer, 1, 2, fail),
+    "kill": lambda trainer: at_step(trainer, 1, 2, lambda rows: os.kill(os.getpid(), signal.SIGKILL)),
+    "hang": lambda trainer: at_step(trainer, 1, 2, lambda rows: time.sleep(8)),
+    "stop": lambda trainer: trainer.add_callback(StopsOnOneRank(trainer)),
+    "generator": break_pipeline,
+    "evaluation": break_evaluation,
+}
+
+
+# --- one batch of known rollouts ----------------------------------------------------------------------------------
+
+
+def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str, Any]:
+    """Loss and gradient of a batch with a group for each list of lengths, rewarded 0, 1, 0, 1, ..."""
+    trainer = small_trainer(Path(folder), **settings)
+    trainer._self_tested = True
+    install_logprob_forward(trainer.model)
+    model = trainer.accelerator.prepare(trainer.model)
+    batch = build(
+        [_group(index, sizes) for index, sizes in enumerate(lengths)], [], trainer.args, trainer.args.world_size
+    )
+    trainer.training_step(model, batch)
+    gradients = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    rows = batch.rows_R[trainer.ranks.rank]
+    return {
+        "loss": trainer.last_step["loss"],
+        "gradient": gradients[::7].tolist(),
+        "norm": float(gradients.norm()),
+        "rows": len(rows),
+        "fillers": sum(row.is_filler for row in rows),
+        "tokens": sum(int(row.loss_mask.sum()) for row in rows),
+        "kept": trainer.last_step["ratio/kept"],
+    }
+
+
+def sharded_gradient(folder: str, lengths: list[list[int]]) -> dict[str, Any]:
+    """As ``gradient``, with the parameters split over the ranks by torch's FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    trainer = small_trainer(Path(folder), micro_batch_size=1, batch_size=12)
+    trainer._self_tested = True
+    install_logprob_forward(trainer.model)
+    model, world = trainer.model, trainer.args.world_size
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    trainer.gradients_exchanged = lambda model, exchanged: nullcontext()
+    batch = build([_group(index, sizes) for index, sizes in enumerate(lengths)], [], trainer.args, world)
+    trainer.training_step(model, batch)
+    parts = [p.to_local().numel() for p in model.parameters()]
+    gradients = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
+    whole = sum(p.numel() for p in model.parameters())
+    return {
+        "gradient": gradients[::7].tolist(),
+        "norm": float(gradients.norm()),
+        "share": sum(parts) / whole,
+        "loss": trainer.last_step["loss"],
+    }
+
+
+def _group(index: int, lengths: list[int]) -> Group:
+    records = []
+    for number, length in enumerate(lengths):
+        ids = np.random.default_rng([index, number]).integers(5, 40, length + 3)
+        turn = Turn(ids[:3], ids[3:], np.full(length, -3.6), 0, False)
+        text = {"prompt": [], "completion": [], "answer": ""}
+        records.append(Record((turn,), float(number % 2), {}, None, "stop", False, text))
+    return Group(index, index, tuple(records))
+
+
+# --- the exchanges alone ------------------------------------------------------------------------------------------
+
+
+def exchange(timeout_s: float = 30.0) -> Any:
+    """One of each exchange."""
+    ranks = connected(timeout_s)
+    with ranks.together():
+        shared = ranks.share(lambda: {"nan": float("nan"), "n": 3}, "a value")
+        own = ranks.scatter([bytes([r]) * (r + 1) for r in range(ranks.world)] if ranks.is_main else None, "parts")
+        collected = ranks.collect(bytes([ranks.rank]) * 3 * ranks.rank, "pieces")
+        flags = ranks.any([ranks.rank == 1, False], "flags")
+        return [shared["n"], shared["nan"] != shared["nan"], list(own), [list(p) for p in collected], flags]
+
+
+def connected(timeout_s: float) -> Ranks:
+    torch.distributed.init_process_group("gloo")
+    return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timeout_s)
+
+
+def late(timeout_s: float, what: str) -> None:
+    """Rank 0 is not there in time for an exchange of that kind."""
+    ranks = connected(timeout_s)
+    with ranks.together():
+        ranks.gather([1.0], "hello")
+        if ranks.is_main:
+            time.sleep(4 * timeout_s)
+        ranks.share(lambda: 1, "the tea") if what == "share" else ranks.gather([1.0], "the tea")
+
+
+def raises(bare: bool) -> None:
+    """Rank 0 fails while rank 1 waits for it; ``bare``: outside of ``together``."""
+    from verifiers.errors import WeightSyncError
+
+    ranks = connected(8.0)
+    ranks.gather([1.0], "hello")
+
+    def work() -> None:
+        if ranks.is_main:
+            raise WeightSyncError("the server does not answer", stage="push", elapsed_s=3.5)
+        ranks.share(lambda: None, "the next step")
+
+    if bare:
+        work()
+        return
+    with ranks.together():
+        work()

@@ -1,0 +1,201 @@
+"""Who gets the credit: each turn for what came after it, each function by its own spread; and judges as rewards."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import verifiers as vf
+from support.training import digits, first_batch, rows, run, small_trainer
+from verifiers.errors import ConfigError
+from verifiers.testing import FakeServer, ScriptedClient
+from verifiers_trainer.batch import Group, Record, build
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.pending import load_pipeline, save_pipeline
+from verifiers_trainer.samples import Turn
+from verifiers_trainer.schedule import PipelineState
+
+
+def turn(start, size=2):
+    return Turn(np.arange(start) + 1, np.arange(size) + 1, np.full(size, -0.5), 0)
+
+
+def record(reward, turn_rewards=(), turns=2, **metrics):
+    made, text = tuple(turn(3 + 10 * n) for n in range(turns)), {"prompt": [], "completion": [], "answer": ""}
+    return Record(made, reward, metrics, None, "stop", False, text, turn_rewards)
+
+
+def config(**settings):
+    return RLConfig(**{"batch_size": 2, "rollouts_per_example": 2, "micro_batch_size": 2, "packing": False} | settings)
+
+
+def advantages_by_sample(batch):
+    """Of every row, in the order of its length and advantage, what its trained tokens get."""
+    made = [
+        (row.num_tokens, float(row.advantage[row.loss_mask][0]))
+        for rows in batch.rows_R
+        for row in rows
+        if row.loss_mask.any()
+    ]
+    return sorted(made)
+
+
+# --- credit per turn --------------------------------------------------------------------------------------------
+
+
+def test_a_turn_gets_what_came_after_it_minus_the_siblings_same_turn():
+    group = Group(0, 0, (record(1.0, (0.5, 0.0)), record(0.0, (0.0, 0.0))))
+    batch = build([group], [], config(credit="turn", gamma=0.5))
+    # returns: [0.5 + 0.5 · 1, 1] and [0, 0]
+    assert advantages_by_sample(batch) == [(5, -0.5), (5, 0.5), (15, -0.5), (15, 0.5)]
+    assert [list(one) for one in batch.advantages_G] == [[0.5, -0.5]]
+    undiscounted = build([group], [], config(credit="turn"))
+    assert advantages_by_sample(undiscounted) == [(5, -0.75), (5, 0.75), (15, -0.5), (15, 0.5)]
+
+
+def test_without_it_every_turn_gets_the_rollouts_advantage():
+    """The twin: the first turn of the second rollout earned its reward, and is punished for the end."""
+    group = Group(0, 0, (record(1.0, (0.0, 0.0)), record(0.0, (3.0, 0.0))))
+    whole = advantages_by_sample(build([group], [], config()))
+    turns = advantages_by_sample(build([group], [], config(credit="turn")))
+    assert whole == [(5, -0.5), (5, 0.5), (15, -0.5), (15, 0.5)]
+    assert turns == [(5, -1.0), (5, 1.0), (15, -0.5), (15, 0.5)]
+    assert build([group], [], config(credit="turn", advantage="none")).num_tokens == 8
+
+
+def test_rollouts_of_different_lengths_are_compared_where_both_have_a_turn():
+    group = Group(0, 0, (record(1.0, turns=1), record(0.0, turns=3)))
+    made = advantages_by_sample(build([group], [], config(credit="turn")))
+    assert made == [(5, -0.5), (5, 0.5), (15, 0.0), (25, 0.0)]
+
+
+def test_groups_are_dead_when_no_turn_differs_or_too_few_are_known():
+    settings = config(credit="turn")
+    assert Group(0, 0, (record(1.0), record(1.0))).is_dead(settings)
+    assert not Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(settings)
+    assert Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(config())  # the twin: of equal rewards
+    assert Group(0, 0, (record(1.0), record(math.nan))).is_dead(settings)
+    partial = Group(0, 0, (record(1.0), record(0.0), record(math.nan)))
+    assert len(advantages_by_sample(build([partial], [], config(credit="turn", min_group_fraction=0.5)))) == 4
+
+
+class Guess(vf.MultiTurnEnv):
+    """Two turns; a digit in the first is worth something at once."""
+
+    async def env_response(self, messages, state):
+        said = state["trajectory"][-1]["completion"][-1]["content"] or ""
+        state["trajectory"][-1]["reward"] = digits([{"content": said}])
+        return [{"role": "user", "content": "again"}]
+
+
+def test_rewards_of_turns_reach_the_batch_and_a_run(tmp_path):
+    env = Guess(dataset=rows(8), rubric=vf.Rubric(funcs=[digits]), max_turns=2)
+    trainer = small_trainer(tmp_path, env, credit="turn", gamma=0.9, temperature=1.5, max_steps=2, inference="embedded")
+    batch = first_batch(trainer)
+    trainer.close()
+    given = [record.turn_rewards for group in batch.groups for record in group.records if record.turn_rewards]
+    assert given
+    assert all(len(one) == 2 and min(one) >= 0 and max(one) <= 1 for one in given)
+    log = run(small_trainer(tmp_path / "run", env, credit="turn", gamma=0.9, temperature=1.5, inference="embedded"))
+    assert all(math.isfinite(step["loss"]) for step in log.steps)
+
+
+def test_a_reward_that_scoring_wrote_into_the_steps_is_not_counted_again(tmp_path):
+    """The twin of the one above: an environment that gives its turns nothing."""
+
+    class Silent(Guess):
+        async def env_response(self, messages, state):
+            return [{"role": "user", "content": "again"}]
+
+    env = Silent(dataset=rows(8), rubric=vf.Rubric(funcs=[digits]), max_turns=2)
+    trainer = small_trainer(tmp_path, env, credit="turn", temperature=1.5, inference="embedded")
+    batch = first_batch(trainer)
+    trainer.close()
+    assert {record.turn_rewards for group in batch.groups for record in group.records} == {()}
+    results = env.evaluate(ScriptedClient("12"), "m", num_examples=2, keep_states=True)
+    assert {step["reward"] for state in results["states"] for step in state["trajectory"]} == {1.0}  # what it wrote
+
+
+# --- a spread for each function ---------------------------------------------------------------------------------
+
+
+def test_gdpo_lets_functions_of_any_scale_count_alike():
+    weights = {"right": 1.0, "short": 1.0}
+    records = [record(r + 100 * s, right=r, short=100 * s) for r, s in ((1, 0), (0, 1), (0, 0), (1, 1))]
+    group = Group(0, 0, tuple(records), weights=weights)
+    settings = {"batch_size": 4, "rollouts_per_example": 4, "micro_batch_size": 4}
+    (found,) = build([group], [], config(**settings, advantage="gdpo")).advantages_G
+    assert found[0] == pytest.approx(found[1], abs=1e-3)
+    assert found[2] == pytest.approx(-found[3], abs=1e-3)
+    (summed,) = build([group], [], config(**settings, advantage="mean_std")).advantages_G
+    assert summed[1] > 40 * abs(summed[0] - summed[2])  # the twin: in the sum, the large one decides alone
+
+
+def test_gdpo_keeps_a_group_whose_sum_is_constant_and_needs_the_parts():
+    parts = (record(1.0, right=1.0, short=0.0), record(1.0, right=0.0, short=1.0))
+    group = Group(0, 0, parts, weights={"right": 1.0, "short": 1.0})
+    assert not group.is_dead(config(advantage="gdpo"))
+    assert group.is_dead(config())
+    with pytest.raises(ConfigError, match="only the reward is known: use mean_std"):
+        build([Group(0, 0, parts)], [], config(advantage="gdpo"))
+
+
+def test_gdpo_trains_and_takes_the_rubrics_weights(tmp_path):
+    def length(completion, **_):
+        return 1000.0 * len(completion[-1]["content"] or "")
+
+    env = vf.SingleTurnEnv(dataset=rows(8), rubric=vf.Rubric(funcs=[digits, length], weights=[1.0, 0.5]))
+    trainer = small_trainer(tmp_path, env, advantage="gdpo", max_steps=2, inference="embedded")
+    log = run(trainer)
+    assert all(math.isfinite(step["loss"]) for step in log.steps)
+    assert {tuple(group.weights.items()) for group in trainer._batch.groups} == {(("digits", 1.0), ("length", 0.5))}
+
+
+def test_a_checkpoint_keeps_what_advantages_need(tmp_path):
+    group = Group(3, 7, (record(1.0, (0.5, 0.0), right=1.0), record(0.0)), env="sums", weights={"right": 2.0})
+    save_pipeline(tmp_path, PipelineState(ready=[group]), 5, {})
+    ((again,), version) = (load_pipeline(tmp_path)[0].ready, load_pipeline(tmp_path)[1])
+    assert (again.env, again.weights, version) == ("sums", {"right": 2.0}, 5)
+    assert again.records[0].turn_rewards == (0.5, 0.0)
+    settings = config(credit="turn")
+    for one, other in zip(again.turn_advantages(settings), group.turn_advantages(settings), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# --- judges -----------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_learns_what_a_judge_on_a_server_rewards(tmp_path):
+    """The judge reads the answer in its question, and is asked once for every rollout."""
+    asked = []
+
+    def verdict(request):
+        text = str(request.prompt[-1].content)
+        asked.append(text)
+        answer = text.partition("<<")[2].partition(">>")[0]
+        return f"<score>{10 * sum(c.isdigit() for c in answer) / max(1, len(answer)):.1f}</score>"
+
+    with FakeServer(verdict) as server:
+        rubric = vf.JudgeRubric(
+            judge_client=vf.ClientConfig(api_base_url=server.url),
+            judge_models=["judge"],
+            judge_prompt="Rate <<{response}>> from 0 to 10.",
+        )
+        rubric_env = vf.SingleTurnEnv(dataset=rows(40), rubric=rubric)
+        trainer = small_trainer(
+            tmp_path,
+            rubric_env,
+            batch_size=16,
+            rollouts_per_example=8,
+            learning_rate=6e-3,
+            max_tokens=4,
+            max_steps=25,
+            inference="embedded",
+        )
+        log = run(trainer)
+    rewards = [step["reward/mean"] for step in log.steps]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2 * max(rewards)
+    assert len(asked) >= 25 * 16
+    assert all(step["reward/unscored"] == 0 for step in log.steps)

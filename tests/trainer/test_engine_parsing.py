@@ -1,0 +1,149 @@
+"""What is read out of a completion's text: tool calls by format, thoughts. Never an error, never a guess."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.reasoning import split_reasoning
+from verifiers_trainer.engines.tool_calls import (
+    TOOL_CALL_PARSERS,
+    parse_hermes,
+    parse_llama3_json,
+    resolve_tool_call_parser,
+    tool_call_format,
+)
+
+PARSERS = (parse_hermes, parse_llama3_json)
+FRAGMENTS = st.sampled_from(
+    ["<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": {}}', '"parameters": {"a": 1}}', "{", "}", "[", "]",
+     '"', "\\", "\\ud800", ";", " ", "\n", "NaN", "1e999", "<|python_tag|>", "null", "ü", "\x00", "\ud800"]
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+CALLS = st.lists(
+    st.tuples(st.text(st.characters(codec="utf-8"), min_size=1), st.dictionaries(st.text(), JSON, max_size=3)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def hermes(calls) -> str:
+    return "\n".join(f"<tool_call>{json.dumps({'name': n, 'arguments': a})}</tool_call>" for n, a in calls)
+
+
+def llama(calls) -> str:
+    return "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls)
+
+
+# --- tool calls -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@given(pieces=st.lists(FRAGMENTS | st.text(max_size=5), max_size=30))
+def test_anything_is_read_without_an_error_and_what_is_no_call_stays_as_it_is(parse, pieces):
+    text = "".join(pieces)
+    around, calls = parse(text)
+    if not calls:
+        assert around == text
+    for call in calls:
+        assert call["name"]
+        assert isinstance(json.loads(call["arguments"]), dict)
+        (call["name"] + call["arguments"]).encode()  # it travels as UTF-8
+
+
+@pytest.mark.parametrize(("parse", "write"), [(parse_hermes, hermes), (parse_llama3_json, llama)])
+@given(calls=CALLS)
+def test_calls_that_were_written_are_read(parse, write, calls):
+    around, read = parse(write(calls))
+    assert around == ""
+    assert [(call["name"], json.loads(call["arguments"])) for call in read] == calls
+
+
+@given(calls=CALLS, before=st.text(st.characters(exclude_characters="<")), cut=st.integers(1, 60))
+def test_one_call_that_is_cut_makes_all_of_it_text(calls, before, cut):
+    text = before + hermes(calls)
+    text = text[: max(len(before) + len("<tool_call>"), len(text) - len("</tool_call>") - cut)]
+    assert parse_hermes(text) == (text, [])
+
+
+def test_the_formats_in_detail():
+    good = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert parse_hermes(f"so: {good}\n{good}") == ("so:", [{"name": "f", "arguments": "{}"}] * 2)
+    for bad in (
+        "<tool_call>{</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>[]</tool_call>",
+        '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
+        '<tool_call>{"name": "f"} and more</tool_call>',
+    ):
+        assert parse_hermes(good + bad) == (good + bad, [])
+    assert parse_hermes('<tool_call>{"name": "f", "arguments": {}}') == ("", [{"name": "f", "arguments": "{}"}])
+    quoted = '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>'
+    assert parse_hermes(quoted)[1] == [{"name": "f", "arguments": '{"x": "</tool_call>"}'}]
+    one = '{"name": "f", "parameters": {"a": 1}}'
+    expected = {"name": "f", "arguments": '{"a": 1}'}
+    assert parse_llama3_json(f"<|python_tag|>{one}") == ("", [expected])
+    assert parse_llama3_json(f"[{one}, {one}]") == ("", [expected] * 2)
+    assert parse_llama3_json(f"{one}\n{one}") == ("", [expected] * 2)
+    for text in (f"The call is {one}", f"{one} is the call", '{"a": 1}', "[]", "", "42"):
+        assert parse_llama3_json(text) == (text, [])
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@pytest.mark.parametrize(
+    "unit",
+    ["<tool_call>", "<tool_call> \n", "[", '{"a":', " ", '"', "</tool_call>", '{"name": "f", "parameters": {}};',
+     '<tool_call>{"name": "f", "arguments": {}}</tool_call>', '<tool_call>{"name": "f"'],
+)  # fmt: skip
+def test_time_grows_with_the_length_and_not_with_its_square(parse, unit):
+    def took(length: int) -> float:
+        text = unit * (length // len(unit))
+        begun = time.process_time()
+        parse(text)
+        return time.process_time() - begun
+
+    took(20_000)
+    # 25 times the text: 25 times the time, or 625 times if it were quadratic; a scheduler's slip is far from either.
+    assert took(500_000) < 150 * max(took(20_000), 0.0005)
+
+
+def test_the_parser_is_chosen_by_name_or_by_the_template():
+    assert resolve_tool_call_parser("auto", "... <tool_call> ...") is parse_hermes
+    llama3 = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+    assert tool_call_format(llama3) == "llama3_json"
+    assert tool_call_format(None) == tool_call_format("{{ messages }}") == "hermes"
+    assert resolve_tool_call_parser("none") is resolve_tool_call_parser(None) is TOOL_CALL_PARSERS["none"] is None
+    with pytest.raises(ConfigError, match="llama3_json"):
+        resolve_tool_call_parser("pythonic")
+
+
+# --- thoughts ---------------------------------------------------------------------------------------------------
+
+
+def test_thoughts_and_what_is_said():
+    assert split_reasoning("\n<think>\na\n</think>\n\nb") == ("a", "b")
+    assert split_reasoning("a</think>b", opened=True) == ("a", "b")
+    assert split_reasoning("a</think>b") == ("a", "b")
+    assert split_reasoning("<think>cut off") == ("cut off", "")
+    assert split_reasoning("cut off", opened=True) == ("cut off", "")
+    assert split_reasoning("no thought ") == ("", "no thought ")
+    assert split_reasoning("<think></think> b") == ("", "b")
+
+
+@settings(max_examples=200)
+@given(text=st.lists(st.sampled_from(["<think>", "</think>", " ", "x"]) | st.text(max_size=3)).map("".join))
+def test_no_text_is_lost_in_the_split(text):
+    for opened in (False, True):
+        thought, rest = split_reasoning(text, opened)
+        left = text.replace("<think>", "").replace("</think>", "")
+        kept = (thought + rest).replace("<think>", "").replace("</think>", "")
+        assert "".join(kept.split()) == "".join(left.split())

@@ -1,0 +1,357 @@
+"""What is minimised: the anchor of ratios, corrections for the sampler, several steps on a batch, losses by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.training import first_batch, run, small_trainer
+from verifiers.errors import ConfigError
+from verifiers_trainer import anchors, arguments
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.grpo import GRPOConfig
+from verifiers_trainer.logprobs import install_logprob_forward
+from verifiers_trainer.losses import LOSSES, LossInput, kl_penalty, resolve_loss
+from verifiers_trainer.objective import Objective
+from verifiers_trainer.objective_rules import ANCHORED_ON_BATCH, ANCHORED_ON_SAMPLER
+
+GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())
+INPUTS = GOLDEN["inputs"]
+
+
+def row(old=None, dtype=torch.float64):
+    given = {name: torch.tensor(INPUTS[name], dtype=dtype) for name in ("log_pi", "log_mu", "A")}
+    log_old = None if old is None else torch.tensor(old, dtype=dtype).log()
+    mask, seq = torch.ones(5, dtype=torch.bool), torch.tensor(INPUTS["seq"])
+    return LossInput(given["log_pi"].requires_grad_(), given["log_mu"], given["A"], mask, seq, log_old)
+
+
+def gradient(objective, tokens, log_ref=None):
+    made = objective(tokens, log_ref)
+    (found,) = torch.autograd.grad(made.losses.sum(), tokens.log_pi)
+    return made, found
+
+
+def settled(kind=RLConfig, **settings):
+    config = kind(**settings)
+    config.resolve()
+    return config
+
+
+# --- losses by name ---------------------------------------------------------------------------------------------
+
+BY_NAME = {
+    "ppo": {"loss": "ppo"},
+    "ppo_dual_clip": {"loss": "ppo", "dual_clip": 3.0},
+    "cispo": {"loss": "cispo", "mask_ratio_low": 0.0, "mask_ratio_high": math.inf},
+    "cispo_keep_mask": {"loss": "cispo"},
+    "masked_is": {"loss": "masked_is"},
+    "importance_sampling": {"loss": "importance_sampling", "mask_ratio_low": 0.0, "mask_ratio_high": math.inf},
+    "reinforce": {"loss": "reinforce"},
+    "dppo_tv": {"loss": "dppo_tv", "loss_kwargs": {"ratio_cap": None}},
+    "dppo_tv_capped": {"loss": "dppo_tv"},
+    "dppo_kl": {"loss": "dppo_kl", "loss_kwargs": {"ratio_cap": None}},
+    "gspo": {"loss": "gspo"},
+    "sapo": {"loss": "sapo"},
+    "vespo": {"loss": "vespo"},
+    "ipo": {"loss": "ipo"},
+}
+
+
+def gradient_of(config):
+    loss = resolve_loss(config.loss, **arguments.loss_parameters_of(config))
+    return gradient(Objective.of(loss, config), row())[1]
+
+
+@pytest.mark.parametrize("golden", sorted(BY_NAME))
+def test_a_loss_that_is_named_in_the_settings_gives_the_golden_gradient(golden):
+    expected = GOLDEN["losses"][golden]["dloss_dlogp"]
+    assert gradient_of(settled(**BY_NAME[golden])).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_every_loss_can_be_named_and_trains(tmp_path):
+    named = {settings["loss"] for settings in BY_NAME.values()}
+    assert set(LOSSES) - named <= {"dro"}
+    for name in LOSSES:
+        (step,) = run(small_trainer(tmp_path / name, loss=name, max_steps=1)).steps
+        assert math.isfinite(step["loss"])
+        assert step["grad_norm"] > 0, name
+
+
+def test_clips_of_ppo_reach_it():
+    two_sided = GOLDEN["losses"]["ppo_two_sided"]
+    delta = two_sided["parameters"]["delta"]
+    assert gradient_of(settled(loss="ppo", delta=delta)).tolist() == pytest.approx(two_sided["dloss_dlogp"])
+    higher = GOLDEN["losses"]["ppo_clip_higher"]
+    parameters = higher["parameters"]
+    config = settled(loss="ppo", epsilon=parameters["epsilon_low"], epsilon_high=parameters["epsilon_high"])
+    assert gradient_of(config).tolist() == pytest.approx(higher["dloss_dlogp"])
+
+
+def test_a_loss_keeps_its_own_bounds_unless_others_are_given():
+    assert arguments.loss_parameters_of(settled(loss="gspo")) == {}
+    assert arguments.loss_parameters_of(settled(loss="gspo", epsilon=0.01)) == {
+        "epsilon_low": 0.01
+    }  # a bound of tokens, 0.2, would never clip the ratio of a sequence
+    assert arguments.loss_parameters_of(settled(GRPOConfig, loss_type="masked_is")) == {}
+    assert arguments.loss_parameters_of(settled(loss="dppo_kl")) == {"ratio_cap": 5.0}
+    assert "mask_ratio_low" in arguments.loss_parameters_of(settled(loss="cispo"))
+
+
+def test_without_its_cap_one_rare_token_carries_any_gradient():
+    """The twin of the cap: token 5 was sampled with probability 0.02 and has 0.3 now."""
+    capped, free = (gradient_of(settled(**BY_NAME[name]))[4] for name in ("dppo_tv_capped", "dppo_tv"))
+    assert float(free) > 7
+    assert float(capped) < 2.6
+
+
+# --- what does not go together ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", sorted(ANCHORED_ON_SAMPLER))
+def test_a_correction_on_a_loss_that_has_the_sampler_in_it_is_refused(loss):
+    for anchor in ("sampler", "recomputed"):
+        with pytest.raises(ConfigError, match="would count twice: leave tis_cap out, or use ppo"):
+            settled(loss=loss, tis_cap=2.0, anchor=anchor)
+
+
+@pytest.mark.parametrize("loss", sorted(ANCHORED_ON_BATCH))
+def test_a_correction_needs_the_anchor_of_the_batch(loss):
+    with pytest.raises(ConfigError, match="would count twice: set anchor='recomputed'"):
+        settled(loss=loss, tis_cap=2.0)
+    settled(loss=loss, tis_cap=2.0, anchor="recomputed")
+
+
+def test_stacked_it_would_count_twice():
+    """The twin: the gradient of the token that the sampler found unlikely, with the check passed by."""
+    once = gradient(Objective(resolve_loss("importance_sampling")), row())[1]
+    twice = gradient(Objective(resolve_loss("importance_sampling"), {"tis_cap": 100.0}), row())[1]
+    rho = torch.tensor(INPUTS["rho"], dtype=torch.float64)
+    assert torch.allclose(twice, once * rho)
+    assert float(twice[4] / once[4]) == pytest.approx(15)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"anchor": "recomputed"}, "the loss 'cispo' compares with the sampler only, so nothing would read it"),
+        ({"anchor": "recomputed", "loss": "reinforce"}, "nothing would read it"),
+        ({"delta": 3.0}, "delta is 3.0, a bound of the loss 'ppo', and the loss is 'cispo'"),
+        ({"delta": 3.0, "loss": "dppo_kl"}, "its own delta is a parameter in loss_kwargs"),
+        ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip is 3.0, a bound of the loss 'ppo'"),
+        ({"geo_mask": [1.1, 1.2]}, r"geo_mask is \[1.1, 1.2\]; it must be two numbers on both sides of 1"),
+        ({"geo_mask": 0.5}, "geo_mask is 0.5"),
+        ({"num_iterations": 3, "max_steps": 10}, "max_steps 10 is not a multiple of num_iterations = 3.*use 9 or 12"),
+        ({"num_iterations": 0}, "num_iterations is 0"),
+        ({"beta": -1.0}, "beta is -1.0"),
+        ({"kl_type": "k4"}, "kl_type is 'k4'"),
+        ({"gamma": 0.9}, "it needs credit='turn'"),
+        ({"credit": "turn", "advantage": "rloo"}, "use 'mean' or 'none'"),
+        ({"ref_model_mixup_alpha": 1.5}, "ref_model_mixup_alpha is 1.5"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_with_the_reason(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        settled(**settings)
+
+
+def test_what_makes_sense_is_accepted():
+    settled(loss="ppo", anchor="recomputed", num_iterations=2, max_steps=10, tis_cap=2.0, delta=3.0, dual_clip=3.0)
+    settled(loss="cispo", anchor="recomputed", geo_mask=(0.9, 1.1))
+    settled(loss="reinforce", anchor="recomputed", tis_cap=2.0)
+    settled(loss=lambda row: row.log_pi, tis_cap=2.0, anchor="recomputed")
+    settled(sequence_mask_cap=2.0, opsm_delta=0.1)
+
+
+# --- the formula ------------------------------------------------------------------------------------------------
+
+
+def test_decoupled_ppo_clips_around_the_batch_and_weighs_by_the_sampler():
+    old, cap = [0.45, 0.7, 0.11, 0.8, 0.1], 1.1
+    tokens = row(old)
+    _, found = gradient(Objective(resolve_loss("ppo"), {"tis_cap": cap}), tokens)
+    pi, mu, o = np.array(INPUTS["pi"]), np.array(INPUTS["mu"]), np.array(old)
+    advantage, r = np.array(INPUTS["A"]), pi / o
+    clipped = ((advantage > 0) & (r > 1.2)) | ((advantage < 0) & (r < 0.8))
+    expected = np.where(clipped, 0.0, -r * advantage) * np.minimum(o / mu, cap)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
+    assert clipped.any()
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(-3, -0.01)] * 3, st.floats(-2, 2), st.booleans()), min_size=1, max_size=8),
+    st.sampled_from(["ppo", "gspo", "sapo", "reinforce"]),
+    st.sampled_from([{"tis_cap": 1.5}, {"sequence_mask_cap": 1.2}, {"geo_mask": (0.9, 1.1)}, {"opsm_delta": 0.1}]),
+)
+def test_a_correction_weighs_or_drops_and_never_turns_a_gradient(rows, loss, correction):
+    pi, mu, old, advantage, mask = (torch.tensor(column, dtype=None) for column in zip(*rows, strict=True))
+    columns = [values.double() for values in (pi, mu, advantage, old)]
+    tokens = LossInput(columns[0].requires_grad_(), columns[1], columns[2], mask, torch.zeros(len(rows), dtype=int))
+    tokens = LossInput(tokens.log_pi, tokens.log_mu, tokens.advantage, mask, tokens.seq_ids, columns[3])
+    _, plain = gradient(Objective(resolve_loss(loss)), tokens)
+    made, corrected = gradient(Objective(resolve_loss(loss), correction), tokens)
+    factor = made.metrics["correction/factor"]
+    assert torch.allclose(corrected, plain * factor)
+    assert bool((factor >= 0).all())
+    assert not corrected[~mask].any()
+    if "tis_cap" not in correction:
+        assert len(set(factor[mask].tolist())) <= 1  # a sequence goes or stays as one
+
+
+def test_a_dropped_sequence_leaves_nothing_behind_even_where_its_loss_overflows():
+    tokens = row([1e-9, 0.9, 0.1, 0.6, 0.3])
+    made, _ = gradient(Objective(lambda row: row.log_pi * math.inf, {"sequence_mask_cap": 1.0}), tokens)
+    dropped = made.metrics["correction/factor"] == 0
+    assert dropped.tolist() == [False, False, False, True, True]
+    assert made.losses[dropped].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_the_penalty_is_added_with_its_weight(kind):
+    tokens, log_ref = row(), torch.tensor(INPUTS["log_mu"], dtype=torch.float64)
+    made, found = gradient(Objective(resolve_loss("cispo"), beta=0.3, kl_type=kind), tokens, log_ref)
+    _, plain = gradient(Objective(resolve_loss("cispo")), tokens)
+    golden = GOLDEN["kl"][kind]
+    np.testing.assert_allclose((found - plain).numpy(), 0.3 * np.array(golden["dvalue_dlogp"]), rtol=1e-9)
+    np.testing.assert_allclose(made.metrics["kl_ref"].numpy(), golden["value"], rtol=1e-9)
+
+
+# --- several steps on a batch -----------------------------------------------------------------------------------
+
+
+def test_two_steps_on_a_batch_are_a_hand_written_ppo(tmp_path):
+    """Against a loop of a few lines: log-probs of the batch's policy once, then two clipped steps of AdamW."""
+    settings = {
+        "loss": "ppo",
+        "anchor": "recomputed",
+        "num_iterations": 2,
+        "max_steps": 2,
+        "learning_rate": 2e-2,
+        "deterministic": True,
+        "max_off_policy_steps": 0,
+        "epsilon": 0.02,
+        "max_grad_norm": 1e9,
+        "packing": False,
+    }
+    trainer = small_trainer(tmp_path, **settings)
+    model = copy.deepcopy(trainer.model)
+    log = run(trainer)
+    rows = trainer._batch.rows_R[0]
+
+    install_logprob_forward(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.999), weight_decay=0.0)
+    tensors, old, losses, clipped = [one.to_tensors() for one in rows], [], [], 0
+    for one in tensors:
+        with torch.no_grad():
+            old.append(model(**anchors.forward_arguments(one)).logprobs)
+    for _ in range(2):
+        total = 0.0
+        optimizer.zero_grad()
+        for one, before in zip(tensors, old, strict=True):
+            ratio = (model(**anchors.forward_arguments(one)).logprobs - before).exp()
+            surrogate = torch.minimum(ratio * one["advantage"], ratio.clamp(0.98, 1.02) * one["advantage"])
+            clipped += int(((ratio - 1).abs() > 0.02).sum())
+            loss = -(one["weight"] * torch.where(one["loss_mask"], surrogate, 0.0)).sum()
+            loss.backward()
+            total += float(loss)
+        optimizer.step()
+        losses.append(total)
+    assert [step["loss"] for step in log.steps] == pytest.approx(losses, abs=1e-7)
+    assert clipped > 0
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.allclose(parameter, dict(model.named_parameters())[name], atol=2e-6), name
+
+
+def test_the_second_step_compares_with_the_first_ones_policy(tmp_path):
+    log = run(small_trainer(tmp_path, num_iterations=2, max_steps=4, learning_rate=1e-2, max_off_policy_steps=0))
+    means = [abs(step["ratio/mean"] - 1) for step in log.steps]
+    assert means[0] < 1e-4
+    assert means[2] < 1e-4
+    assert means[1] > 1e-4  # the twin: one step later the same tokens are off-policy
+    assert [step["reward/mean"] for step in log.steps[:2]] == [log.steps[0]["reward/mean"]] * 2
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_the_lag_counts_batches_and_not_steps(tmp_path, lag):
+    log = run(small_trainer(tmp_path, num_iterations=3, max_steps=12, max_off_policy_steps=lag))
+    ages = [step["staleness/max"] for step in log.steps]
+    assert max(ages) <= lag
+    assert len(log.steps) == 12
+    if lag:
+        assert max(ages) > 0
+
+
+def test_a_batch_is_never_cut_by_a_checkpoint(tmp_path):
+    trainer = small_trainer(tmp_path, num_iterations=2, max_steps=4, save_strategy="steps", save_steps=1)
+    run(trainer)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    every = small_trainer(tmp_path / "one", max_steps=2, save_strategy="steps", save_steps=1)
+    run(every)
+    assert sorted(path.name for path in (tmp_path / "one").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+
+
+RUN = {"deterministic": True, "num_iterations": 2, "loss": "ppo", "anchor": "recomputed", "tis_cap": 2.0}
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, lag):
+    settings = {**RUN, "max_off_policy_steps": lag, "save_strategy": "steps", "save_steps": 2}
+    whole = run(small_trainer(tmp_path / "whole", max_steps=6, **settings))
+    run(small_trainer(tmp_path / "parts", max_steps=2, **settings))
+    rest = run(small_trainer(tmp_path / "parts", max_steps=6, **settings), resume_from_checkpoint=True)
+    assert rest.losses == whole.losses[2:]
+
+
+def test_a_single_step_needs_no_pass_of_its_own_for_the_anchor(tmp_path):
+    """In the first step the policy of the batch is the policy: the gradient is -A, and the correction o/μ is 1."""
+    trainer = small_trainer(tmp_path, loss="ppo", anchor="recomputed", tis_cap=2.0, max_steps=1)
+    (step,) = run(trainer).steps
+    assert all(one.old_logp is None for one in trainer._batch.rows_R[0])
+    assert step["correction/factor"] == pytest.approx(1, abs=1e-4)
+
+
+def test_trained_text_that_nobody_sampled_is_anchored_on_the_policy_of_the_batch(tmp_path):
+    trainer = small_trainer(tmp_path)
+    batch = first_batch(trainer)
+    trainer.close()
+    one = batch.rows_R[0][0].to_tensors()
+    one["version"] = torch.full_like(one["version"], -2)
+    log_pi = torch.linspace(-2, -1, len(one["mu"]))
+    assert torch.equal(anchors.tokens_of(one, log_pi, "sampler").log_mu, log_pi)
+    one["old_logp"] = log_pi - 1
+    assert torch.equal(anchors.tokens_of(one, log_pi, "sampler").log_mu, log_pi - 1)
+    assert anchors.tokens_of(one, log_pi, "sampler").log_old is None
+    assert torch.equal(anchors.tokens_of(one, log_pi, "recomputed").log_old, log_pi - 1)
+
+
+def test_a_policy_learns_with_several_steps_on_a_batch_a_correction_and_a_reference(tmp_path):
+    trainer = small_trainer(
+        tmp_path,
+        **{**RUN, "deterministic": False},
+        beta=1e-3,
+        sync_ref_model=True,
+        ref_model_sync_steps=4,
+        batch_size=32,
+        rollouts_per_example=8,
+        learning_rate=4e-3,
+        max_tokens=6,
+        max_steps=64,
+    )
+    log = run(trainer)
+    rewards = [step["reward/mean"] for step in log.steps]
+    assert sum(rewards[:3]) / 3 < 0.3
+    assert sum(rewards[-4:]) / 4 > 0.8
+
+
+def test_kl_of_equal_policies_is_zero_for_every_kind():
+    same, mask = torch.tensor([-0.5, -1.5]), torch.tensor([True, True])
+    assert all(kl_penalty(same, same, mask, kind).tolist() == [0.0, 0.0] for kind in ("k1", "k2", "k3"))

@@ -1,0 +1,202 @@
+"""Training on finished rollouts: recorded tokens are trained as recorded, text is anchored on the policy itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import verifiers as vf
+from support.training import digits, metrics_of, rows, run, small_config, small_policy, small_trainer, toy_env
+from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
+from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.offline import OfflineRollouts, holds_rollouts, read_groups
+from verifiers_trainer.samples import NOT_SAMPLED
+from verifiers_trainer.trainer import RLTrainer
+
+
+def columns(count=6, siblings=2):
+    """Of each prompt one answer of digits, worth 1, and others of letters, worth 0."""
+    prompts = [[{"role": "user", "content": row["question"]}] for row in rows(count) for _ in range(siblings)]
+    good = [n % siblings == 0 for n in range(len(prompts))]
+    answers = [[{"role": "assistant", "content": "12" if right else "ab"}] for right in good]
+    return {"prompts": prompts, "completions": answers, "rewards": [float(right) for right in good]}
+
+
+def trainer_of(folder, dataset, env=None, model=None, **settings):
+    settings = {"batch_size": 4, "rollouts_per_example": 2, "micro_batch_size": 2, "max_steps": 3} | settings
+    config = small_config(folder, **settings)
+    return RLTrainer(model or small_policy(), env, config, build_tiny_tokenizer(), dataset=dataset)
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory):
+    """The folder of an evaluation by the tiny policy itself, with its trajectories."""
+    folder = tmp_path_factory.mktemp("saved")
+    with small_trainer(folder / "trainer", inference="embedded") as trainer:
+        trainer.start_engine()
+        env = toy_env(count=8)
+        env.evaluate(
+            trainer.client,
+            trainer.client.model,
+            num_examples=8,
+            rollouts_per_example=4,
+            results_path=str(folder / "run"),
+            state_columns=["trajectory"],
+            sampling_args={"temperature": 1.0, "max_tokens": 4},
+        )
+    return folder / "run"
+
+
+# --- what is read -----------------------------------------------------------------------------------------------
+
+
+def test_what_counts_as_finished_rollouts(tmp_path):
+    assert holds_rollouts(columns())
+    assert holds_rollouts(str(tmp_path))
+    assert not holds_rollouts(None)
+    assert not holds_rollouts(rows())
+
+
+def test_equal_prompts_are_siblings_and_their_text_is_tokenised_once():
+    tokenizer = build_tiny_tokenizer()
+    groups = read_groups(columns(), tokenizer, small_config("x"))
+    assert [len(group.records) for group in groups] == [2] * 6
+    (turn,) = groups[0].records[0].turns
+    assert tokenizer.decode(turn.completion_ids) == "12" + tokenizer.eos_token
+    assert tokenizer.decode(turn.prompt_ids).endswith("assistant\n")
+    assert turn.version == NOT_SAMPLED
+
+
+def test_columns_that_do_not_fit_are_refused():
+    given = columns()
+    given["rewards"].pop()
+    with pytest.raises(ConfigError, match="there are 12 prompts, 12 completions, 11 rewards"):
+        read_groups(given, build_tiny_tokenizer(), small_config("x"))
+    with pytest.raises(DatasetError, match="is empty"):
+        read_groups({"prompts": [], "completions": [], "rewards": []}, build_tiny_tokenizer(), small_config("x"))
+
+
+def test_recorded_tokens_are_read_as_they_were_sampled(saved_run):
+    results = vf.load_results(saved_run)
+    groups = read_groups(saved_run, build_tiny_tokenizer(), small_config("x"))
+    steps = [step for state in results["states"] for step in state["trajectory"]]
+    turns = [turn for group in groups for record in group.records for turn in record.turns]
+    assert len(turns) == len(steps) == 32
+    recorded = {(tuple(s["tokens"]["completion_ids"]), tuple(s["tokens"]["completion_logprobs"])) for s in steps}
+    assert {(tuple(t.completion_ids.tolist()), tuple(t.logprobs.tolist())) for t in turns} == recorded
+    assert {turn.version for turn in turns} == {-1}  # the number of another run's policy means nothing here
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+
+def test_text_is_trained_without_engine_or_environment_at_ratio_one(tmp_path, caplog):
+    caplog.set_level("INFO")
+    trainer = trainer_of(tmp_path, columns(), learning_rate=1e-2)
+    log = run(trainer)
+    assert trainer.engine is None
+    assert [step["ratio/mean"] for step in log.steps] == pytest.approx([1, 1, 1])
+    assert log.steps[0]["offline/recorded"] == 0
+    assert log.steps[0]["reward/mean"] == 0.5
+    assert "offline/anchor = recomputed: 0 of" in caplog.text
+
+
+def test_a_policy_learns_from_text(tmp_path):
+    trainer = trainer_of(
+        tmp_path, columns(), toy_env(), learning_rate=1e-2, num_train_epochs=20, max_steps=-1, inference="embedded"
+    )
+    before = trainer.evaluate()["eval_reward"]
+    run(trainer)
+    assert trainer.state.global_step == 60
+    assert trainer.evaluate()["eval_reward"] > before + 0.4
+    trainer.close()
+
+
+def test_a_saved_run_is_anchored_on_its_recorded_log_probabilities(saved_run, tmp_path):
+    """By the policy that sampled it ρ is 1; by another it is not, and the numbers say so."""
+    same = run(trainer_of(tmp_path / "same", str(saved_run), rollouts_per_example=4, learning_rate=0.0)).steps[0]
+    assert same["offline/recorded"] == 1
+    assert same["ratio/mean"] == pytest.approx(1, abs=1e-4)
+    assert same["ratio/max"] == pytest.approx(1, abs=1e-3)
+    assert math.isnan(same["staleness/max"])  # nobody knows how old they are
+    other = small_policy(seed=3)
+    off = run(trainer_of(tmp_path / "other", str(saved_run), model=other, rollouts_per_example=4)).steps[0]
+    assert abs(off["ratio/mean"] - 1) > 1e-3
+    as_text = {name: vf.load_results(saved_run)[name] for name in ("prompts", "completions", "rewards")}
+    twin = run(trainer_of(tmp_path / "text", as_text, model=small_policy(seed=3), rollouts_per_example=4)).steps[0]
+    assert twin["ratio/mean"] == pytest.approx(1)  # text hides who wrote it
+    assert twin["offline/recorded"] == 0
+
+
+def test_results_in_memory_and_a_dataset_are_taken_too(saved_run, tmp_path):
+    results = vf.load_results(saved_run)
+    run(trainer_of(tmp_path / "results", results, rollouts_per_example=4, max_steps=1))
+    from datasets import Dataset
+
+    run(trainer_of(tmp_path / "dataset", Dataset.from_dict(columns()), max_steps=1))
+
+
+def test_another_temperature_than_the_recorded_one_is_said(saved_run, tmp_path, caplog):
+    trainer_of(tmp_path, str(saved_run), rollouts_per_example=4, temperature=0.5)
+    assert "were sampled at temperature 1 and are trained at 0.5" in caplog.text
+
+
+def test_single_answers_are_compared_with_the_mean_of_the_dataset(tmp_path, caplog):
+    given = columns(count=8, siblings=1)
+    given["rewards"] = [float(n % 2) for n in range(8)]
+    trainer = trainer_of(tmp_path, given, max_steps=2)
+    assert "0 of 8 prompts have two rollouts with known rewards: the baseline is the mean of the dataset" in caplog.text
+    log = run(trainer)
+    assert [step["reward/mean"] for step in log.steps] == [trainer_mean(trainer, n) for n in range(2)]
+    assert {float(a) for one in trainer._batch.advantages_G for a in one} <= {0.5, -0.5}
+
+
+def trainer_mean(trainer, place):
+    taken = trainer._offline._pass(0)[place]
+    mean = trainer._offline._mean
+    return float(np.mean([group.rewards + mean for group in taken]))
+
+
+def test_a_pass_uses_every_group_once_in_an_order_of_the_seed():
+    groups = read_groups(columns(), build_tiny_tokenizer(), small_config("x"))
+    config = small_config("x", batch_size=4, rollouts_per_example=2)
+    pipeline = OfflineRollouts(groups, config)
+    passes = [[group.index for taken in pipeline._pass(n) for group in taken] for n in (0, 1)]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(6))
+    assert passes[0] != passes[1]
+    assert pipeline.num_batches == 3
+    assert passes[0] == [group.index for taken in OfflineRollouts(groups, config)._pass(0) for group in taken]
+
+
+def test_a_resumed_run_goes_on_with_the_batch_that_follows(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "seed": 3}
+    whole = run(trainer_of(tmp_path / "whole", columns(), max_steps=5, **settings))
+    run(trainer_of(tmp_path / "parts", columns(), max_steps=2, **settings))
+    rest = run(trainer_of(tmp_path / "parts", columns(), max_steps=5, **settings), resume_from_checkpoint=True)
+    assert rest.losses == whole.losses[2:]
+    assert [row["step"] for row in metrics_of(tmp_path / "parts")] == [1, 2, 3, 4, 5]
+
+
+def test_equal_and_unknown_rewards_teach_nothing_and_end_the_run(tmp_path):
+    given = columns()
+    given["rewards"] = [None if n % 2 else 1.0 for n in range(12)]
+    with pytest.raises(NoLearningSignal, match="of the finished rollouts no group has two different rewards"):
+        trainer_of(tmp_path / "unknown", given, advantage="mean").train()
+    given["rewards"] = [1.0] * 12
+    with pytest.raises(NoLearningSignal):
+        trainer_of(tmp_path / "equal", given).train()
+
+
+def test_several_turns_of_text_are_each_trained(tmp_path):
+    talk = [
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": "22"},
+    ]
+    given = {"prompts": ["a", "a"], "completions": [talk, talk[:1]], "rewards": [1.0, 0.0]}
+    groups = read_groups(given, build_tiny_tokenizer(), small_config("x"))
+    assert [len(record.turns) for record in groups[0].records] == [2, 1]
+    assert digits(talk) == 1
+    run(trainer_of(tmp_path, given, batch_size=2, max_steps=1))

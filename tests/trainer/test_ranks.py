@@ -1,0 +1,298 @@
+"""Several processes train as one does, waste no sample, and end together with the error of the one that failed."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import DistributedType
+
+from support import ranks_work
+from support.ranks import on_ranks
+from support.training_child import child_context
+from verifiers.errors import ConfigError
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.packing import pack
+from verifiers_trainer.ranks import Ranks, require_whole_weights
+from verifiers_trainer.samples import Sample
+from verifiers_trainer.shards import from_bytes, to_bytes
+
+
+def sample(length):
+    ids = np.arange(length, dtype=np.int32)
+    mask = ids > 1
+    logprobs = np.where(mask, -0.1 * ids, 0).astype(np.float32)
+    return Sample(ids, mask, logprobs, np.ones(length, np.float32), np.zeros(length, np.int32), 1.0, 0, 0)
+
+
+RUN = {"deterministic": True, "max_steps": 4, "save_strategy": "no", "max_off_policy_steps": 1}
+
+
+@pytest.fixture(scope="module")
+def children():
+    return child_context()
+
+
+@pytest.fixture
+def on(children, tmp_path):
+    """Call a function of ``ranks_work`` that takes a folder on some ranks."""
+
+    def call(work, *given, world=2, name="run", **named):
+        folder = tmp_path / f"{name}-{world}"
+        return on_ranks(children, folder, work, str(folder), *given, world=world, **named)
+
+    return call
+
+
+# --- one gradient -------------------------------------------------------------------------------------------------
+
+UNEQUAL = [[1, 20, 3, 7], [2, 2, 30, 5]]
+FEW = [[4, 9]]
+
+
+def results(ended):
+    assert [e.exit_code for e in ended] == [0] * len(ended), ended
+    return [e.result for e in ended]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "world", "settings"),
+    [
+        (UNEQUAL, 2, {}),
+        (UNEQUAL, 3, {"micro_batch_size": 1, "batch_size": 12}),
+        (UNEQUAL, 2, {"packing": False}),
+        (UNEQUAL, 2, {"aggregation": "sequence_mean", "packing": False}),
+        (FEW, 3, {"rollouts_per_example": 2, "batch_size": 12}),
+    ],
+)
+def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, settings):
+    several = results(on(ranks_work.gradient, lengths, world=world, **settings))
+    (one,) = results(on(ranks_work.gradient, lengths, world=1, **settings))
+
+    assert sum(r["tokens"] for r in several) == one["tokens"] == sum(map(sum, lengths))  # none is dropped
+    assert len({r["rows"] for r in several}) == 1  # and nobody waits for a rank that has fewer rows
+    for r in several:
+        assert r["gradient"] == several[0]["gradient"]
+        np.testing.assert_allclose(r["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"])
+        assert r["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7)
+        assert r["kept"] == pytest.approx(one["kept"])
+    if lengths is FEW:
+        assert sum(r["fillers"] for r in several) == 1
+
+
+def test_split_over_the_ranks_by_fsdp2_the_gradient_is_that_of_one_process(on):
+    """torch's ``fully_shard`` around our forward; accelerate itself does not split models on a CPU."""
+    several = results(on(ranks_work.sharded_gradient, UNEQUAL))
+    (one,) = results(on(ranks_work.gradient, UNEQUAL, world=1, micro_batch_size=1, batch_size=12))
+    for r in several:
+        assert r["share"] < 0.6
+        np.testing.assert_allclose(r["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"])
+        assert r["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+def test_a_mean_of_each_ranks_own_mean_is_another_gradient():
+    """Twin: the weights are of the whole step; weighed by each rank on its own, unequal data count unequally."""
+    tokens_of_ranks = np.array([21.0, 3.0])
+    whole = np.full(2, 1 / tokens_of_ranks.sum())
+    own = 1 / tokens_of_ranks / 2
+    assert not np.allclose(whole, own)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 7, 8])
+def test_no_sample_is_dropped_whatever_the_number_of_ranks(num_samples):
+    samples = [sample(3 + n) for n in range(num_samples)]
+    weights = [np.ones(s.num_tokens) for s in samples]
+    for world in (1, 2, 3, 5):
+        rows_R = pack(samples, weights, max_tokens=16, world=world)
+        placed = sorted(i for rows in rows_R for row in rows for i in row.sample_indices)
+        assert placed == list(range(num_samples))
+        usual = num_samples // world * world  # twin: cut to a multiple of the ranks
+        assert usual == num_samples or usual < len(placed)
+
+
+# --- one run ------------------------------------------------------------------------------------------------------
+
+
+def test_two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bit(on):
+    two, again = results(on(ranks_work.train, **RUN)), results(on(ranks_work.train, **RUN, name="again"))
+    (one,) = results(on(ranks_work.train, **RUN, world=1))
+
+    assert two[0]["weights"] == two[1]["weights"]  # the ranks have not drifted apart
+    assert [r["weights"] for r in two] == [r["weights"] for r in again]
+    assert two[0]["losses"] == again[0]["losses"]
+    assert len(two[0]["losses"]) == 4
+    np.testing.assert_allclose(two[0]["losses"], one["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(two[0]["values"], one["values"], rtol=1e-3, atol=2e-6)
+    assert two[0]["epoch"] == two[1]["epoch"] == one["epoch"]
+
+
+def test_with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit(on):
+    settings = RUN | {"batch_size": 2, "rollouts_per_example": 2, "micro_batch_size": 1, "packing": False}
+    two = results(on(ranks_work.train, **settings))
+    (one,) = results(on(ranks_work.train, **settings, world=1))
+    assert two[0]["weights"] == two[1]["weights"] == one["weights"]
+
+
+def test_rows_travel_bit_for_bit():
+    samples = [sample(5 + n) for n in range(4)]
+    (rows,) = pack(samples, [np.full(s.num_tokens, 0.1) for s in samples], max_tokens=12)
+    back = from_bytes(to_bytes(rows))
+    assert len(back) == len(rows)
+    for row, other in zip(rows, back, strict=True):
+        for name in ("token_ids", "mu", "weight", "loss_mask", "sample_indices"):
+            assert getattr(row, name).dtype == getattr(other, name).dtype
+            assert getattr(row, name).tobytes() == getattr(other, name).tobytes()
+        assert other.ref_logp is None
+
+
+def test_what_a_callback_of_one_rank_decides_all_do(on):
+    ended = results(on(ranks_work.train, **RUN | {"max_steps": 6}, spoil="stop"))
+    assert [r["step"] for r in ended] == [2, 2]
+
+
+def test_rank_0_evaluates_and_all_know(on):
+    settings = RUN | {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "eval_num_examples": 4}
+    first, second = results(on(ranks_work.train, **settings))
+    assert len(first["evaluations"]) == 2
+    assert first["evaluations"] == second["evaluations"]
+
+
+def test_an_evaluation_that_fails_ends_nobody_unless_it_is_required(on):
+    settings = RUN | {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+    assert [r["step"] for r in results(on(ranks_work.train, **settings, spoil="evaluation"))] == [2, 2]
+    ended = on(ranks_work.train, **settings, eval_required=True, spoil="evaluation", name="required")
+    assert [e.result for e in ended] == [["RunError", "the evaluation set is gone"]] * 2
+
+
+# --- settings that several processes cannot use -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [8, 20, 4])
+def test_a_batch_that_processes_cannot_share_is_refused_with_every_number(batch_size):
+    config = RLConfig(batch_size=batch_size, rollouts_per_example=4, micro_batch_size=4)
+    config.resolve(1)
+    with pytest.raises(ConfigError) as raised:
+        config.resolve(3)
+    said = str(raised.value)
+    assert f"batch_size {batch_size} is not divisible by micro_batch_size x processes = 12" in said
+    assert "the nearest that are: " in said
+
+
+def test_more_ranks_than_rollouts_is_refused_at_the_start(on):
+    ended = on(ranks_work.train, world=3, batch_size=2, rollouts_per_example=2, micro_batch_size=1)
+    for e in ended:
+        kind, said = e.result
+        assert kind == "ConfigError"
+        assert "batch_size 2 is not divisible by micro_batch_size x processes = 3" in said
+
+
+def test_a_launcher_that_starts_one_process_of_several_is_said(monkeypatch, caplog, tmp_path):
+    from support.training import small_trainer
+
+    small_trainer(tmp_path)
+    assert "starts one process" not in caplog.text
+    monkeypatch.setenv("MASTER_PORT", "29500")  # as accelerate launch --cpu --num_processes 2 sets them
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    small_trainer(tmp_path)
+    assert "accelerate launch --cpu starts one process whatever --num_processes says" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["zero3", "fsdp2"])
+def test_launchers_files_that_split_the_model_are_read_and_refused_with_what_to_do(name):
+    read = load_config_from_file(str(Path(__file__).parents[2] / "configs" / f"{name}.yaml"))
+    assert read.num_processes >= 2
+    with pytest.raises(ConfigError, match="use distributed_type MULTI_GPU"):
+        require_whole_weights(read.distributed_type)
+    require_whole_weights(DistributedType.MULTI_GPU)
+
+
+def test_on_a_cpu_it_is_said_that_nothing_is_split(monkeypatch, caplog):
+    require_whole_weights(DistributedType.MULTI_CPU)
+    assert not caplog.text
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    require_whole_weights(DistributedType.MULTI_CPU)
+    assert "accelerate does not split a model over processes on a CPU" in caplog.text
+
+
+# --- ending together ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "said"),
+    [
+        ("reward", "TooManyFaults", "no judge here"),
+        ("nan", "NonFiniteLoss", "the sampled log-probability of step 2 is not finite"),
+        ("bug", "RunError", "rank 1 failed: ZeroDivisionError: a bug on this rank alone"),
+        ("generator", "RunError", "rank 0 failed: KeyError: 'the generator is gone'"),
+    ],
+)
+def test_a_failure_of_one_rank_is_the_failure_of_all(on, spoil, kind, said):
+    started = time.monotonic()
+    ended = on(ranks_work.train, **RUN, spoil=spoil)
+
+    assert [e.exit_code for e in ended] == [1, 1]
+    failed = 1 if spoil in ("nan", "bug") else 0
+    assert ended[1 - failed].result[0] == kind
+    assert said in ended[1 - failed].result[1]
+    assert said.rpartition(": ")[2] in ended[failed].result[1]
+    assert time.monotonic() - started < 60
+
+
+def test_a_rank_that_is_killed_ends_the_others(on):
+    ended = on(ranks_work.train, **RUN, spoil="kill")
+    assert [e.exit_code for e in ended] == [1, -9]
+    kind, said = ended[0].result
+    assert kind == "RunError"
+    assert "rank 0 lost the other processes of this training" in said
+
+
+def test_a_rank_that_hangs_is_waited_for_no_longer_than_allowed(on):
+    started = time.monotonic()
+    ended = on(ranks_work.train, **RUN, spoil="hang", ddp_timeout=3)
+    assert ended[0].result[0] == "RunError"
+    assert ended[0].exit_code == ended[1].exit_code == 1
+    assert time.monotonic() - started < 90
+
+
+# --- the exchanges ------------------------------------------------------------------------------------------------
+
+
+def test_every_exchange(children, tmp_path):
+    ended = on_ranks(children, tmp_path, ranks_work.exchange, world=3)
+    assert [e.result for e in ended] == [
+        [3, True, [0], [[], [1] * 3, [2] * 6], [True, False]],
+        [3, True, [1, 1], [], [True, False]],
+        [3, True, [2, 2, 2], [], [True, False]],
+    ]
+
+
+@pytest.mark.parametrize("what", ["share", "gather"])
+def test_a_wait_is_bounded_and_says_for_what(children, tmp_path, what):
+    ended = on_ranks(children, tmp_path, ranks_work.late, 1.0, what)
+    kind, said = ended[1].result
+    assert kind == "RunError"
+    assert "rank 1" in said
+    assert "the tea" in said
+
+
+def test_an_error_keeps_its_kind_and_its_facts_on_every_rank(children, tmp_path):
+    ended = on_ranks(children, tmp_path, ranks_work.raises, False)
+    assert [e.result for e in ended] == [["WeightSyncError", "the server does not answer"]] * 2
+
+
+def test_outside_of_together_the_others_learn_only_that_it_is_gone(children, tmp_path):
+    ended = on_ranks(children, tmp_path, ranks_work.raises, True)
+    assert ended[0].result[0] == "WeightSyncError"
+    assert ended[1].result[0] == "RunError"
+    assert "does not answer" not in ended[1].result[1].replace("the other processes do not answer", "")
+
+
+def test_one_process_connects_nothing():
+    ranks = Ranks()
+    with ranks.together():
+        assert ranks.share(lambda: 3, "x") == 3
+        assert ranks.scatter([b"a"], "x") == b"a"
+        assert ranks.collect(b"b", "x") == [b"b"]
+        assert ranks.gather([1.0], "x").tolist() == [[1.0]]
+    assert ranks._store is ranks._group is None

@@ -1,0 +1,76 @@
+"""The script of two processes, as its documentation starts it: killed in the middle, it ends where it would have."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from verifiers_trainer.loggers import METRICS, read_metrics
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs/accelerate/cpu2.yaml"
+COMMAND = [
+    sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
+    str(ROOT / "examples/train_two_ranks.py"),
+]  # fmt: skip
+STEPS = 8
+
+
+def start(folder, log):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [*COMMAND, str(folder), str(STEPS)], stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
+        )
+
+
+def kill_all(process):
+    """kill -9 of the launcher and both ranks at once."""
+    family = [process, *psutil.Process(process.pid).children(recursive=True)]
+    for member in family:
+        os.kill(member.pid, signal.SIGKILL)
+    process.wait(30)
+    return len(family)
+
+
+def ended(process, log):
+    code = process.wait(300)
+    said = log.read_text()
+    assert code == 0, said[-3000:]
+    return re.search(rf"step {STEPS}, 2 processes, weights ([0-9a-f]{{64}})", said)[1]
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_the_same_command_ends_with_the_same_weights(tmp_path):
+    log = tmp_path / "log"
+    whole = ended(start(tmp_path / "whole", log), log)
+
+    process = start(tmp_path / "killed", log)
+    metrics, deadline = tmp_path / "killed" / METRICS, time.monotonic() + 200
+    while not metrics.is_file() or len(read_metrics(metrics)) < 5:
+        assert process.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert kill_all(process) >= 3
+    assert len(read_metrics(metrics)) < STEPS
+    assert not (tmp_path / "killed" / f"checkpoint-{STEPS}").exists()
+
+    assert ended(start(tmp_path / "killed", log), log) == whole
+    first, second = (read_metrics(tmp_path / name / METRICS) for name in ("whole", "killed"))
+    assert [row["loss"] for row in first] == [row["loss"] for row in second]
+    assert len({row["loss"] for row in first}) == STEPS
+
+
+def test_the_launchers_file_is_one_that_accelerate_starts_two_processes_with():
+    read = load_config_from_file(str(CONFIG))
+    assert read.num_processes == yaml.safe_load(CONFIG.read_text())["num_processes"] == 2
+    assert read.use_cpu
+    assert str(read.distributed_type.value) == "MULTI_GPU"  # MULTI_CPU starts one process
