@@ -143,4 +143,4 @@ def test_without_a_parser_nothing_is_called(tmp_path, teach):
     """The twin: the same model, its calls left as text, never gets a result."""
     with trainer_of(tmp_path, teach(), tool_call_parser="none") as trainer, pytest.raises(NoLearningSignal) as raised:
         first_batch(trainer)
-    assert raised.value.histogram == {0.0: 12}
+    assert set(raised.value.histogram) == {0.0}

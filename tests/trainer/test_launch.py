@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.cli.launch import decide
+from verifiers_trainer.cli.launch import decide, trainer_words
 
 ROOT = Path(__file__).parents[2]
 FAKE = f"{sys.executable} {ROOT / 'tests/support/fake_vllm.py'}"
@@ -142,6 +142,19 @@ def test_a_server_that_was_asked_for_and_cannot_be_had_is_refused(monkeypatch):
         decide("vllm", None, {}, ())
     with pytest.raises(ConfigError, match="exclude each other"):
         decide("embedded", "http://127.0.0.1:8000", {}, ())
+
+
+def test_several_devices_train_in_a_process_each_also_without_a_server(monkeypatch):
+    monkeypatch.setenv("VF_VLLM", "vllm")
+    for engine, url in (("embedded", None), ("auto", "http://127.0.0.1:8000"), ("auto", None)):
+        decision = decide(engine, url, {"trainer": 2}, ("4", "5"))
+        assert (decision.launches, decision.trainer_devices) == (False, ("4", "5"))
+        words = trainer_words(decision, ["@", "run.toml"])
+        assert words[words.index("--num_processes") + 1] == "2"
+        assert words[-2:] == ["@", "run.toml"]
+    with pytest.raises(ConfigError, match=r"trainer\.gpus is 3, and there are 2 devices"):
+        decide("auto", None, {"trainer": 3}, ("4", "5"))
+    assert "accelerate" not in " ".join(trainer_words(decide("auto", None, {}, ("0",)), []))
 
 
 # --- the processes ------------------------------------------------------------------------------------------------

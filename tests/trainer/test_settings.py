@@ -251,8 +251,9 @@ def test_what_is_missing_is_said(read):
 def test_gpus_count_only_where_there_are_some(read):
     assert "trainer.gpus" in dict(read(VF_RL)[0].ignored)
     assert "trainer.gpus" not in dict(read(VF_RL, num_gpus=2)[0].ignored)
-    _, problems = read(VF_RL, "--trainer.gpus", "2", num_gpus=2)
-    assert "trainer.gpus" in problems[0]
+    settings, problems = read(VF_RL, "--trainer.gpus", "2", num_gpus=2)
+    assert problems == []
+    assert settings.gpus == {"inference": 1, "trainer": 2}
 
 
 def test_a_file_that_is_absent_or_no_toml_is_refused(tmp_path):

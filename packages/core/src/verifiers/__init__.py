@@ -56,8 +56,8 @@ _MODULES: dict[str, str] = {
         "VerifiersError UsageError ConfigError MissingKeyError DatasetError UnknownEnvironment EnvironmentLoadError "
         "RunBusy RunMismatch RolloutError ModelError RateLimited ModelUnavailable ModelRefused MalformedResponse "
         "EmptyModelResponseError OverlongPromptError EnvironmentFault RolloutTimeout ScoringError ToolError "
-        "ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError SandboxUnavailable SandboxLimit RunError "
-        "JournalError TooManyFaults AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError "
+        "ToolParseError ToolCallError InfraError TunnelError WorkerLost SandboxError SandboxUnavailable SandboxLimit "
+        "RunError JournalError TooManyFaults AuthenticationFailed ModelNotFound EndpointUnreachable WeightSyncError "
         "CheckpointError NonFiniteLoss NoLearningSignal GenerationStalled"
     ),
 }

@@ -55,14 +55,14 @@ def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Seque
 
     ``gpus``: how many ``inference`` and ``trainer`` take; 1 each when not said.
     """
+    serving, training = gpus.get("inference") or 1, gpus.get("trainer") or 1
+    alone = tuple(devices[:training]) if training > 1 else ()
+    if devices and len(devices) < training:
+        raise ConfigError(f"trainer.gpus is {training}, and there are {len(devices)} devices")
     if url is not None:
         if engine == "embedded":
             raise ConfigError("--engine embedded and --vllm-url exclude each other: give one of them")
-        return Decision("--vllm-url", url=url)
-    serving, training = gpus.get("inference") or 1, gpus.get("trainer") or 1
-    alone = tuple(devices[:training]) if training > 1 else ()
-    if len(alone) > 1 and len(devices) < training:
-        raise ConfigError(f"trainer.gpus is {training}, and there are {len(devices)} devices")
+        return Decision("--vllm-url", url=url, trainer_devices=alone)
     if engine == "embedded":
         return Decision("--engine embedded", trainer_devices=alone)
     if not devices:
@@ -114,7 +114,7 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple
     children: list[Child] = []
     with Signals() as signals:
         try:
-            url = None
+            url = decision.url
             if decision.launches:
                 port = int(plan.settings.server_args.get("port") or _free_port())
                 url, serving = f"http://127.0.0.1:{port}", _on(decision.inference_devices)

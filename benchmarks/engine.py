@@ -1,0 +1,200 @@
+"""The embedded engine: tokens per second over its own endpoint against padded ``generate``, and what a pause waits.
+
+    python benchmarks/engine.py [--model smollm2] [--quick] [--pairs 5] [--store]
+
+The same prompts, by each of: ``generate`` of transformers over left-padded batches in the order of arrival, sampling
+included, without log-probs, HTTP or text; the engine in the modes padded, continuous and deterministic, asked through
+HTTP for log-probs, token ids and versions, as training asks. Two kinds of load:
+
+* equal lengths: every completion has the same number of tokens. The best case for ``generate``;
+* ragged: completions of log-normal length; ``generate`` computes each batch to its longest row, and only what was asked
+  for counts as a token.
+
+``--vllm URL`` adds a server that is already there and serves the same model in the same precision (``--threads`` sets
+ours; a server's own time is no CPU time of this process, so that its figure is of wall time).
+
+A figure is the CPU time of a mode over that of ``generate``: below 1 is faster. The pause is what ``engine.pause()``
+waits for under the ragged load, asked for twenty times a second; its 99th percentile is the figure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import torch
+from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio, versions
+
+from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
+from verifiers_trainer.engines.embedded import EmbeddedEngine
+
+MODES = ("padded", "continuous", "deterministic")
+GENERATE = "generate"
+PAUSE_MS = 20.0
+PAUSE_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prompts and how many tokens each is to get."""
+
+    prompts: list[list[int]]
+    lengths: list[int]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+
+def loads(vocabulary: int, num_requests: int, mean_tokens: int) -> dict[str, Load]:
+    """The equal and the ragged load, over the same prompts."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(10, vocabulary) for _ in range(rng.randint(8, 48))] for _ in range(num_requests)]
+    ragged = [min(4 * mean_tokens, max(2, round(rng.lognormvariate(0, 0.8) * mean_tokens))) for _ in prompts]
+    return {"equal lengths": Load(prompts, [mean_tokens] * num_requests), "ragged": Load(prompts, ragged)}
+
+
+def by_generate(model: Any, load: Load, at_once: int) -> Callable[[], Cost]:
+    """``generate`` over batches of ``at_once`` in the order of arrival, each to its longest row."""
+
+    def run() -> Cost:
+        with Stopwatch() as watch:
+            for begin in range(0, len(load.prompts), at_once):
+                part, wanted = load.prompts[begin : begin + at_once], load.lengths[begin : begin + at_once]
+                width = max(map(len, part))
+                ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in part], device=model.device)
+                mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in part])
+                new = max(wanted)
+                model.generate(
+                    ids, attention_mask=mask.to(model.device), do_sample=True, top_k=0, pad_token_id=0,
+                    max_new_tokens=new, min_new_tokens=new,
+                )  # fmt: skip
+        return watch.cost
+
+    return run
+
+
+def by_endpoint(url: str, key: str, model: str, load: Load) -> Callable[[], Cost]:
+    """Every request at once, over HTTP."""
+
+    def run() -> Cost:
+        with Stopwatch() as watch:
+            tokens = asyncio.run(ask_all(url, key, model, load))
+        assert tokens == load.num_tokens, f"{tokens} tokens instead of {load.num_tokens}"
+        return watch.cost
+
+    return run
+
+
+async def ask_all(url: str, key: str, model: str, load: Load) -> int:
+    """The number of tokens that came back."""
+    wanted = {"model": model, "logprobs": 0, "return_token_ids": True, "ignore_eos": True, "temperature": 1.0}
+    connector = aiohttp.TCPConnector(limit=0)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as http:
+
+        async def one(prompt: list[int], length: int) -> int:
+            body = {"prompt": prompt, "max_tokens": length, **wanted}
+            async with http.post(f"{url}/completions", json=body) as response:
+                response.raise_for_status()
+                return int((await response.json())["usage"]["completion_tokens"])
+
+        return sum(await asyncio.gather(*map(one, load.prompts, load.lengths)))
+
+
+def served_model(url: str) -> str:
+    """What a server calls its model."""
+    with urllib.request.urlopen(f"{url}/models") as response:
+        return str(json.load(response)["data"][0]["id"])
+
+
+def pauses_ms(engine: EmbeddedEngine, load: Load) -> list[float]:
+    """What each pause waited, in milliseconds, while ``load`` was served."""
+    waits: list[float] = []
+    stop = threading.Event()
+
+    def ask_for_pauses() -> None:
+        while not stop.wait(PAUSE_EVERY_S):
+            begun = time.perf_counter()
+            with engine.pause():
+                waits.append(1e3 * (time.perf_counter() - begun))
+
+    thread = threading.Thread(target=ask_for_pauses)
+    thread.start()
+    asyncio.run(ask_all(engine.base_url, engine.api_key, engine.served_model, load))
+    stop.set()
+    thread.join()
+    return waits
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny")
+    parser.add_argument("--requests", type=int, default=None, help="how many; 128, with --quick 8")
+    parser.add_argument("--tokens", type=int, default=None, help="of a completion in the mean; 64, with --quick 8")
+    parser.add_argument("--at-once", type=int, default=32, help="rows that decode together, for every contender")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument(
+        "--vllm", metavar="URL", help="a vLLM server of the same model, for example http://host:8000/v1"
+    )
+    parser.add_argument("--threads", type=int, default=None, help="of torch's kernels")
+    given = parse(parser)
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    num_requests = given.requests or (8 if given.quick else 128)
+    mean_tokens = given.tokens or (8 if given.quick else 64)
+    report = Report("engine", given)
+    model, tokenizer = (build_tiny_model(), build_tiny_tokenizer()) if given.model == "tiny" else load_smollm2()
+    print(f"{given.model}: {versions('torch', 'transformers')}, {torch.get_num_threads()} threads, {model.dtype}")
+    engines = {
+        mode: EmbeddedEngine(model, tokenizer, mode=mode, max_seq_len=512, concurrency=given.at_once)
+        for mode in given.modes
+    }
+    for engine in engines.values():
+        engine.start()
+    try:
+        for name, load in loads(len(tokenizer), num_requests, mean_tokens).items():
+            contenders = {GENERATE: by_generate(model, load, given.at_once)}
+            for mode, engine in engines.items():
+                contenders[mode] = by_endpoint(engine.base_url, engine.api_key, engine.served_model, load)
+            if given.vllm:
+                contenders["vllm"] = by_endpoint(given.vllm, "none", served_model(given.vllm), load)
+            costs = interleaved(contenders, given.pairs)
+            show(report, given, name, load, costs)
+            for mode in (m for m in given.modes if name == "ragged"):
+                waits = [wait for _ in range(given.pairs) for wait in pauses_ms(engines[mode], load)]
+                p99 = statistics.quantiles(waits, n=100)[-1] if len(waits) > 1 else waits[0]
+                print(
+                    f"{mode}: {len(waits)} pauses, median {statistics.median(waits):.1f} ms, most {max(waits):.1f} ms"
+                )
+                report.figure(f"{given.model}, {mode}, pause", p99, " ms", PAUSE_MS)
+    finally:
+        for engine in engines.values():
+            engine.stop()
+    report.close()
+
+
+def show(report: Report, given: Any, name: str, load: Load, costs: dict[str, list[Cost]]) -> None:
+    rows = [
+        (who, f"{load.num_tokens / median(taken, 'wall_s'):.0f}", f"{load.num_tokens / median(taken, 'cpu_s'):.0f}")
+        for who, taken in costs.items()
+    ]
+    title = f"{given.model}, {name}: {len(load.prompts)} requests, {load.num_tokens} tokens, {given.at_once} at once"
+    print_table(title, ("", "tokens/s", "tokens/CPU s"), rows)
+    for mode in given.modes:
+        report.figure(f"{given.model}, {name}, {mode}, over generate", ratio(costs[mode], costs[GENERATE], "cpu_s"))
+        if "vllm" in costs:
+            report.figure(f"{given.model}, {name}, {mode}, wall over vllm", ratio(costs[mode], costs["vllm"], "wall_s"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What the scripts of this folder share: the device, its peak, the model, and one way to say what a run took.
+
+``--cpu --tiny`` is for checking that a script works where there is no GPU; its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # _measure
+
+PEAK_BF16_FLOPS = {"H100": 989e12, "H200": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+"""Dense bf16 peak by the vendor's data sheets; the first name that the device's contains counts."""
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU: shows that the script works")
+    parser.add_argument("--tiny", action="store_true", help="half a million parameters, a few short rollouts")
+    return parser
+
+
+def device(given: argparse.Namespace) -> torch.device:
+    """The GPU, or with ``--cpu`` the CPU. Ends the program when there is neither."""
+    if given.cpu:
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no NVIDIA GPU here; --cpu --tiny shows that the script works")
+    return torch.device("cuda")
+
+
+def policy(given: argparse.Namespace, where: torch.device) -> tuple[Any, Any]:
+    """(model, tokenizer): SmolLM2-135M in bf16, or with ``--tiny`` the built-in toy in float32."""
+    from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
+
+    if given.tiny:
+        return build_tiny_model().to(where), build_tiny_tokenizer()
+    model, tokenizer = load_smollm2(dtype=torch.bfloat16)
+    return model.to(where), tokenizer
+
+
+def synchronize(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+
+
+def peak_flops(where: torch.device) -> float | None:
+    """bf16 operations per second by the data sheet; None for an unknown device."""
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else ""
+    return next((peak for part, peak in PEAK_BF16_FLOPS.items() if part in name), None)
+
+
+def peak_memory_gb(where: torch.device) -> float | None:
+    """Most memory that tensors took since the last reset, in GB; None on a CPU."""
+    return torch.cuda.max_memory_allocated(where) / 1e9 if where.type == "cuda" else None
+
+
+def say(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

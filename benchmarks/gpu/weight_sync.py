@@ -1,0 +1,145 @@
+"""Bandwidth of the weight sync on one GPU: embedded, files, and a push to a vLLM server, against copying the bytes.
+
+    python benchmarks/gpu/weight_sync.py [--vllm http://127.0.0.1:8000 --sync ipc|reload|nccl] [--rounds 5]
+    python benchmarks/gpu/weight_sync.py --cpu --tiny         shows that it works
+
+* embedded: the pause around an update; no byte moves, so that the figure is milliseconds;
+* files: what ``reload`` writes, against one ``write`` of as many bytes and an ``fsync`` in the same folder;
+* a server: ``VLLMEngine.set_version``, that is pause, transfer, resume, against a copy on the device
+(``ipc``,
+  ``nccl``) or against the write (``reload``). The server must serve the same checkpoint, which ``--save FOLDER`` writes; start it
+  in its own environment with ``VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and
+  ``--weight-transfer-config '{"backend": "ipc"}'``.
+
+To reach: at least half of what the copy does.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _device import device, options, policy, synchronize
+
+
+def median_s(run: Callable[[], Any], rounds: int, where: torch.device) -> float:
+    """The median time of ``run``, the device idle before and after."""
+    taken = []
+    for _ in range(rounds + 1):
+        synchronize(where)
+        begun = time.perf_counter()
+        run()
+        synchronize(where)
+        taken.append(time.perf_counter() - begun)
+    return statistics.median(taken[1:])
+
+
+def show(name: str, seconds: float, num_bytes: int, against_s: float | None = None) -> None:
+    line = f"  {name:32} {1e3 * seconds:9.2f} ms"
+    line += f"  {num_bytes / seconds / 1e9:8.2f} GB/s" if num_bytes else "  0 bytes"
+    if against_s is not None:
+        line += f"  {against_s / seconds:.0%} of the copy"
+    print(line)
+
+
+def embedded(model: Any, tokenizer: Any, rounds: int, where: torch.device) -> float:
+    """An update in place under the engine's pause, less the same update without an engine."""
+    from verifiers_trainer.engines.embedded import EmbeddedEngine
+
+    def update() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.0)
+
+    bare = median_s(update, rounds, where)
+    with EmbeddedEngine(model, tokenizer, max_seq_len=256, concurrency=8) as engine:
+
+        def paused() -> None:
+            with engine.pause():
+                update()
+                engine.set_version(engine.version + 1)
+
+        return max(0.0, median_s(paused, rounds, where) - bare)
+
+
+def write(num_bytes: int, folder: Path) -> Callable[[], None]:
+    content = os.urandom(min(num_bytes, 2**20)) * (num_bytes // 2**20 + 1)
+
+    def run() -> None:
+        with open(folder / "raw", "wb") as file:
+            file.write(content[:num_bytes])
+            file.flush()
+            os.fsync(file.fileno())
+
+    return run
+
+
+def files(model: Any, folder: Path) -> Callable[[], None]:
+    from safetensors.torch import save_file
+
+    from verifiers_trainer.sync.export import apart, exported
+
+    def run() -> None:
+        save_file({name: tensor.cpu() for name, tensor in apart(exported(model)).items()}, folder / "weights.st")
+        with open(folder / "weights.st", "rb") as file:
+            os.fsync(file.fileno())
+
+    return run
+
+
+def pushed(model: Any, tokenizer: Any, given: Any, where: torch.device) -> float:
+    """Seconds of one push of all weights to the server."""
+    import verifiers as vf
+    from verifiers_trainer.config import RLConfig
+    from verifiers_trainer.inference import open_engine
+
+    env = vf.SingleTurnEnv(dataset=[{"question": "hi"}], rubric=vf.Rubric(funcs=[lambda completion: 0.0]))
+    with tempfile.TemporaryDirectory() as folder:
+        config = RLConfig(
+            output_dir=folder, inference=given.vllm, weight_sync=given.sync, use_lora=False, use_cpu=given.cpu
+        )
+        engine = open_engine(model, tokenizer, config, env)
+        engine.start(300.0)
+        try:
+            return median_s(lambda: engine.set_version(engine.version + 1), given.rounds, where)
+        finally:
+            engine.stop()
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--vllm", metavar="URL", help="a server of the same checkpoint")
+    parser.add_argument("--sync", choices=("ipc", "nccl", "reload"), default="ipc")
+    parser.add_argument("--save", type=Path, help="write the checkpoint here, for the server, and end")
+    given = parser.parse_args()
+    where = device(given)
+    model, tokenizer = policy(given, where)
+    if given.save:
+        model.save_pretrained(given.save)
+        tokenizer.save_pretrained(given.save)
+        return
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=where)
+    target = torch.empty_like(source)
+    copy_s = median_s(lambda: target.copy_(source), given.rounds, where)
+    print(f"{num_bytes / 1e6:.1f} MB of weights, {where}")
+    show("copy on the device", copy_s, num_bytes)
+    show("embedded: the pause", embedded(model, tokenizer, given.rounds, where), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        raw_s = median_s(write(num_bytes, Path(folder)), given.rounds, where)
+        show("write", raw_s, num_bytes)
+        show("files", median_s(files(model, Path(folder)), given.rounds, where), num_bytes, raw_s)
+    if given.vllm:
+        push_s = pushed(model, tokenizer, given, where)
+        show(f"vLLM by {given.sync}", push_s, num_bytes, raw_s if given.sync == "reload" else copy_s)
+
+
+if __name__ == "__main__":
+    main()
