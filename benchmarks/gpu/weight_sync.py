@@ -7,7 +7,8 @@
 * files: what ``reload`` writes, against one ``write`` of as many bytes and an ``fsync`` in the same folder;
 * a server: ``VLLMEngine.set_version``, that is pause, transfer, resume, against a copy on the device
 (``ipc``,
-  ``nccl``) or against the write (``reload``). The server must serve the same checkpoint, which ``--save FOLDER`` writes; start it
+  ``nccl``) or against the write (``reload``). The server must serve the same checkpoint, which ``--save FOLDER``
+  writes; start it
   in its own environment with ``VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and
   ``--weight-transfer-config '{"backend": "ipc"}'``.
 

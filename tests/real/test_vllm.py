@@ -4,6 +4,7 @@ Needs the environment that ``python tests/support/real_vllm.py`` builds, 4 GB of
 """
 
 import copy
+import itertools
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from support.real_vllm import BUILD, RealVLLM, is_built
 from support.training import toy_env
 from verifiers_trainer import builtin_models
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.engines.vllm.engine import VLLMEngine
 from verifiers_trainer.policy import get_model_and_tokenizer
 from verifiers_trainer.sync.export import exported
 from verifiers_trainer.trainer import RLTrainer
@@ -95,8 +97,8 @@ def ask(server, model):
 class Compares(TrainerCallback):
     """After every step: one answer of the server, and how far its log-probs are from those of the trained weights."""
 
-    def __init__(self, server, base, after_step=None):
-        self.server, self.base, self.after_step = server, base, after_step
+    def __init__(self, server, base):
+        self.server, self.base = server, base
         self.differences, self.from_first, self.trained, self.weights = [], [], [], {}
         self.trainer = None
 
@@ -120,10 +122,6 @@ class Compares(TrainerCallback):
         step = state.global_step
         self.weights[step] = self.copied()
         self.trained += [t for g in self.trainer._batch.groups for r in g.records for t in r.turns]
-        if step == self.after_step:  # the rollouts of the next step have just begun
-            self.server.kill()
-            threading.Thread(target=self.server.start).start()
-            return
         prompt, tokens, served = ask(self.server, self.trainer.engine.served_model)
         self.differences.append(float((self.logprobs(step, prompt, tokens) - served).abs().max()))
         self.from_first.append(float((self.logprobs(0, prompt, tokens) - served).abs().max()))
@@ -139,9 +137,9 @@ class Compares(TrainerCallback):
         return found
 
 
-def train(server, folder, steps, after_step=None, **settings):
+def train(server, folder, steps, **settings):
     model, tokenizer = get_model_and_tokenizer("builtin:smollm2-135m", model_kwargs={"dtype": torch.float32})
-    log = Compares(server, copy.deepcopy(model), after_step)
+    log = Compares(server, copy.deepcopy(model))
     small = {
         "output_dir": str(folder),
         "inference": f"{server.url}/v1",
@@ -175,12 +173,27 @@ def test_vf_eval_plays_an_environment_on_it(adapters, tmp_path):
     assert run["avg_reward"] is not None
 
 
-def test_adapters_move_every_step_and_a_server_killed_in_between_gets_them_again(adapters, tmp_path, caplog):
+def kill_before_request(number, server, monkeypatch):
+    """Kill the server and start it again, right before the engine sends its ``number``-th request."""
+    count, plain = itertools.count(1), VLLMEngine.understood
+
+    def understood(engine, arguments):
+        if next(count) == number:
+            server.kill()
+            threading.Thread(target=server.start).start()
+        return plain(engine, arguments)
+
+    monkeypatch.setattr(VLLMEngine, "understood", understood)
+
+
+def test_adapters_move_every_step_and_a_server_killed_in_between_gets_them_again(
+    adapters, tmp_path, caplog, monkeypatch
+):
+    kill_before_request(10, adapters, monkeypatch)  # four rollouts a step: in the middle of the third's
     log, numbers = train(
         adapters,
         tmp_path,
         steps=3,
-        after_step=2,
         use_lora=True,
         lora_rank=8,
         learning_rate=1e-3,
