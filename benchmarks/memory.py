@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from _contenders import SAMPLING, TOKEN_SAMPLING, Load, environment
@@ -66,18 +67,28 @@ async def long_run(url: str, num_rollouts: int, folder: str) -> list[float]:
 
 
 async def one_run(url: str, num_rollouts: int, folder: str) -> list[float]:
-    """MB by which the process grew in one run whose results are held."""
+    """MB by which the process grew in one run whose results are held; the loop's lag in it, 99th percentile, in ms."""
     in_flight = min(1024, num_rollouts // 4)
     client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
     env = environment(Load(num_rollouts, in_flight))
     settings = {"max_concurrent": in_flight, "keep_states": False}
     await env.evaluate(client, "m", SAMPLING, num_examples=in_flight, results_path=Path(folder, "0"), **settings)
-    before = resident_mb()
+    before, lags = resident_mb(), []
+    sampling = asyncio.create_task(sample_lag(lags))
     results = await env.evaluate(client, "m", SAMPLING, results_path=Path(folder, "1"), **settings)
+    sampling.cancel()
     grown = resident_mb() - before
     assert len(results) == num_rollouts
     await client.aclose()
-    return [grown]
+    return [grown, sorted(lags)[int(0.99 * len(lags))]]
+
+
+async def sample_lag(lags: list[float]) -> None:
+    """Append, every 10 ms, by how many ms the event loop came late."""
+    while True:
+        asked = time.perf_counter()
+        await asyncio.sleep(0.01)
+        lags.append(1000 * (time.perf_counter() - asked) - 10)
 
 
 async def kept(url: str, num_rollouts: int, folder: str) -> list[float]:
@@ -133,7 +144,7 @@ def main() -> None:
     raise_open_file_limit()
     with BareServer() as server:
         quarters = measured("long run", server.url, num_rollouts)
-        (held,) = measured("one run", server.url, num_rollouts)
+        held, lag_ms = measured("one run", server.url, num_rollouts)
         (states,) = measured("kept", server.url, num_rollouts // 10)
     tokens = TURNS * TOKENS_PER_TURN + PROMPT_TOKENS + (TURNS - 1) * ENVIRONMENT_TOKENS
     payload = num_rollouts // 10 * (4 * tokens + 4 * TURNS * TOKENS_PER_TURN) / 1e6
@@ -144,6 +155,7 @@ def main() -> None:
     print_table("growth of the resident memory", ["", "MB"], rows)
     report.figure(f"growth over {num_rollouts:,} rollouts", quarters[-1], " MB", to_reach=RUN_MB)
     report.figure("growth of one run with its results held", held, " MB", to_reach=RUN_MB)
+    report.figure("lag of the event loop in that run, 99th percentile", lag_ms, " ms")
     report.figure(f"{num_rollouts // 10:,} five-turn rollouts kept", states, " MB", to_reach=KEPT_MB)
     report.figure("kept rollouts over their bare payload", states / payload)
     report.close()

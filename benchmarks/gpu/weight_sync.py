@@ -3,13 +3,11 @@
     python benchmarks/gpu/weight_sync.py [--vllm http://127.0.0.1:8000 --sync ipc|reload|nccl] [--rounds 5]
     python benchmarks/gpu/weight_sync.py --cpu --tiny         shows that it works
 
-* embedded: the pause around an update; no byte moves, so that the figure is milliseconds;
+* embedded: no byte moves; what a pause for an update waits while requests are computed;
 * files: what ``reload`` writes, against one ``write`` of as many bytes and an ``fsync`` in the same folder;
-* a server: ``VLLMEngine.set_version``, that is pause, transfer, resume, against a copy on the device
-(``ipc``,
-  ``nccl``) or against the write (``reload``). The server must serve the same checkpoint, which ``--save FOLDER``
-  writes; start it
-  in its own environment with ``VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and
+* a server: ``VLLMEngine.set_version``, that is pause, transfer, resume, against a copy on the device (``ipc``,
+  ``nccl``) or against the write (``reload``). It must serve the checkpoint that ``--save FOLDER`` writes; start it in
+  an environment of its own, with ``VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and
   ``--weight-transfer-config '{"backend": "ipc"}'``.
 
 To reach: at least half of what the copy does.
@@ -49,24 +47,16 @@ def show(name: str, seconds: float, num_bytes: int, against_s: float | None = No
     print(line)
 
 
-def embedded(model: Any, tokenizer: Any, rounds: int, where: torch.device) -> float:
-    """An update in place under the engine's pause, less the same update without an engine."""
+def embedded(model: Any, tokenizer: Any, tiny: bool) -> float:
+    """Seconds that a pause waits while requests are computed, at the 99th percentile."""
+    from engine import loads, p99, pauses_ms
+
     from verifiers_trainer.engines.embedded import EmbeddedEngine
 
-    def update() -> None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1.0)
-
-    bare = median_s(update, rounds, where)
-    with EmbeddedEngine(model, tokenizer, max_seq_len=256, concurrency=8) as engine:
-
-        def paused() -> None:
-            with engine.pause():
-                update()
-                engine.set_version(engine.version + 1)
-
-        return max(0.0, median_s(paused, rounds, where) - bare)
+    load = loads(len(tokenizer), 16 if tiny else 256, 64 if tiny else 256)["ragged"]
+    with EmbeddedEngine(model, tokenizer, max_seq_len=2048, concurrency=64) as engine:
+        waits = pauses_ms(engine, load)
+    return p99(waits) / 1e3
 
 
 def write(num_bytes: int, folder: Path) -> Callable[[], None]:
@@ -132,7 +122,7 @@ def main() -> None:
     copy_s = median_s(lambda: target.copy_(source), given.rounds, where)
     print(f"{num_bytes / 1e6:.1f} MB of weights, {where}")
     show("copy on the device", copy_s, num_bytes)
-    show("embedded: the pause", embedded(model, tokenizer, given.rounds, where), 0)
+    show("embedded: p99 of a pause's wait", embedded(model, tokenizer, given.tiny), 0)
     with tempfile.TemporaryDirectory() as folder:
         raw_s = median_s(write(num_bytes, Path(folder)), given.rounds, where)
         show("write", raw_s, num_bytes)

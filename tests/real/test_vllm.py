@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
 import urllib.request
 from importlib.util import find_spec
 
@@ -81,14 +83,21 @@ def length(completion, **_):
 
 
 def ask(server, model):
-    """(prompt ids, token ids, log-probs) of one greedy answer."""
+    """(prompt ids, token ids, log-probs) of one answer; waits for a server that is coming back and being repaired."""
     body = {"model": model, "messages": QUESTION, "max_tokens": 12, "temperature": 1.0, "seed": 1}
     body |= {"logprobs": True, "return_token_ids": True}
     request = urllib.request.Request(
         f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        said = json.load(answer)
+    deadline = time.monotonic() + 400
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                said = json.load(answer)
+            break
+        except urllib.error.URLError:
+            assert time.monotonic() < deadline
+            time.sleep(2)
     choice = said["choices"][0]
     logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     return said["prompt_token_ids"], choice["token_ids"], torch.tensor(logprobs)

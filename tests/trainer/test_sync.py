@@ -21,6 +21,7 @@ from verifiers_trainer.sync.export import apart, exported, unservable_adapter
 from verifiers_trainer.sync.ipc import IpcSync, chunks
 from verifiers_trainer.sync.lora_dir import LoraDirSync
 from verifiers_trainer.sync.nccl import NcclSync, packed_chunks
+from verifiers_trainer.sync.opening import require_whole
 from verifiers_trainer.sync.protocol import Deadline, label_of, run_and_version
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -137,6 +138,14 @@ def test_adapters_that_no_server_takes_are_known(options, said):
     assert said in unservable_adapter(adapted(tiny_llama(), **options))
     assert unservable_adapter(adapted(tiny_llama())) is None
     assert unservable_adapter(tiny_llama()) is None
+
+
+def test_parts_of_a_sharded_model_are_refused_and_not_sent_as_if_they_were_all():
+    model = small_model()
+    require_whole(model)
+    next(model.parameters()).ds_id = 0  # as ZeRO-3 marks them
+    with pytest.raises(ConfigError, match="is sharded over processes"):
+        require_whole(model)
 
 
 # --- packed chunks ------------------------------------------------------------------------------------------------

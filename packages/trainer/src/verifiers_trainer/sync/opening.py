@@ -31,6 +31,7 @@ INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
 def open_sync(engine: VLLMEngine, config: RLConfig, features: frozenset[str], version: str) -> WeightSync:
     """The way weights move in this run; one line of the log says which and why. Raises ``ConfigError``."""
     model = engine.model
+    require_whole(model)
     situation = Situation(
         features=features,
         version=version or "of an unknown version",
@@ -71,6 +72,16 @@ def _made(choice: Choice, engine: VLLMEngine, config: RLConfig, features: frozen
     from verifiers_trainer.sync.ipc import IpcSync
 
     return IpcSync(engine.run, served, lambda: exported(model), features)
+
+
+def require_whole(model: Any) -> None:
+    """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send just these."""
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor"):
+            raise ConfigError(
+                f"the parameter {name} is sharded over processes (FSDP or ZeRO-3), and gathering such weights for the "
+                "inference server is not there yet: train with DDP, ZeRO-1 or ZeRO-2"
+            )
 
 
 def _served_model(engine: VLLMEngine) -> str:
