@@ -112,11 +112,11 @@ def test_the_default_rubric_scores_independently():
 
 
 def test_the_first_example_has_its_number():
-    from verifiers.cli.summary import print_summary
+    from verifiers.cli.summary import print_summary, run_facts
 
     results = single_turn(1).evaluate(ScriptedClient("no"), "m")
     shown = io.StringIO()
-    print_summary(results, samples=True, notes=(), stream=shown)
+    print_summary(results, run_facts(results), samples=True, notes=(), stream=shown)
     assert results["example_ids"] == [0]
     assert "example 0" in shown.getvalue()
     assert "unknown" not in shown.getvalue()
