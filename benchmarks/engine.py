@@ -118,15 +118,18 @@ def served_model(url: str) -> str:
 
 
 def pauses_ms(engine: EmbeddedEngine, load: Load) -> list[float]:
-    """What each pause waited, in milliseconds, while ``load`` was served."""
+    """What each pause waited, in milliseconds, while ``load`` was served and once just after: never nothing."""
     waits: list[float] = []
     stop = threading.Event()
 
     def ask_for_pauses() -> None:
-        while not stop.wait(PAUSE_EVERY_S):
+        while True:
+            served = stop.wait(PAUSE_EVERY_S)
             begun = time.perf_counter()
             with engine.pause():
                 waits.append(1e3 * (time.perf_counter() - begun))
+            if served:
+                return
 
     thread = threading.Thread(target=ask_for_pauses)
     thread.start()
