@@ -10,7 +10,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("[!_]*.py"))
-NEEDS_TRAINER = {"samples.py"}
+NEEDS_TRAINER = {name for name in SCRIPTS if name.startswith("trainer_")} | {"samples.py"}
 
 
 def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +37,10 @@ def test_there_is_a_script_for_each_figure_that_is_claimed():
         "journal.py",
         "samples.py",
         "client.py",
+        "trainer_step.py",
+        "trainer_overlap.py",
+        "trainer_learning.py",
+        "trainer_parts.py",
     } <= set(SCRIPTS)
 
 

@@ -15,7 +15,7 @@ import verifiers as vf
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NEED_AN_EXTRA = {"verifiers.cli.plot", "verifiers.cli.tui"}
 """Modules that import a library of an extra at their top."""
-WITHOUT_EXAMPLE: set[str] = {"PythonEnv", "SandboxEnv"}
+WITHOUT_EXAMPLE: set[str] = {"SandboxEnv"}
 """Public names whose docstring shows nothing yet. It only becomes shorter."""
 
 

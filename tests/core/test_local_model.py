@@ -119,3 +119,24 @@ async def test_it_takes_the_usual_path_and_stops_with_the_run():
     finally:
         await client.aclose()
     assert not client.is_running
+
+
+@needs_model
+def test_a_server_that_is_stopped_at_once_ends():
+    """llama.cpp's does not, when its work loop has not begun."""
+    code = "from verifiers.clients import local; c = local.local_client(); c._start(); c.stop(); print(c.is_running)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "False\n")
+
+
+@needs_model
+async def test_it_knows_that_its_chat_template_shows_no_tools():
+    client = as_client("local")
+    try:
+        assert await client.shows_tools() is False
+        assert await client.shows_tools() is False
+    finally:
+        await client.aclose()
+    assert not client.is_running
+    assert await client.shows_tools() is False
+    assert not client.is_running, "it is asked once"

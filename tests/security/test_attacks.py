@@ -18,7 +18,8 @@ from verifiers.sandbox import SandboxSpec, backend_for
 from verifiers.sandbox.attacks import ATTACKS, LIMITS
 from verifiers.sandbox.probe import attempt, bait
 
-ISOLATING = ["bubblewrap", pytest.param("sandlock", marks=pytest.mark.slow)]  # a second and more per session
+SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
+ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 LONG = {"memory together", "cpu", "deaf to signals", "output flood"}
 SELDOM = [
     pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name in LONG else []) for attack in ATTACKS

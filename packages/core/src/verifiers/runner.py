@@ -17,7 +17,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -256,14 +256,20 @@ async def _monitor(env: Environment, state: State) -> None:
         state["metrics"].setdefault(function.name, value)
 
 
-async def play_group(env: Environment, jobs: list[Job], context: RunContext) -> list[State]:
-    """All siblings of one example side by side, scored as a group, with advantages.
+Player = Callable[[Environment, Job, RunContext], Coroutine[Any, Any, State]]
+"""Makes the finished state of a job, whatever became of it."""
+
+
+async def play_group(
+    env: Environment, jobs: list[Job], context: RunContext, play: Player = play_and_score
+) -> list[State]:
+    """All siblings of one example side by side, scored as a group, with advantages; ``play`` plays each of them.
 
     When one of them raises (a ``RunError``), the others are cancelled and awaited before it is raised.
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(play_and_score(env, job, context)) for job in jobs]
+            tasks = [group.create_task(play(env, job, context)) for job in jobs]
     except BaseExceptionGroup as failures:
         raise _first_leaf(failures) from failures
     states = [task.result() for task in tasks]
@@ -276,9 +282,6 @@ def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first
-
-
-Player = Callable[[Environment, Job, RunContext], Awaitable[State]]
 
 
 class Runner:

@@ -32,6 +32,7 @@ from vf_alphabet_sort.scoring import (
     find_blocks,
     format_share,
     line_ratio,
+    num_matched,
     turn_similarity,
 )
 
@@ -385,6 +386,26 @@ def test_the_fast_matcher_finds_what_difflibs_does(block, target, autojunk):
     assert list(map(tuple, fast)) == list(map(tuple, slow))
 
 
+@settings(max_examples=500, deadline=None)
+@given(st.text("ab\n é\ud800", max_size=60), st.text("ab\n é", max_size=60), st.integers(0, 60))
+def test_the_own_matcher_counts_what_difflib_matches(answer, target, cut):
+    for left, right in ((answer, target), (target[cut:] + answer + target[:cut], target)):
+        blocks = difflib.SequenceMatcher(None, left, right, False).get_matching_blocks()
+        assert num_matched(left, right) == sum(block.size for block in blocks)
+
+
+@pytest.mark.parametrize("autojunk", [False, True])
+def test_a_ratio_is_difflibs_with_and_without_its_heuristic(autojunk):
+    names = [f"Name{n * 7919 % 1000}Last{n * 104729 % 1000}" for n in range(30)]
+    for count in (3, 12, 30):
+        target = "\n".join(names[:count])
+        block = "\n".join([names[1], names[0], *names[2:count]])
+        expected = difflib.SequenceMatcher(None, block.lower(), target.lower(), autojunk).ratio()
+        assert line_ratio(block, target, autojunk) == expected
+    # the twin: on a long list the heuristic does change the number
+    assert line_ratio(block, target, True) != line_ratio(block, target, False)
+
+
 def test_without_the_fast_matcher_difflibs_is_used():
     program = (
         "import sys; sys.modules['cydifflib'] = None; import vf_alphabet_sort.scoring as s, difflib;"
@@ -392,3 +413,27 @@ def test_without_the_fast_matcher_difflibs_is_used():
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["True", str(line_ratio("AB\nCD", "CD\nAB"))]
+
+
+def test_shots_are_games_played_right_and_no_game_that_is_trained_on_or_held_out():
+    sizes = {"num_train_examples": 20, "num_eval_examples": 10, "min_turns": 2}
+    plain, env = load_environment(**sizes), load_environment(**sizes, num_shots=2)
+    assert [row["answer"] for row in env.get_dataset()] == [row["answer"] for row in plain.get_dataset()]
+    *shots, asked = env.get_dataset()[0]["prompt"]
+    assert [message["role"] for message in shots] == ["user", "assistant"] * (len(shots) // 2)
+    known = {message["content"] for row in plain.get_dataset() for message in row["prompt"]}
+    firsts = [message["content"] for message in shots if message["content"].startswith("Sort")]
+    assert len(firsts) == 2
+    assert not known & set(firsts)
+    assert asked["content"] in known
+    for question, answer in zip(shots[::2], shots[1::2], strict=True):
+        tag = "alphabetical_sorted" if question["content"].startswith("Sort") else "combined_alphabetical_sorted"
+        lines = answer["content"].splitlines()
+        assert (lines[0], lines[-1]) == (f"<{tag}>", f"</{tag}>")
+        last = "LAST name" in question["content"]
+        names = [line.removesuffix(" // new name!") for line in lines[1:-1]]
+        halves = [re.split("(?<=[a-z])(?=[A-Z])", name) for name in names]
+        keys = [parts[1 if last else 0].lower() for parts in halves]
+        assert keys == sorted(keys)
+    with pytest.raises(vf.ConfigError, match="num_shots"):
+        load_environment(num_shots=-1)

@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 import verifiers as vf
+from verifiers.clients.local import is_installed
 from verifiers.testing import ScriptedClient, make_state
-from vf_math_python import SYSTEM_PROMPT, load_environment
+from vf_math_python import BLOCKS_SYSTEM_PROMPT, SYSTEM_PROMPT, load_environment
 from vf_math_python.generator import generate_rows, is_held_out
 from vf_math_python.written import TOPICS, problems, written_rows
 
@@ -22,6 +23,17 @@ SANDBOXES = [
 
 def python(code):
     return vf.ToolCall("c1", "python", {"code": code})
+
+
+def block(code):
+    return f"Let me compute.\n```python\n{code}\n```"
+
+
+class NotShownTools(ScriptedClient):
+    """A client that knows that its model's chat template shows no tools, as the embedded one does."""
+
+    async def shows_tools(self):
+        return False
 
 
 def load(**arguments):
@@ -44,6 +56,8 @@ def told(results, rollout=0):
 def test_the_checker_finds_nothing_wrong(sandbox):
     report = vf.check_environment(lambda: load(sandbox=sandbox))
     assert report.ok, str(report)
+    blocks = vf.check_environment(lambda: load(sandbox=sandbox, code_from="blocks"))
+    assert blocks.ok, str(blocks)
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -223,6 +237,87 @@ def test_a_player_that_knows_no_answer_and_computes_them_is_right(sandbox):
     assert set(results["metrics"]["tool_errors"]) == {0.0}
 
 
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+def test_a_player_that_writes_blocks_is_right_too(sandbox):
+    """The same, with its code in its replies."""
+    env = load(sandbox=sandbox, code_from="blocks", num_train_examples=84, num_eval_examples=91)
+    rows = [row for row in [*env.dataset, *env.eval_dataset] if row["info"]["name"] in SOLUTIONS]
+    names = {row["prompt"][-1]["content"]: row["info"]["name"] for row in rows}
+
+    def player(request):
+        said = request.prompt[-1]["content"]
+        _, is_output, printed = said.partition("Output:\n")
+        if is_output:
+            return f"\\boxed{{{printed}}}"
+        return block(SOLUTIONS[names[said.removesuffix(f"\n\n{env.blocks_reminder}")]])
+
+    client = ScriptedClient(player)
+    results = env.generate(rows, client, "scripted")
+    assert list(results["reward"]) == [1.0] * len(SOLUTIONS)
+    assert set(results["metrics"]["python_calls"]) == {1.0}
+    assert set(results["metrics"]["tool_errors"]) == {0.0}
+    assert set(results["stop_conditions"]) == {"no_code_block"}
+    assert all(request.tools is None for request in client.requests)
+
+
+def test_a_box_beside_code_is_not_the_answer_yet():
+    env = load(code_from="blocks", num_train_examples=1, num_eval_examples=1)
+    (right,) = answers(env.eval_dataset).values()
+    box = f"\\boxed{{{right}}}"
+    results = env.evaluate(ScriptedClient([f"{block('1')}\n{box}", "I am done."]), "scripted")
+    assert list(results["reward"]) == [0.0]
+    assert list(env.evaluate(ScriptedClient([block("1"), box]), "scripted")["reward"]) == [1.0]
+
+
+def test_the_example_of_a_block_prints_what_the_prompt_says():
+    env = load(code_from="blocks", num_train_examples=1, num_eval_examples=1)
+    results = env.evaluate(ScriptedClient([BLOCKS_SYSTEM_PROMPT, "done"]), "scripted")
+    output = results["completion"][0][1]["content"]
+    assert output == "Output:\n8"
+    assert output in BLOCKS_SYSTEM_PROMPT
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_model_that_is_not_shown_tools_is_told_to_write_blocks(num_workers):
+    env = vf.load_environment("math-python", sandbox="unsafe_subprocess", num_train_examples=1, num_eval_examples=1)
+    client = NotShownTools([block("6 * 7"), "done"])
+    results = env.evaluate(client, "small", num_workers=num_workers)
+    system, user = client.requests[0].prompt
+    assert system["content"] == BLOCKS_SYSTEM_PROMPT
+    assert user["content"].endswith(env.blocks_reminder)
+    assert client.requests[0].tools is None
+    assert results["completion"][0][1]["content"] == "Output:\nOut[1]: 42"
+    # the twin: a client that does not know leaves the tool
+    asked = ScriptedClient("done")
+    env.evaluate(asked, "small", num_workers=num_workers)
+    assert asked.requests[0].prompt[0]["content"] == SYSTEM_PROMPT
+    assert asked.requests[0].tools
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.skipif(not is_installed(), reason="the extra verifiers[local] is not installed")
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_the_embedded_model_really_runs_code_in_bubblewrap():
+    env = load(sandbox="bubblewrap", max_turns=2, num_train_examples=1, num_eval_examples=3)
+    results = env.evaluate("local", sampling_args={"temperature": 0.0, "max_tokens": 250, "stop": ["\n```\n"]})
+    assert {state["code_from"] for state in results["states"]} == {"blocks"}
+    printed = [m["content"] for completion in results["completion"] for m in completion if m["role"] == "user"]
+    assert printed
+    assert all(text.startswith("Output:\n") for text in printed)
+    assert sum(results["metrics"]["sandbox_command_execution_time"]) > 0
+
+
+@pytest.mark.parametrize(("given", "told"), [("Be brief.", "Be brief.\n\nYou can run"), ("", None), (None, None)])
+def test_a_system_prompt_of_ones_own_in_blocks(given, told):
+    env = load(code_from="blocks", system_prompt=given, num_train_examples=1, num_eval_examples=1)
+    client = ScriptedClient("done")
+    env.evaluate(client, "scripted")
+    first = client.requests[0].prompt[0]
+    assert first["role"] == ("system" if told else "user")
+    assert first["content"].startswith(told or "")
+
+
 def test_the_turns_are_bounded():
     env = load(max_turns=2, num_train_examples=1, num_eval_examples=1)
     results = env.evaluate(ScriptedClient([python("1")]), "scripted")
@@ -245,6 +340,7 @@ def test_the_turns_are_bounded():
         ({"eval_split": "dev"}, "eval_split"),
         ({"split": "train", "dataset_split": "train"}, "split is another name"),
         ({"timeout_per_command_seconds": 0}, "timeout_per_command_seconds"),
+        ({"code_from": "fences"}, "code_from"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_named(arguments, named):

@@ -274,6 +274,28 @@ def test_a_dataset_that_cannot_be_used_says_why_and_what_works_offline(tmp_path,
         assert "leave dataset_name out" in str(raised.value)
 
 
+def test_shots_are_solved_examples_that_are_neither_trained_on_nor_held_out():
+    plain = load_environment(unit="word", num_train_examples=30, num_eval_examples=10)
+    env = load_environment(unit="word", num_train_examples=30, num_eval_examples=10, num_shots=3)
+    for part in ("get_dataset", "get_eval_dataset"):
+        rows = getattr(env, part)()
+        assert [row["answer"] for row in rows] == [row["answer"] for row in getattr(plain, part)()]
+        for row in rows:
+            *shots, asked = row["prompt"]
+            assert len(shots) == 6
+            assert asked["content"][::-1] == row["answer"]
+            pairs = list(zip(shots[::2], shots[1::2], strict=True))
+            assert all(
+                said["content"] == f"<reversed_text>{text['content'][::-1]}</reversed_text>" for text, said in pairs
+            )
+            texts = {text["content"] for text, _ in pairs}
+            known = {row["answer"][::-1] for row in [*env.get_dataset(), *env.get_eval_dataset()]}
+            assert len(texts) == 3
+            assert not texts & known
+    with pytest.raises(vf.ConfigError, match="num_shots"):
+        load_environment(num_shots=-1)
+
+
 # --- speed ------------------------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,17 @@ def headers_from_state(client: Any) -> Mapping[str, str]:
     return getattr(getattr(client, "config", None), "extra_headers_from_state", None) or {}
 
 
+async def shows_tools(client: Any) -> bool | None:
+    """Whether the model behind a client is shown the tools of a request, as its chat template has a place for them or
+    not; None where the client cannot tell, which is the case of every server but those of this process.
+
+    A client that can has a method ``async shows_tools()``.
+    """
+    ask = getattr(client, "shows_tools", None)
+    known: bool | None = None if ask is None else await ask()
+    return known
+
+
 def check_client_type(client_type: str) -> None:
     """Raises: ``ConfigError`` unless the type is one that this release speaks."""
     if client_type in CLIENT_TYPES:

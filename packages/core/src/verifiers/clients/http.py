@@ -61,7 +61,7 @@ class OpenAIChatCompletionsClient:
 
     Keywords override the fields of ``config``. ``api_key`` is a key itself; without it the variable
     ``config.api_key_var`` is read at the first request. ``query`` is added to every URL. ``keep_raw`` puts the decoded
-    body on ``Response.raw``.
+    body on ``Response.raw``. ``tools_shown``: whether the model's chat template shows tools, where the caller knows it.
 
     Example: ``OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4)``
 
@@ -82,6 +82,7 @@ class OpenAIChatCompletionsClient:
         query: Mapping[str, str] | None = None,
         retry: RetryPolicy | None = None,
         keep_raw: bool = False,
+        tools_shown: bool | None = None,
         **fields: Any,
     ):
         if config is not None and not isinstance(config, ClientConfig):
@@ -96,6 +97,7 @@ class OpenAIChatCompletionsClient:
             config = replace(config, extra_headers={**config.extra_headers, **headers})
         self.config = config
         self.keep_raw = keep_raw
+        self._tools_shown = tools_shown
         self.retry = retry or RetryPolicy(max_retries=config.max_retries)
         self._api_key = api_key
         base = _parse_base_url(config.api_base_url)
@@ -139,6 +141,10 @@ class OpenAIChatCompletionsClient:
             return to_response(decode(answer, where), request, where, raw)
 
         return await call_with_retries(send, self.retry, self._pools.here().limiter, request.timeout_s)
+
+    async def shows_tools(self) -> bool | None:
+        """See ``clients.base.shows_tools``: what was said when the client was made; a server is not asked."""
+        return self._tools_shown
 
     async def aclose(self) -> None:
         """Close the running loop's session; other loops keep theirs, and a later request opens another."""

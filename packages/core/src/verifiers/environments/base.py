@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from verifiers import compat
-from verifiers.clients.base import headers_from_state
+from verifiers.clients.base import Client, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.dataset import RowFormat, Table
 from verifiers.dual import NOTHING, Done, maybe_await
@@ -286,9 +286,7 @@ class Environment(Runs, Closes):
         Raises ``ModelError`` when the endpoint gives none, ``OverlongPromptError`` when the prompt does not fit.
         """
         run = state.run
-        answering = (
-            run.client if run is not None and run.serves(client, state) else as_client(client or state["client"])
-        )
+        answering = self.client_of(state, client)
         tools = tool_defs if tool_defs is not None else state["tool_defs"]
         request = ModelRequest(
             prompt=self.as_prompt(prompt),
@@ -309,6 +307,14 @@ class Environment(Runs, Closes):
         async with run.generation_slot:
             run.check_open()
             return await answering.complete(request)
+
+    def client_of(self, state: State, client: Any = None) -> Client:
+        """The client that answers a call with this ``client`` argument; None: the rollout's own."""
+        run = state.run
+        if run is not None and run.serves(client, state):
+            own: Client = run.client
+            return own
+        return as_client(client or state["client"])
 
     def as_prompt(self, given: Any) -> Messages:
         """Messages in any form as a prompt; those that are ``Message`` objects already are passed on as they are."""

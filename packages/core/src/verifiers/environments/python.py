@@ -4,20 +4,37 @@ Promise: what one call defines the next one has; the value of a trailing express
 exception as its traceback; a call that takes too long is stopped and the model is told that its variables are gone.
 Nothing is installed when a rollout runs: packages come from where the environment itself is installed.
 
-Opening, closing and limits are ``environments.sandbox``.
+Code comes from calls of the tool ``python``, or from fenced blocks of a reply (``code_from``): a model whose chat
+template shows no tools can write those. Which text is a block is ``code_blocks``; opening, closing and limits are
+``environments.sandbox``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from verifiers.clients.base import shows_tools
+from verifiers.decorators import setup, stop
+from verifiers.environments.code_blocks import (
+    BLOCKS_PROMPT,
+    BLOCKS_REMINDER,
+    NOT_CLOSED,
+    Blocks,
+    code_blocks,
+    output_text,
+    with_reminder,
+)
 from verifiers.environments.sandbox import SandboxEnv, sandbox_ready_wait_time
 from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
+from verifiers.messages import field, message_text
 from verifiers.state import State
+from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
 DEFAULT_PACKAGES = "numpy sympy scipy"
+FORMS = ("tool", "blocks", "auto")
 
 
 def python_ready_wait_time(state: State) -> float:
@@ -30,22 +47,56 @@ class PythonEnv(SandboxEnv):
 
     ``pip_install_packages``: what code inside can import beside the standard library, as pip names it, separated by
     spaces or as a list. A package that is not installed beside ``verifiers`` is a ConfigError at the first rollout
-    that names the command to install it. ``max_startup_wait_seconds`` bounds the start of an interpreter. Further
-    parameters are ``SandboxEnv``'s.
+    that names the command to install it. ``max_startup_wait_seconds`` bounds the start of an interpreter.
+
+    ``code_from``: "tool" (calls of ``python``); "blocks" (the Python blocks of a reply are run as one cell, a user
+    message shows the output, and a reply without a block ends the rollout); "auto" ("blocks" for a model whose client
+    knows that its chat template shows no tools, else "tool"). In the second form the system prompt is
+    ``blocks_system_prompt`` (by default ``system_prompt`` and an explanation with an example), and the last user
+    message of the prompt ends with ``blocks_reminder``; ``""`` leaves either out. The rollout's form is
+    ``state["code_from"]``. Further parameters are ``SandboxEnv``'s.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.PythonEnv("", dataset=[{"question": "6 * 7?"}], code_from="blocks", sandbox="unsafe_subprocess")
+    >>> client = ScriptedClient(["Let me see.\\n```python\\nprint(6 * 7)\\n```", "It is 42."])
+    >>> [message.content for message in env.evaluate(client, "m")["completions"][0][1:]]
+    ['Output:\\n42', 'It is 42.']
     """
+
+    remedy = '; code_from="blocks" (or "auto") runs the Python blocks of its replies instead'
 
     def __init__(
         self,
         pip_install_packages: str | Sequence[str] = DEFAULT_PACKAGES,
         max_startup_wait_seconds: float = 30,
+        code_from: str = "tool",
+        blocks_system_prompt: str | None = None,
+        blocks_reminder: str = BLOCKS_REMINDER,
+        system_prompt: str | None = None,
         **parameters: Any,
     ):
+        if code_from not in FORMS:
+            raise ConfigError(f"code_from is {code_from!r}; it must be one of {', '.join(FORMS)}", key="code_from")
         self.packages = distributions(pip_install_packages)
-        super().__init__(max_startup_wait_seconds=max_startup_wait_seconds, **parameters)
+        self.code_from = code_from
+        if blocks_system_prompt is None:
+            blocks_system_prompt = f"{system_prompt}\n\n{BLOCKS_PROMPT}" if system_prompt else BLOCKS_PROMPT
+        self.blocks_system_prompt, self.blocks_reminder = blocks_system_prompt, blocks_reminder
+        super().__init__(
+            max_startup_wait_seconds=max_startup_wait_seconds,
+            system_prompt=(blocks_system_prompt or None) if code_from == "blocks" else system_prompt,
+            **parameters,
+        )
+
+    def set_code_from(self, code_from: str) -> None:
+        """Refused: the prompts are made with the environment. *Raises* ConfigError."""
+        raise ConfigError("code_from is chosen when the environment is made: give it to load_environment")
 
     def add_sandbox_tools(self) -> None:
-        """Offer ``python``."""
+        """Offer ``python``; in the form of blocks it is there, but no model is told of it."""
         self.add_tool(self.python, args_to_skip=["state"])
+        if self.code_from == "blocks":
+            self.tool_defs = _without_python(self.tool_defs)
 
     def measured(self) -> list[Callable[[State], float]]:
         """As in every sandbox, and the interpreter's start."""
@@ -62,6 +113,71 @@ class PythonEnv(SandboxEnv):
         if result.timed_out:
             state["num_cells"] = 0  # a new interpreter counts anew
         return python_text(result, number, self.timeout_per_command_seconds)
+
+    # --- code in blocks -----------------------------------------------------------------------------------------
+
+    @setup(priority=1)
+    async def choose_form(self, state: State) -> None:
+        """Decide where this rollout's code comes from, and tell the model."""
+        form = self.code_from
+        if form == "auto":
+            form = "blocks" if await shows_tools(self.client_of(state)) is False else "tool"
+            if form == "blocks":
+                state["prompt"] = self._prompt_of_blocks(state["prompt"])
+                state["tool_defs"] = _without_python(state["tool_defs"])
+        if form == "blocks" and self.blocks_reminder:
+            state["prompt"] = with_reminder(state["prompt"], self.blocks_reminder)
+        state["code_from"] = form
+
+    def _prompt_of_blocks(self, prompt: Messages) -> Messages:
+        """The prompt with ``blocks_system_prompt`` in place of ``system_prompt``, or after what a row says there."""
+        first: Any = prompt[0] if prompt else None
+        rest: Messages = prompt[1:] if field(first, "role") == "system" else prompt
+        said = message_text(first) if field(first, "role") == "system" else ""
+        parts = ("" if said == self.system_prompt else said, self.blocks_system_prompt)
+        text = "\n\n".join(part for part in parts if part)
+        return [SystemMessage(text), *rest] if text else rest
+
+    @stop
+    def no_tools_called(self, state: State) -> bool:
+        """The last assistant message calls nothing; where code comes from blocks, ``no_code_block`` says it."""
+        return state.get("code_from") != "blocks" and super().no_tools_called(state)
+
+    @stop
+    def no_code_block(self, state: State) -> bool:
+        """The last assistant message has no Python block and calls nothing: the model is done."""
+        if state.get("code_from") != "blocks" or not super().no_tools_called(state):
+            return False
+        return not _blocks_of(state["trajectory"][-1]["completion"])
+
+    def num_calls(self, state: State, said: Messages, tool: str | None) -> float:
+        """Calls, and in the form of blocks a reply with Python in it is a call of ``python``."""
+        in_blocks = state.get("code_from") == "blocks" and tool in (None, "python") and bool(_blocks_of(said))
+        return super().num_calls(state, said, tool) + in_blocks
+
+    async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
+        """The answers to the calls of the last message; in the form of blocks then what its cell printed."""
+        answers = await super().env_response(messages, state)
+        if state.get("code_from") != "blocks" or not (blocks := _blocks_of(messages[-1:])):
+            return answers
+        is_cut_off = bool(state["trajectory"][-1]["is_truncated"])
+        code, texts = blocks.cell(is_cut_off), []
+        if code is not None:
+            call = ToolCall("", "python", json.dumps({"code": code}))
+            texts.append(message_text(await self._answer(call, messages, state)))
+        if is_cut_off and blocks.open_code is not None:
+            state["sandbox"].num_errors += 1
+            texts.append(NOT_CLOSED)
+        return [*answers, UserMessage(output_text("\n".join(texts)))]
+
+
+def _blocks_of(said: Messages) -> Blocks:
+    """The Python blocks of the last of some messages."""
+    return code_blocks(message_text(said[-1]) if said else "")
+
+
+def _without_python(tool_defs: Sequence[Any]) -> list[Any]:
+    return [tool for tool in tool_defs if field(tool.get("function") or tool, "name") != "python"]
 
 
 def distributions(packages: str | Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from verifiers.decorators import stop
+from verifiers.clients.base import shows_tools
+from verifiers.decorators import setup, stop
 from verifiers.dual import maybe_await
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.environments.tool_answers import as_answer, bounded
@@ -30,6 +31,9 @@ from verifiers.rubrics.workers import call_in_thread
 from verifiers.state import State
 from verifiers.tools import ToolFunction, parse_arguments, shortened, tool_name
 from verifiers.types import Message, Messages, ToolCall
+
+LATE = -1000
+"""Priority of what looks at a rollout's tools when every other ``@setup`` has run."""
 
 
 class ToolEnv(MultiTurnEnv):
@@ -52,6 +56,8 @@ class ToolEnv(MultiTurnEnv):
 
     max_calls_per_turn: int = 128
     """Calls of one assistant message that are run; further ones are answered with a text that says so."""
+    remedy: str = ""
+    """What a model can do that is not shown tools; the end of a warning."""
 
     def __init__(
         self,
@@ -76,6 +82,7 @@ class ToolEnv(MultiTurnEnv):
         self.tool_map: dict[str, Callable[..., Any]] = {}
         """Callable by name, as the author gave it."""
         self._functions: dict[str, ToolFunction] = {}
+        self._warned_of_hidden_tools = False
         self._measure(None)
         for tool in tools or ():
             self.add_tool(tool)
@@ -106,9 +113,27 @@ class ToolEnv(MultiTurnEnv):
     def _measure(self, tool: str | None) -> None:
         """Count the calls of a tool (None: of all) on every rollout."""
         if metric_name(tool) not in self.monitor_rubric.get_reward_func_names():
-            self.monitor_rubric.add_metric(_of_trajectory(tool))
+            self.monitor_rubric.add_metric(_of_trajectory(tool, self.num_calls))
+
+    def num_calls(self, state: State, said: Messages, tool: str | None) -> float:
+        """How many calls the messages of one model call make: all, or those of ``tool``; the metrics add them up."""
+        return count_calls(said, tool)
 
     # --- one turn -----------------------------------------------------------------------------------------------
+
+    @setup(priority=LATE)
+    async def note_hidden_tools(self, state: State) -> None:
+        """Say once when the model cannot see the tools it is given, because its chat template shows none."""
+        if self._warned_of_hidden_tools or not state["tool_defs"]:
+            return
+        if await shows_tools(self.client_of(state)) is False and not self._warned_of_hidden_tools:
+            self._warned_of_hidden_tools = True
+            self.logger.warning(
+                "the chat template of %s shows no tools, so the model does not know that it can call %s%s",
+                state["model"],
+                ", ".join(sorted(_names(state["tool_defs"]))),
+                self.remedy,
+            )
 
     @stop
     def no_tools_called(self, state: State) -> bool:
@@ -213,11 +238,11 @@ def _names(definitions: Iterable[Mapping[str, Any]]) -> set[str]:
     return {field(definition.get("function") or definition, "name") for definition in definitions}
 
 
-def _of_trajectory(tool: str | None) -> Callable[..., float]:
+def _of_trajectory(tool: str | None, num_calls: Callable[..., float]) -> Callable[..., float]:
     """A metric of the calls that were sampled, also where a conversation does not keep all of its turns."""
 
     def count(state: State) -> float:
-        return sum((count_calls(step["completion"], tool) for step in state["trajectory"]), 0.0)
+        return sum((num_calls(state, step["completion"], tool) for step in state["trajectory"]), 0.0)
 
     count.__name__ = metric_name(tool)
     return count

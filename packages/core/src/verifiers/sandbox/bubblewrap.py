@@ -99,6 +99,9 @@ class _Namespaces:
     def kill(self) -> None:
         self._order("kill", [])
 
+    async def ended(self) -> None:
+        return None  # the area is shared memory
+
     async def cause(self) -> str | None:
         if self._control is None:
             return None

@@ -1,7 +1,7 @@
 """Which backend: by name, or the first of ``AUTO`` whose probe passes.
 
-A probe really runs code. When none passes, the answer is a refusal with what each probe said; there is no silent
-fall-back to something weaker.
+A probe really runs code, on a service too. When none passes, the answer is a refusal with what each probe said; there
+is no silent fall-back to something weaker.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ from verifiers.suggest import closest
 BACKENDS: dict[str, str | Callable[[], SandboxBackend]] = {
     "bubblewrap": "verifiers.sandbox.bubblewrap:Bubblewrap",
     "sandlock": "verifiers.sandbox.sandlock:Sandlock",
+    "nsjail": "verifiers.sandbox.nsjail:Nsjail",
+    "docker": "verifiers.sandbox.engines:Docker",
+    "podman": "verifiers.sandbox.engines:Podman",
+    "gvisor": "verifiers.sandbox.gvisor:GVisor",
+    "e2b": "verifiers.sandbox.services:E2B",
+    "modal": "verifiers.sandbox.services:Modal",
+    "daytona": "verifiers.sandbox.services:Daytona",
+    "prime-sandboxes": "verifiers.sandbox.services:PrimeSandboxes",
+    "prime": "verifiers.sandbox.services:PrimeSandboxes",
     "unsafe_subprocess": "verifiers.sandbox.unsafe_subprocess:UnsafeSubprocess",
 }
 """Name -> factory, or where it is."""
@@ -24,8 +33,6 @@ AUTO: dict[str, str] = {
     "sandlock": "pip install 'verifiers[sandbox]'",
 }
 """What ``auto`` tries, best first, and how each is installed."""
-NOT_PROVIDED = frozenset("nsjail docker gvisor prime prime-sandboxes e2b modal daytona".split())
-"""Known elsewhere. A name of one is no typing mistake, and gets no substitute."""
 
 
 def register(name: str, factory: Callable[[], SandboxBackend]) -> None:
@@ -62,12 +69,6 @@ async def backend_for(sandbox: str | SandboxBackend = "auto") -> SandboxBackend:
 
 
 def _create(name: str) -> SandboxBackend:
-    if name in NOT_PROVIDED and name not in BACKENDS:
-        raise SandboxUnavailable(
-            f"This version has no backend for {name!r}; use sandbox='auto', or add a backend of your own with "
-            f"verifiers.sandbox.register({name!r}, ...)",
-            names=[name],
-        )
     if name not in BACKENDS:
         raise ConfigError(f"No sandbox backend is called {name!r}; there are {_known()}{closest(name, BACKENDS)}")
     factory = BACKENDS[name]

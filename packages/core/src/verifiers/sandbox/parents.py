@@ -7,6 +7,7 @@ that started them is gone. That thread lives as long as the process; so a parent
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import queue
@@ -194,9 +195,11 @@ def _map_users(pid: int) -> None:
 
 
 def _memory_file(text: str) -> int:
-    fd = os.memfd_create("sandbox-file")
+    """Sealed: whoever has it can only read."""
+    fd = os.memfd_create("sandbox-file", os.MFD_ALLOW_SEALING)
     os.write(fd, text.encode())
     os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd
 
 

@@ -108,6 +108,9 @@ class _Supervised:
             self._control.close()
             self._control = None
 
+    async def ended(self) -> None:
+        return None  # the area is shared memory
+
     async def cause(self) -> str | None:
         if self._control is None:
             return None

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from verifiers.errors import SandboxError, SandboxLimit, SandboxUnavailable
 from verifiers.sandbox.channel import Answer, Channel, WorkerGone
-from verifiers.sandbox.inside import frames
+from verifiers.sandbox.inside import frames, kernel
 from verifiers.sandbox.inside.interpreter import MAX_TEXT
 from verifiers.sandbox.protocol import ExecResult, SandboxSpec
 
@@ -38,8 +38,12 @@ class Processes(Protocol):
         """End every process of the sandbox; its files stay."""
         ...
 
+    async def ended(self) -> None:
+        """After ``kill``: what was written until then is in the area."""
+        ...
+
     async def cause(self) -> str | None:
-        """Why the last worker ended, where that is known: one of ``LIMITS``."""
+        """Why the last worker ended, where that is known: one of ``LIMITS``; the area holds what it wrote."""
         ...
 
     async def clear(self) -> None:
@@ -65,13 +69,13 @@ class Session:
         self._expiry = asyncio.get_running_loop().call_at(self._deadline, self._expire)
 
     @classmethod
-    async def open(cls, spec: SandboxSpec, processes: Processes) -> Session:
+    async def open(cls, spec: SandboxSpec, processes: Processes, start_s: float = START_S) -> Session:
         """*Raises* SandboxUnavailable when no worker answers."""
         session = cls(spec, processes)
         try:
-            await asyncio.wait_for(session._answer({"op": "ping"}), START_S)
+            await asyncio.wait_for(session._answer({"op": "ping"}), start_s)
         except (WorkerGone, TimeoutError) as error:
-            why = await processes.cause() or str(error) or f"no answer in {START_S:g} s"
+            why = await processes.cause() or str(error) or f"no answer in {start_s:g} s"
             raise SandboxUnavailable(f"The sandbox did not start: {why}") from error
         finally:
             if session._channel is None:
@@ -141,8 +145,7 @@ class Session:
         try:
             with theirs:
                 await self._processes.start(theirs, self._area.fd)
-            max_header_bytes = ESCAPED * (2 * self._spec.max_output_bytes + 8 * MAX_TEXT) + 4096
-            self._channel = await Channel.over(ours, max_header_bytes, MAX_READ_BYTES)
+            self._channel = await Channel.over(ours, max_header_bytes(self._spec), MAX_READ_BYTES)
         except BaseException:
             ours.close()
             raise
@@ -162,13 +165,14 @@ class Session:
     # --- ends
 
     async def _timed_out(self) -> ExecResult:
+        await self._processes.ended()
         stdout, stderr, truncated = self._area.texts()
         await self._replace()
         return ExecResult(stdout, stderr, timed_out=True, truncated=truncated, limit="wall")
 
     async def _died(self, gone: WorkerGone) -> ExecResult:
-        stdout, stderr, truncated = self._area.texts()
         cause = await self._processes.cause() or "killed"
+        stdout, stderr, truncated = self._area.texts()
         await self._replace()
         error = f"The interpreter ended ({cause}): {gone}"
         return ExecResult(stdout, stderr, error=error, truncated=truncated, limit=cause)
@@ -205,12 +209,12 @@ class _Area:
         self.fd = self._create()
 
     def _create(self) -> int:
+        size = frames.OUTPUT.size + 2 * self._max_bytes
         if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("sandbox-output", os.MFD_CLOEXEC)
-        else:  # not Linux: a file without a name
-            fd, name = tempfile.mkstemp()
-            os.unlink(name)
-        os.ftruncate(fd, frames.OUTPUT.size + 2 * self._max_bytes)
+            return kernel.memory_file("sandbox-output", size)
+        fd, name = tempfile.mkstemp()  # not Linux: a file without a name
+        os.unlink(name)
+        os.ftruncate(fd, size)
         return fd
 
     def texts(self) -> tuple[str, str, bool]:
@@ -245,6 +249,11 @@ def _result(answer: Answer) -> ExecResult:
         truncated=answer.truncated,
         limit=limit or ("output" if answer.truncated else None),
     )
+
+
+def max_header_bytes(spec: SandboxSpec) -> int:
+    """Of an answer."""
+    return ESCAPED * (2 * spec.max_output_bytes + 8 * MAX_TEXT) + 4096
 
 
 def settings(spec: SandboxSpec) -> dict[str, Any]:

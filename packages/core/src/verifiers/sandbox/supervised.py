@@ -15,21 +15,18 @@ import signal
 import socket
 import sys
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 from verifiers.sandbox.inside import kernel
+from verifiers.sandbox.inside.warden import end_descendants
 
-PR_SET_CHILD_SUBREAPER = 36
 INTERPRETER_MB = 96
 OWN_PROCESSES = 3
-MAX_ROUNDS = 1000
 
 
 def main() -> None:
     control, policy = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
-    kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.drop_privileges()
     threading.Thread(target=_play, args=(control, policy), daemon=True).start()
     with contextlib.suppress(OSError):
@@ -76,34 +73,3 @@ def _run(policy: dict[str, Any]) -> str:
     killed = getattr(result, "reason", None) == sandlock.ExitReason.KILLED
     by_signal = {int(signal.SIGXCPU): "cpu", int(signal.SIGXFSZ): "file"}
     return by_signal.get(getattr(result, "signal", 0), "memory" if killed else "killed")
-
-
-def end_descendants() -> None:
-    """Until there is none. They may start others meanwhile, but not more than they are allowed at a time."""
-    for _ in range(MAX_ROUNDS):
-        found = descendants(os.getpid())
-        if not found:
-            return
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.002)
-
-
-def descendants(pid: int) -> list[int]:
-    """All but zombies."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents.setdefault(int(parent), []).append(int(path.parent.name))
-    found, waiting = [], [pid]
-    while waiting:
-        children = parents.get(waiting.pop(), [])
-        found += children
-        waiting += children
-    return found

@@ -82,6 +82,9 @@ class _Child:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
+    async def ended(self) -> None:
+        return None  # the area is shared memory
+
     async def cause(self) -> str | None:
         return None
 

@@ -55,6 +55,8 @@ class StreamChannel:
 
     async def send(self, message: Message) -> None:
         packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        if self._writer.is_closing():  # writing on would be a line of asyncio's log each time
+            raise WorkerLost("the other end is gone")
         try:
             self._writer.write(_LENGTH.pack(len(packed)))  # both are buffered without a switch of tasks
             self._writer.write(packed)

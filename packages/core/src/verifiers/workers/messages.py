@@ -44,6 +44,8 @@ class Setup:
     max_tools: int | None = None
     """This worker's share of the limit of tool calls in flight."""
     max_threads: int | None = None
+    shows_tools: bool | None = None
+    """What the caller's client says of it."""
     import_paths: Sequence[str] = ()
     """The caller's ``sys.path``."""
 
@@ -61,6 +63,8 @@ class Play:
 
     number: int
     job: Job
+    seed: int | None = None
+    """What its sampling seeds derive from; a run may play an example again with other draws."""
 
 
 @dataclass(frozen=True, slots=True)

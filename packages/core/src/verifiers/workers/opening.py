@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+from verifiers.clients.base import shows_tools
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.options import RunOptions
@@ -27,6 +29,7 @@ async def player_for(env: Environment, context: RunContext, options: RunOptions)
         yield play_job if scores_later else play_and_score
         return
     setup = setup_of(env, context, options, score=context.score and not scores_later, cleans_up=not scores_later)
+    setup = replace(setup, shows_tools=await shows_tools(context.client))
     async with WorkerPool(setup, context, _opener(options.worker_backend), options.num_workers) as pool:
         yield pool.play
 

@@ -84,10 +84,10 @@ class WorkerPool:
         for _ in range(MAX_DEATHS):
             worker = await self._least_busy()
             with contextlib.suppress(WorkerLost):
-                return _adopted(await worker.play(job), job, context)
+                return _adopted(await worker.play(job, context.seed), job, context)
         async with self._one_at_a_time:
             try:
-                return _adopted(await (await self._lonely()).play(job), job, context)
+                return _adopted(await (await self._lonely()).play(job, context.seed), job, context)
             except WorkerLost as died:
                 return await _lost(env, job, context, died)
 
@@ -173,13 +173,13 @@ class _Remote:
         """Rollouts it plays at this moment."""
         return len(self._held)
 
-    async def play(self, job: Job) -> State:
+    async def play(self, job: Job, seed: int | None) -> State:
         """Raises ``WorkerLost``, and what ends the run."""
         number = next(self._numbers)
         future: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._held[number] = future
         try:
-            await self.channel.send(Play(number, job))
+            await self.channel.send(Play(number, job, seed))
             return await future
         except WorkerLost:
             self._listening.cancel()  # nothing comes from it any more: the pool must know before it chooses again

@@ -10,12 +10,22 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import threading
 from typing import Any
 
 from verifiers.errors import ConfigError, WorkerLost
 from verifiers.workers.channels import GRACE_S
 from verifiers.workers.messages import Message
 from verifiers.workers.serving import serve
+
+_JOINING = threading.Lock()
+"""Several workers open at once, and a cluster is joined once."""
+
+
+def _join_cluster(ray: Any) -> None:
+    with _JOINING:
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=True)
 
 
 class RayChannel:
@@ -32,8 +42,7 @@ class RayChannel:
             import ray
         except ImportError as error:
             raise ConfigError('worker_backend="ray" needs Ray: pip install "verifiers[ray]"') from error
-        if not ray.is_initialized():
-            await asyncio.to_thread(ray.init, include_dashboard=False, log_to_driver=True)
+        await asyncio.to_thread(_join_cluster, ray)
         actor = ray.remote(_Actor).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote()
         return cls(ray, actor)
 

@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from verifiers.environments.base import Environment
@@ -61,7 +62,7 @@ class _Serving:
 
     def __init__(self, channel: Channel, env: Environment, setup: Setup):
         self.channel, self.env, self.cleans_up = channel, env, setup.cleans_up
-        self.client = _CallersClient(channel)
+        self.client = _CallersClient(channel, setup.shows_tools)
         self.context = RunContext(
             client=self.client,
             model=setup.model,
@@ -100,11 +101,15 @@ class _Serving:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
+    def _context_of(self, seed: int | None) -> RunContext:
+        """The context whose draws derive from ``seed``."""
+        return self.context if seed == self.context.seed else replace(self.context, seed=seed)
+
     async def _play(self, play: Play) -> None:
         env = self.env
         said: Finished | Failed
         try:
-            state = await play_and_score(env, play.job, self.context)
+            state = await play_and_score(env, play.job, self._context_of(play.seed))
             if self.cleans_up:
                 await env.rubric.run_cleanup([state])
                 state.cleaned_up = True
@@ -122,8 +127,8 @@ class _Serving:
 class _CallersClient:
     """The caller's client, seen from a worker: every request is a question to the other end."""
 
-    def __init__(self, channel: Channel):
-        self._channel = channel
+    def __init__(self, channel: Channel, shows_tools: bool | None = None):
+        self._channel, self._shows_tools = channel, shows_tools
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Response]] = {}
 
@@ -143,6 +148,10 @@ class _CallersClient:
             raise
         finally:
             del self._asked[number]
+
+    async def shows_tools(self) -> bool | None:
+        """What the caller's client said of it."""
+        return self._shows_tools
 
     def take(self, answer: Answer) -> None:
         """Give an answer to whoever asked, unless it was withdrawn."""

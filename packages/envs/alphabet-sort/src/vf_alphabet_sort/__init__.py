@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import verifiers as vf
-from vf_alphabet_sort.games import Settings, generate_games
+from vf_alphabet_sort.games import FIRST_TAG, LATER_TAG, Settings, generate_games
 from vf_alphabet_sort.public import PublicGames
 from vf_alphabet_sort.scoring import conversation_score, exact_share, format_share
 
@@ -49,6 +49,7 @@ def load_environment(
     seed: int = 1337420,
     dataset_name: str | None = None,
     system_prompt: str | None = None,
+    num_shots: int = 0,
     autojunk: bool = False,
 ) -> vf.Environment:
     """The alphabet-sort environment.
@@ -68,6 +69,8 @@ def load_environment(
         dataset_name: A dataset with lists of names to read instead of the shipped names, such as
             "kalomaze/alphabetic-arxiv-authors-it1"; loaded on first use, needs a network unless cached.
         system_prompt: Put before every game. Default: none.
+        num_shots: Games played right, as earlier messages of the conversation, before each game: for models that do
+            not follow the instruction alone. They use shipped names, and are neither trained on nor held out.
         autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
 
     Raises:
@@ -87,9 +90,12 @@ def load_environment(
     power = _check_power(preset_power if similarity_power is None else similarity_power)
     _check_whole("num_train_examples", num_train_examples, 1)
     _check_whole("num_eval_examples", num_eval_examples, 1)
+    _check_whole("num_shots", num_shots, 0)
     _check_whole("seed", seed, None)
+    num_games = num_train_examples if dataset_name is None else 0
+    games = generate_games(settings, num_games + num_shots, seed, held_out=False)
     if dataset_name is None:
-        train: Any = generate_games(settings, num_train_examples, seed, held_out=False)
+        train: Any = games[:num_games]
         held_out: Any = generate_games(settings, num_eval_examples, seed, held_out=True)
     else:
         public = PublicGames(dataset_name, settings, seed, num_train_examples, num_eval_examples)
@@ -99,6 +105,7 @@ def load_environment(
         eval_dataset=held_out,
         max_turns=settings.max_turns,
         system_prompt=system_prompt or None,
+        few_shot=_shots(games[num_games:]),
         rubric=_make_rubric(power, power_per_turn, autojunk),
     )
 
@@ -118,6 +125,18 @@ def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubri
     rubric.add_metric(exact_turns)
     rubric.add_metric(format_reward)
     return rubric
+
+
+def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
+    """The messages of each game when every turn is answered right."""
+    messages = []
+    for game in games:
+        asked = [game["question"], *game["info"]["follow_ups"]]
+        for number, (question, target) in enumerate(zip(asked, game["info"]["targets"], strict=True)):
+            tag = LATER_TAG if number else FIRST_TAG
+            messages.append({"role": "user", "content": question})
+            messages.append({"role": "assistant", "content": f"<{tag}>\n{target}\n</{tag}>"})
+    return messages or None
 
 
 def _replies(completion: Any, parser: vf.Parser) -> list[str]:

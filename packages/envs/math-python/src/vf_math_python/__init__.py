@@ -13,12 +13,25 @@ from vf_math_python.generator import generate_rows
 from vf_math_python.public import PublishedSet
 from vf_math_python.written import written_rows
 
-__all__ = ["SYSTEM_PROMPT", "load_environment"]
+__all__ = ["BLOCKS_SYSTEM_PROMPT", "SYSTEM_PROMPT", "load_environment"]
 
 SYSTEM_PROMPT = (
     "Solve the problem. Use the python tool for calculations: its variables stay between calls, and numpy and sympy "
     "are installed. When you know the answer, write it inside \\boxed{} without calling the tool."
 )
+BLOCKS_SYSTEM_PROMPT = """\
+Solve the problem with Python. Write code in a block that begins with a line ```python and ends with a line ```, then \
+stop: the next message shows what it printed. Variables stay for your next block, and numpy and sympy are installed. \
+When you know the answer, write it inside \\boxed{} without a code block.
+
+Example:
+```python
+print(sum(n % 6 == 0 for n in range(1, 51)))
+```
+Output:
+8
+The answer is \\boxed{8}."""
+"""The same for models that are not shown tools."""
 NUM_TRAIN, NUM_EVAL = 1000, 100
 """Problems that are put together from the written and the generated ones unless asked otherwise."""
 SPLITS = ("train", "test")
@@ -30,6 +43,7 @@ def load_environment(
     num_train_examples: int = -1,
     num_eval_examples: int = -1,
     max_turns: int = 10,
+    code_from: str = "auto",
     sandbox: str = "auto",
     timeout_per_command_seconds: float = 30,
     pip_install_packages: str = "numpy sympy",
@@ -50,12 +64,15 @@ def load_environment(
         num_train_examples: Training problems; -1: 1,000 of this package's, or all that a set has.
         num_eval_examples: Held-out problems; -1: 100 of this package's, or all of a set's test split (of a set with
             one split all up to 500 problems, else 100).
-        max_turns: Messages the model may write, calls of the tool among them.
+        max_turns: Messages the model may write, those with code among them.
+        code_from: Where its code comes from: "tool" (calls of python), "blocks" (Python blocks in its replies), or
+            "auto": blocks for a model of which is known that its chat template shows no tools, else the tool.
         sandbox: Where its code runs: "auto", or the name of a sandbox backend.
         timeout_per_command_seconds: Limit of one call of the tool.
         pip_install_packages: What code can import beside the standard library; installed beforehand.
         seed: Chooses the problems; the same arguments give the same problems on every machine.
-        system_prompt: Put before every problem; "" or None sends none.
+        system_prompt: Put before every problem; "" or None sends none. By default it says how code is run, in the form
+            of ``code_from``; to another one an explanation of the form is added where code comes from blocks.
         split: Another name of dataset_split.
         eval_split: The split to evaluate on. Default: "test" where there is one.
         rollouts_per_example: What runs of this environment use unless they are told otherwise.
@@ -83,8 +100,10 @@ def load_environment(
         dataset=train,
         eval_dataset=held_out,
         system_prompt=system_prompt or None,
+        blocks_system_prompt={SYSTEM_PROMPT: BLOCKS_SYSTEM_PROMPT}.get(system_prompt, None if system_prompt else ""),
         rubric=_make_rubric(),
         max_turns=max_turns,
+        code_from=code_from,
         sandbox=sandbox,
         timeout_per_command_seconds=timeout_per_command_seconds,
         pip_install_packages=pip_install_packages,

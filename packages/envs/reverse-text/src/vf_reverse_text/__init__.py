@@ -31,6 +31,7 @@ def load_environment(
     seed: int = 0,
     dataset_name: str | None = None,
     system_prompt: str | None = None,
+    num_shots: int = 0,
     autojunk: bool = False,
 ) -> vf.Environment:
     """The reverse-text environment.
@@ -46,17 +47,19 @@ def load_environment(
             first use, needs a network unless cached.
         system_prompt: Default: an instruction for paragraphs, sentences and datasets; none for words, so that a tiny
             model sees only the word. "" sends none.
+        num_shots: Solved examples, as earlier messages of the conversation, before each text: for models that do not
+            follow the instruction alone. They are generated, and neither trained on nor held out.
         autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
 
     Raises:
         ConfigError: An argument that cannot be used, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
     """
-    _check_arguments(unit, min_chars, max_chars, num_train_examples, num_eval_examples, seed, dataset_name)
+    _check_arguments(unit, min_chars, max_chars, num_train_examples, num_eval_examples, num_shots, seed, dataset_name)
+    num_texts = num_eval_examples + num_train_examples if dataset_name is None else 0
+    texts = generate_texts(unit, *_bounds(unit, min_chars, max_chars), num_texts + num_shots, seed)
     if dataset_name is None:
-        shortest, longest = _bounds(unit, min_chars, max_chars)
-        texts = generate_texts(unit, shortest, longest, num_eval_examples + num_train_examples, seed)
-        train: Any = _rows(texts[num_eval_examples:])
+        train: Any = _rows(texts[num_eval_examples:num_texts])
         held_out: Any = _rows(texts[:num_eval_examples])
     else:
         public = PublicTexts(dataset_name, min_chars, max_chars, seed, num_train_examples, num_eval_examples)
@@ -68,6 +71,7 @@ def load_environment(
         dataset=train,
         eval_dataset=held_out,
         system_prompt=system_prompt or None,
+        few_shot=_shots(texts[num_texts:]),
         parser=parser,
         rubric=_make_rubric(parser, autojunk),
     )
@@ -93,6 +97,15 @@ def _rows(texts: list[str]) -> list[dict[str, str]]:
     return [{"question": text, "answer": text[::-1]} for text in texts]
 
 
+def _shots(texts: list[str]) -> list[dict[str, str]] | None:
+    """Each text and its right answer, as two messages."""
+    messages = []
+    for text in texts:
+        messages.append({"role": "user", "content": text})
+        messages.append({"role": "assistant", "content": f"<reversed_text>{text[::-1]}</reversed_text>"})
+    return messages or None
+
+
 def _bounds(unit: str, min_chars: int | None, max_chars: int | None) -> tuple[int, int]:
     """The bounds for generated texts; one that is given moves the other's default out of its way."""
     shortest, longest = DEFAULT_LENGTHS[unit]
@@ -104,7 +117,14 @@ def _bounds(unit: str, min_chars: int | None, max_chars: int | None) -> tuple[in
 
 
 def _check_arguments(
-    unit: Any, min_chars: Any, max_chars: Any, num_train: Any, num_eval: Any, seed: Any, dataset_name: str | None
+    unit: Any,
+    min_chars: Any,
+    max_chars: Any,
+    num_train: Any,
+    num_eval: Any,
+    num_shots: Any,
+    seed: Any,
+    dataset_name: str | None,
 ) -> None:
     if unit not in get_args(Unit):
         raise vf.ConfigError(f"unit must be one of {', '.join(get_args(Unit))}, not {unit!r}")
@@ -113,6 +133,7 @@ def _check_arguments(
     _check_whole("seed", seed, None)
     _check_whole("num_train_examples", num_train, 1)
     _check_whole("num_eval_examples", num_eval, 1)
+    _check_whole("num_shots", num_shots, 0)
     least = 1 if dataset_name is not None else 2 if unit == "word" else 3
     for name, value in (("min_chars", min_chars), ("max_chars", max_chars)):
         if value is not None:

@@ -27,3 +27,16 @@ def read(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     header_size, body_size = LENGTHS.unpack(lengths)
     header = json.loads(stream.read(header_size))
     return header, stream.read(body_size) if body_size else b""
+
+
+def take(received: bytearray) -> tuple[dict[str, Any], bytes] | None:
+    """The first message of what was received, taken out of it; None when it is not all there yet."""
+    if len(received) < LENGTHS.size:
+        return None
+    header_size, body_size = LENGTHS.unpack_from(received)
+    start, end = LENGTHS.size + header_size, LENGTHS.size + header_size + body_size
+    if len(received) < end:
+        return None
+    header, body = json.loads(bytes(received[LENGTHS.size : start])), bytes(received[start:end])
+    del received[:end]
+    return header, body

@@ -18,7 +18,7 @@ ALL_NAMESPACES = (
 )
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 28, 38, 47
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 1, 22, 2
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_CHILD_SUBREAPER = 1, 22, 2, 36
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECBITS_ALL_LOCKED = 0xEF  # no root privileges, no set-uid fix-ups, no keeping, no raising; each locked but keep-caps
 CAP_VERSION_3 = 0x20080522
@@ -36,6 +36,14 @@ def _checked(result: int, what: str) -> int:
 
 def unshare(flags: int) -> None:
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def memory_file(name: str, size: int) -> int:
+    """A file in memory that nobody can make larger or smaller: its readers are safe, and it hides no memory."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
@@ -58,8 +66,10 @@ def raise_loopback() -> None:
 
 
 def drop_privileges() -> None:
-    """No capability, now or after any exec."""
+    """No capability, now or after any exec. An ordinary user has none to drop (and may not narrow what it may get)."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if not _holds_capabilities():
+        return
     with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
         last = int(file.read())
     for capability in range(last + 1):
@@ -68,6 +78,12 @@ def drop_privileges() -> None:
     prctl(PR_SET_SECUREBITS, SECBITS_ALL_LOCKED)
     header = struct.pack("=Ii", CAP_VERSION_3, 0)
     _checked(_libc.capset(header, struct.pack("=6I", 0, 0, 0, 0, 0, 0)), "capset")
+
+
+def _holds_capabilities() -> bool:
+    with open("/proc/self/status", encoding="ascii") as file:
+        held = dict(line.split()[:2] for line in file if line.startswith("Cap"))
+    return any(int(mask, 16) for name, mask in held.items() if name != "CapBnd:")
 
 
 class _Program(ctypes.Structure):

@@ -1,0 +1,375 @@
+"""The container backends: nothing of one outlives its owner, and what is asked of an engine is what confines.
+
+Whatever is not installed is skipped with the probe's reason; docker's command line alone is also checked against a
+stand-in for the program.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import pathlib
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+import verifiers as vf
+from verifiers.sandbox import SandboxSpec, backend_for
+from verifiers.sandbox.container import root_for
+from verifiers.sandbox.engines import LABEL, Docker
+from verifiers.sandbox.gvisor import GVisor
+from verifiers.sandbox.nsjail import Nsjail
+
+CONTAINERS = ["nsjail", "docker", "podman", "gvisor"]
+ENGINES = ["docker", "podman"]
+SLOW = ["sandlock", *CONTAINERS]
+OWNER = """
+import asyncio, sys
+from verifiers.sandbox import SandboxSpec, backend_for
+async def main():
+    sandbox = await (await backend_for(sys.argv[1])).open(SandboxSpec(env={"MARK": sys.argv[2]}))
+    await sandbox.exec(["bash", "-c", "setsid sleep 600 & sleep 600 & true"], timeout_s=60)
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@functools.cache
+def refusal(name):
+    try:
+        asyncio.run(backend_for(name))
+    except vf.SandboxUnavailable as error:
+        return str(error)
+    return None
+
+
+def traces(mark, folders=()):
+    """``(processes, bundles)`` of the host that belong to the sandbox whose variables hold ``mark``."""
+    bundles = {*folders}
+    for path in pathlib.Path(tempfile.gettempdir()).glob("gvisor-*/config.json"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_text():
+                bundles.add(path.parent)
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+            if mark.encode() in told or any(bytes(bundle) in told for bundle in bundles):
+                found.append(int(path.name))
+    return [pid for pid in found if pid != os.getpid()], {bundle for bundle in bundles if bundle.exists()}
+
+
+def gone(mark, bundles, seconds=30):
+    ended = time.monotonic() + seconds
+    while traces(mark, bundles) != ([], set()) and time.monotonic() < ended:
+        time.sleep(0.1)
+    return traces(mark, bundles)
+
+
+def containers_of(engine, pid):
+    listed = subprocess.run(
+        [engine, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={pid}"], capture_output=True, text=True
+    )
+    assert listed.returncode == 0, listed.stderr
+    return listed.stdout.split()
+
+
+def eventually_none(name, pid, seconds=30):
+    """No container: the engine removes it a moment after its processes have ended."""
+    ended = time.monotonic() + seconds
+    while name in ENGINES and containers_of(name, pid) and time.monotonic() < ended:
+        time.sleep(0.2)
+    return name not in ENGINES or containers_of(name, pid) == []
+
+
+def owned(name):
+    """An owner of its own process group with a sandbox that works, and the mark."""
+    if refusal(name):
+        pytest.skip(refusal(name))
+    mark = f"mark-{secrets.token_hex(8)}"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, name, mark], stdout=subprocess.PIPE, start_new_session=True)
+    assert owner.stdout.readline() == b"ready\n"
+    owner.stdout.close()
+    return owner, mark
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_when_the_owner_is_killed_no_process_container_or_folder_is_left(name):
+    owner, mark = owned(name)
+    before, bundles = traces(mark)
+    assert len(before) >= 2
+    if name in ENGINES:
+        assert len(containers_of(name, owner.pid)) == 1
+    owner.kill()
+    owner.wait()
+    assert gone(mark, bundles) == ([], set())
+    assert eventually_none(name, owner.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_nor_when_the_program_that_runs_the_container_is_killed_too(name):
+    """The keeper hears the end of its input from whoever held it last."""
+    owner, mark = owned(name)
+    before, bundles = traces(mark)
+    programs = [pid for pid in before if _starts_with(pid, b"/bin/sh") or _is_program(pid, name)]
+    assert len(programs) >= 2
+    owner.kill()
+    for pid in programs:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    owner.wait()
+    for bundle in bundles:  # the shell that would have removed it was killed
+        shutil.rmtree(bundle, ignore_errors=True)
+    assert gone(mark, bundles) == ([], set())
+    assert eventually_none(name, owner.pid)
+
+
+def _words(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return [b""]
+
+
+def _starts_with(pid, text):
+    return _words(pid)[0].startswith(text)
+
+
+def _is_program(pid, name):
+    return os.path.basename(_words(pid)[0]).decode() in {"docker", "podman", "nsjail", "runsc"} and b"run" in [
+        *_words(pid),
+        b"run" if name == "nsjail" else b"",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_twin_a_container_that_does_not_follow_its_input_outlives_its_owner(name):
+    if refusal(name):
+        pytest.skip(refusal(name))
+
+    async def command():
+        backend = Docker() if name == "docker" else (await backend_for(name))
+        return (await backend.launch(shutil.which(name), SandboxSpec(), ["/usr/bin/sleep", "600"])).argv
+
+    argv = asyncio.run(command())
+    container = argv[argv.index("--name") + 1]
+    owner = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        ended = time.monotonic() + 30
+        while not containers_of(name, os.getpid()) and time.monotonic() < ended:
+            time.sleep(0.1)
+        time.sleep(1)
+        owner.kill()
+        owner.wait()
+        owner.stdin.close()
+        time.sleep(2)
+        assert len(containers_of(name, os.getpid())) == 1
+    finally:
+        subprocess.run([name, "rm", "--force", container], capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_close_leaves_no_container(name):
+    if refusal(name):
+        pytest.skip(refusal(name))
+
+    async def play():
+        sandbox = await (await backend_for(name)).open(SandboxSpec())
+        within = containers_of(name, os.getpid())
+        await sandbox.close()
+        return within
+
+    assert len(asyncio.run(play())) == 1
+    assert containers_of(name, os.getpid()) == []
+
+
+# --- the command lines
+
+PROGRAM = """#!/bin/sh
+printf '%s\\n' "$*" >> {told}
+case "$1" in
+run) echo "no such runtime" >&2; exit 125 ;;
+image) exit {known} ;;
+esac
+"""
+
+
+def stand_in(tmp_path, monkeypatch, known=0):
+    """A program called docker that says what it was told, and starts nothing."""
+    told = tmp_path / "told"
+    program = tmp_path / "docker"
+    program.write_text(PROGRAM.format(told=told, known=known))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return told
+
+
+def test_a_stand_in_engine_is_told_what_confines_and_to_remove_the_container(tmp_path, monkeypatch):
+    told = stand_in(tmp_path, monkeypatch)
+    with pytest.raises(vf.SandboxUnavailable, match="docker could not start a sandbox: no such runtime"):
+        asyncio.run(Docker(options=("--runtime=other",)).open(SandboxSpec(memory_mb=100, num_processes=7)))
+    inspected, run, removed = told.read_text().splitlines()
+    assert inspected.startswith("image inspect verifiers-sandbox:")
+    for option in (
+        "--rm --interactive",
+        "--network none",
+        "--read-only",
+        "--cap-drop ALL",
+        "--security-opt no-new-privileges",
+        "--memory 228m --memory-swap 228m",
+        "--pids-limit 11",
+        "--pull never",
+        "--runtime=other",
+        "--entrypoint /opt/python/bin/python3",
+    ):
+        assert option in run, option
+    name = run.split("--name ")[1].split()[0]
+    assert removed == f"rm --force {name}"
+    assert "readonly" in run.split("target=/usr/bin")[1].split()[0]
+
+
+def test_a_stand_in_engine_without_the_image_is_given_one_and_a_network_only_on_request(tmp_path, monkeypatch):
+    told = stand_in(tmp_path, monkeypatch, known=1)
+    with pytest.raises(vf.SandboxUnavailable):
+        asyncio.run(Docker().open(SandboxSpec(network=True)))
+    _, imported, run, _ = told.read_text().splitlines()
+    assert imported.startswith("import ")
+    assert "verifiers-sandbox:" in imported
+    assert "--network" not in run
+
+
+def test_each_sandbox_has_a_user_of_its_own(tmp_path, monkeypatch):
+    told = stand_in(tmp_path, monkeypatch)
+    for _ in range(2):
+        with pytest.raises(vf.SandboxUnavailable):
+            asyncio.run(Docker().open(SandboxSpec()))
+    users = [line.split("--user ")[1].split()[0] for line in told.read_text().splitlines() if line.startswith("run")]
+    assert len({*users}) == 2
+    assert "0:0" not in users
+
+
+@pytest.mark.parametrize(("backend", "missing"), [(Nsjail, "nsjail"), (Docker, "docker"), (GVisor, "runsc")])
+def test_a_program_that_is_not_there_is_named(backend, missing, monkeypatch):
+    monkeypatch.setattr(backend, "find", lambda self: None)
+    with pytest.raises(vf.SandboxUnavailable, match=f"{missing!r} is not installed"):
+        asyncio.run(backend().open(SandboxSpec()))
+
+
+def test_a_root_holds_names_and_no_file_of_the_host():
+    root = root_for(())
+    assert sum(path.stat().st_size for path in root.folder.rglob("*") if path.is_file()) < 1000
+    assert root.shown["/opt/sandbox/inside"].endswith("/sandbox/inside")
+    assert not any("site-packages" in path for place, path in root.shown.items() if place.startswith("/opt/packages"))
+    places = [*root.shown]
+    assert places == sorted(places), "an outer place is mounted before what lies in it"
+
+
+# --- memory files
+
+
+def test_what_a_worker_shares_with_its_owner_cannot_change_its_size():
+    from verifiers.sandbox.inside import kernel
+
+    fd = kernel.memory_file("area", 100)
+    try:
+        os.pwrite(fd, b"y", 99)
+        for size in (0, 101, 2**30):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, size)
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"y", 100)
+    finally:
+        os.close(fd)
+
+
+def test_a_file_that_is_given_to_a_sandbox_cannot_be_written():
+    from verifiers.sandbox.parents import _memory_file
+
+    fd = _memory_file("root:x:0:0\n")
+    try:
+        assert os.read(fd, 100) == b"root:x:0:0\n"
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"evil", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+GROW = """
+import os, stat
+got = []
+for fd in range(3, 256):
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            os.ftruncate(fd, 16 * 2**20)
+            got.append("grown")
+    except PermissionError:
+        got.append("refused")
+    except OSError:
+        pass
+got
+"""
+
+
+def grown(name):
+    if refusal(name):
+        pytest.skip(refusal(name))
+
+    async def play():
+        sandbox = await (await backend_for(name)).open(SandboxSpec())
+        try:
+            return (await sandbox.exec(GROW, timeout_s=30)).value
+        finally:
+            await sandbox.close()
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+def test_code_that_finds_the_area_of_its_output_cannot_hide_memory_there(name):
+    """The worker's mapping holds a descriptor. What can be written there is what the owner reads as its output."""
+    assert grown(name) == "['refused']"
+
+
+def test_the_twin_an_unsealed_area_is_grown(monkeypatch):
+    def unsealed(name, size):
+        fd = os.memfd_create(name)
+        os.ftruncate(fd, size)
+        return fd
+
+    monkeypatch.setattr("verifiers.sandbox.session.kernel.memory_file", unsealed)
+    assert grown("bubblewrap") == "['grown']"
+
+
+@pytest.mark.slow
+def test_processes_that_hide_their_memory_are_counted_in_full():
+    """Undumpable ones do not let anybody read what they share; they counted as nothing."""
+    if refusal("bubblewrap"):
+        pytest.skip(refusal("bubblewrap"))
+    code = (
+        "import ctypes, os, time\npids = []\nfor _ in range(8):\n    pid = os.fork()\n    if pid == 0:\n"
+        "        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
+        "        data = b'x' * (100 * 2**20); time.sleep(4); os._exit(0)\n    pids.append(pid)\n"
+        "sum(os.waitpid(pid, 0)[1] for pid in pids)"
+    )
+
+    async def play():
+        sandbox = await (await backend_for("bubblewrap")).open(SandboxSpec(memory_mb=256))
+        try:
+            return await sandbox.exec(code, timeout_s=60)
+        finally:
+            await sandbox.close()
+
+    result = asyncio.run(play())
+    assert result.limit == "memory", result

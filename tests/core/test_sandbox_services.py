@@ -1,0 +1,240 @@
+"""The remote backends against the types of their packages, with this machine in the place of the service.
+
+No service is asked. What each backend calls is bound to the signature of the real package, so a call that the package
+would not take fails here; what the service would do is done on this machine. Skipped for a package that is not there.
+"""
+
+import asyncio
+import importlib
+import inspect
+import types
+
+import pytest
+
+import verifiers as vf
+from support.machine import Here
+from verifiers.sandbox import SandboxSpec, backend_for, services
+
+SPEC = SandboxSpec(wall_s=90)
+
+
+def bound(real, play, *, method=True):
+    """``play`` behind the signature of ``real``: *raises* TypeError for a call that it does not take."""
+    signature = inspect.signature(real)
+
+    async def call(*args, **named):
+        arguments = signature.bind(*([None] if method else []), *args, **named).arguments
+        arguments.pop("self", None)
+        return await play(arguments)
+
+    return call
+
+
+async def play(backend, machine):
+    sandbox = await backend.open(SPEC)
+    try:
+        await sandbox.write_file("f", b"x" * 200_000)
+        first = await sandbox.exec("x = len(open('f').read())\nprint('out')", timeout_s=60)
+        second = await sandbox.exec("x", timeout_s=60)
+        return first.stdout, second.value, len(await sandbox.read_file("f"))
+    finally:
+        await sandbox.close()
+
+
+def works(backend, machine):
+    assert asyncio.run(play(backend, machine)) == ("out\n", "200000", 200_000)
+
+
+def test_e2b(monkeypatch):
+    e2b = pytest.importorskip("e2b")
+    from e2b.sandbox_async.commands.command import Commands
+    from e2b.sandbox_async.filesystem.filesystem import Filesystem
+
+    machine, seen = Here(), {}
+
+    async def run(given):
+        code, printed = await machine.run(given["cmd"], given["timeout"])
+        if code:
+            raise e2b.CommandExitException(stderr="", stdout=printed, exit_code=code, error=None)
+        return types.SimpleNamespace(exit_code=code, stdout=printed)
+
+    async def create(given):
+        seen.update(given)
+        commands = types.SimpleNamespace(run=bound(Commands.run, run))
+        files = types.SimpleNamespace(
+            write=bound(Filesystem.write, lambda given: machine.upload(given["path"], given["data"])),
+            read=bound(Filesystem.read, lambda given: machine.download(given["path"])),
+        )
+        kill = bound(e2b.AsyncSandbox.kill, lambda given: machine.end())
+        return types.SimpleNamespace(commands=commands, files=files, kill=kill)
+
+    monkeypatch.setattr(e2b.AsyncSandbox, "create", bound(e2b.AsyncSandbox.create, create, method=False))
+    works(services.E2B(), machine)
+    assert (seen["timeout"], seen["allow_internet_access"]) == (90, False)
+
+
+def test_modal(monkeypatch):
+    modal = pytest.importorskip("modal")
+    from modal.sandbox._filesystem import _SandboxFilesystem as files
+
+    machine, seen = Here(), {}
+    real = modal.Sandbox
+
+    def aio(call):
+        return types.SimpleNamespace(aio=call)
+
+    async def execute(given):
+        assert given["args"][:2] == ("sh", "-c")
+        code, printed = await machine.run(given["args"][2], given["timeout"])
+
+        async def told(value):
+            return value
+
+        stdout = types.SimpleNamespace(read=aio(lambda: told(printed)))
+        return types.SimpleNamespace(stdout=stdout, wait=aio(lambda: told(code)))
+
+    async def create(given):
+        seen.update(given)
+        filesystem = types.SimpleNamespace(
+            write_bytes=aio(bound(files.write_bytes, lambda g: machine.upload(g["remote_path"], g["data"]))),
+            read_bytes=aio(bound(files.read_bytes, lambda g: machine.download(g["remote_path"]))),
+        )
+        terminate = aio(bound(real.terminate, lambda given: machine.end()))
+        return types.SimpleNamespace(exec=aio(bound(real.exec, execute)), filesystem=filesystem, terminate=terminate)
+
+    async def lookup(given):
+        return "the app"
+
+    fake = types.SimpleNamespace(create=aio(bound(real.create, create, method=False)))
+    monkeypatch.setattr(modal, "App", types.SimpleNamespace(lookup=aio(bound(modal.App.lookup, lookup, method=False))))
+    monkeypatch.setattr(modal, "Sandbox", fake)
+    works(services.Modal(), machine)
+    assert (seen["timeout"], seen["block_network"], seen["app"]) == (90, True, "the app")
+
+
+def test_daytona(monkeypatch):
+    daytona = pytest.importorskip("daytona")
+    files = importlib.import_module("daytona._async.filesystem").AsyncFileSystem
+    processes = importlib.import_module("daytona._async.process").AsyncProcess
+    machine, seen = Here(), []
+    real = daytona.AsyncDaytona
+
+    async def execute(given):
+        code, printed = await machine.run(given["command"], given["timeout"])
+        return types.SimpleNamespace(exit_code=code, result=printed)
+
+    async def create(given):
+        seen.append(given["params"])
+        fs = types.SimpleNamespace(
+            upload_file=bound(files.upload_file, lambda g: machine.upload(g["dst"], g["src"])),
+            download_file=bound(files.download_file, lambda g: machine.download(g["args"][0])),
+        )
+        return types.SimpleNamespace(process=types.SimpleNamespace(exec=bound(processes.exec, execute)), fs=fs)
+
+    async def close(given):
+        seen.append("closed")
+
+    client = types.SimpleNamespace(
+        create=bound(real.create, create),
+        delete=bound(real.delete, lambda given: machine.end()),
+        close=bound(real.close, close),
+    )
+    monkeypatch.setattr(daytona, "AsyncDaytona", lambda: client)
+    works(services.Daytona(), machine)
+    assert (seen[0].network_block_all, seen[0].ttl_minutes, seen[0].ephemeral) == (True, 2, True)
+    assert seen[-1] == "closed"
+
+
+def test_prime_sandboxes(monkeypatch):
+    prime = pytest.importorskip("prime_sandboxes")
+    machine, seen = Here(), []
+    real = prime.AsyncSandboxClient
+
+    async def create(given):
+        seen.append(given["request"])
+        return types.SimpleNamespace(id="one")
+
+    async def execute(given):
+        code, printed = await machine.run(given["command"], given["timeout"])
+        return prime.CommandResponse(stdout=printed, stderr="", exit_code=code)
+
+    async def noted(given):
+        seen.append(given.get("sandbox_id"))
+
+    client = types.SimpleNamespace(
+        create=bound(real.create, create),
+        wait_for_creation=bound(real.wait_for_creation, noted),
+        execute_command=bound(real.execute_command, execute),
+        upload_bytes=bound(real.upload_bytes, lambda g: machine.upload(g["file_path"], g["file_bytes"])),
+        delete=bound(real.delete, lambda given: machine.end()),
+        aclose=bound(real.aclose, noted),
+    )
+    monkeypatch.setattr(prime, "AsyncSandboxClient", lambda: client)
+    works(services.PrimeSandboxes(), machine)
+    assert (seen[0].timeout_minutes, seen[0].network_denylist) == (2, ["0.0.0.0/0"])
+    assert seen[1] == "one"
+
+
+@pytest.mark.parametrize("name", ["e2b", "modal", "daytona", "prime-sandboxes", "prime"])
+def test_without_package_or_key_it_is_refused_with_the_reason(name, monkeypatch):
+    for variable in ("E2B_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "DAYTONA_API_KEY", "PRIME_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setenv("MODAL_CONFIG_PATH", "/nonexistent/modal.toml")
+    with pytest.raises(vf.SandboxUnavailable, match=r"pip install |could not start a sandbox: \w+"):
+        asyncio.run(backend_for(name))
+
+
+class Failing(Here):
+    """A service that fails at its n-th command."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.ended = at, False
+
+    async def run(self, command, timeout_s):
+        self.at -= 1
+        if self.at == 0:
+            raise ConnectionError("the service is down")
+        return await super().run(command, timeout_s)
+
+    async def end(self):
+        self.ended = True
+        await super().end()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_service_that_fails_on_the_way_is_said_and_the_machine_is_ended(at, monkeypatch):
+    machine = Failing(at)
+
+    async def create(self, spec):
+        return machine
+
+    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
+    backend = type("Down", (services.RemoteBackend,), {"name": "down", "distribution": "down", "create": create})()
+    with pytest.raises(vf.SandboxError, match="the service is down"):
+        asyncio.run(backend.open(SPEC))
+    assert machine.ended
+
+
+def test_a_service_that_fails_later_is_the_sandboxes_error_and_no_doing_of_the_code(monkeypatch):
+    machine = Failing(at=99)
+
+    async def create(self, spec):
+        return machine
+
+    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
+    backend = type("Down", (services.RemoteBackend,), {"name": "down", "distribution": "down", "create": create})()
+
+    async def play():
+        sandbox = await backend.open(SPEC)
+        try:
+            machine.at = 1
+            with pytest.raises(vf.SandboxError, match="the service is down"):
+                await sandbox.exec("1", timeout_s=30)
+            killed = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport time\ntime.sleep(9)"
+            return await sandbox.exec(killed, timeout_s=30)
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(play()).limit == "killed", "the twin: code that ends the keeper is told of its own end"
