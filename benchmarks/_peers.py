@@ -26,28 +26,57 @@ PACKAGES = {
     "inspect-ai 0.3.285": ["inspect-ai==0.3.285", "openai==3.51.0", "uvloop==0.23.0"],
 }
 """What is installed for each peer."""
+REPOSITORY = Path(__file__).resolve().parents[1]
+OURS = ("core", "trainer", "envs/reverse-text", "envs/alphabet-sort")
+TRL = "trl 1.16.0"
+TRAINERS = {
+    TRL: [
+        *("trl==1.16.0", "transformers==5.23.0", "torch==2.13.0", "datasets==5.2.0", "accelerate==1.15.0"),
+        *(word for name in OURS for word in ("-e", str(REPOSITORY / "packages" / name))),
+    ]
+}
+"""Trainers, and our packages beside them: their rollouts come from our environments."""
 
 
 # --- by our interpreter -------------------------------------------------------------------------------------------
 
 
+def home_of(peer: str, folder: Path) -> Path:
+    """Where the peer lives below ``folder``."""
+    return folder / peer.replace(" ", "-")
+
+
+def is_installed(peer: str, folder: Path) -> bool:
+    return (home_of(peer, folder) / "installed").exists()
+
+
 def interpreter(peer: str, folder: Path) -> Path:
-    """The peer's python in ``folder``, installed there first when it is not. Raises ``CalledProcessError``."""
-    home = folder / peer.replace(" ", "-")
+    """The peer's python in ``folder``, installed there first when it is not. Raises ``CalledProcessError``.
+
+    Where a CPU build of torch is kept apart, PIP_FIND_LINKS names the place.
+    """
+    home = home_of(peer, folder)
     python = home / "bin" / "python"
-    if not (home / "installed").exists():
+    if not is_installed(peer, folder):
+        packages = (PACKAGES | TRAINERS)[peer]
+        links = {"UV_FIND_LINKS": found} if (found := os.environ.get("PIP_FIND_LINKS")) else {}
         subprocess.run(["uv", "venv", "--quiet", "--clear", "--python", "3.11", str(home)], check=True)
-        install = ["uv", "pip", "install", "--quiet", "--python", str(python), *PACKAGES[peer]]
-        subprocess.run(install, check=True)
+        install = ["uv", "pip", "install", "--quiet", "--python", str(python), *packages]
+        subprocess.run(install, check=True, env=os.environ | links)
         (home / "installed").touch()
     return python
+
+
+def child_environment() -> dict[str, str]:
+    """This process's variables, without what would lead another interpreter to our packages."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
 def peer_cost(python: Path, peer: str, url: str, num_rollouts: int, in_flight: int) -> Cost:
     """What the rollouts take the peer, in a process of its own; its start and a warm-up are not counted."""
     done = subprocess.run(
         [str(python), __file__, peer, url, str(num_rollouts), str(in_flight)],
-        env={name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")},
+        env=child_environment(),
         capture_output=True,
         text=True,
     )

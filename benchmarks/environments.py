@@ -9,7 +9,6 @@ of CPU time, 200 us a turn.
 
 The players: wordle is lost after six valid guesses; alphabet-sort (three turns of one to five names; long: of five) is
 played without a slip, and with two names exchanged in every answer, which must then be compared character by character.
-With ``cydifflib`` installed (the extra ``speed`` of vf-alphabet-sort) that takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def main() -> None:
     num_examples = min(given.rollouts or (50 if given.quick else 1000), 1000) // SIBLINGS
     num_rollouts = num_examples * SIBLINGS
     report = Report("ENV", given)
-    print(versions("verifiers", "vf-wordle", "vf-alphabet-sort", "cydifflib", "uvloop"))
+    print(versions("verifiers", "vf-wordle", "vf-alphabet-sort", "uvloop"))
     everything = cases(num_examples)
     runs = {name: (lambda case=case: cost(case, num_examples)) for name, case in everything.items()}
     costs = interleaved(runs, given.pairs)

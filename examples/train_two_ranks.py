@@ -3,7 +3,8 @@
     accelerate launch --config_file configs/accelerate/cpu2.yaml examples/train_two_ranks.py outputs/two-ranks
 
 The same command goes on where the run was stopped, also after kill -9: `deterministic=True` makes the end the same, bit
-for bit. On GPUs leave the config file out: accelerate launch --num_processes N examples/train_two_ranks.py.
+for bit. With `--config_file configs/fsdp2.yaml --num_processes 2` each process holds half of the model. On GPUs leave
+the config file out, or take fsdp2.yaml: accelerate launch --num_processes N examples/train_two_ranks.py.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ def main(folder: str, steps: int = STEPS) -> None:
     trainer = vf.RLTrainer("builtin:tiny", env, config)
     trainer.train(resume_from_checkpoint=bool(list(Path(folder).glob("checkpoint-*/MANIFEST.json"))))
     if trainer.is_world_process_zero():
-        weights = b"".join(parameter.detach().numpy().tobytes() for parameter in trainer.model.parameters())
+        weights = b"".join(parameter.detach().numpy().tobytes() for parameter in trainer.whole_model.parameters())
         digest = hashlib.sha256(weights).hexdigest()
         done = f"step {trainer.state.global_step}, {trainer.args.world_size} processes, weights {digest}"
         print(done)  # noqa: T201 - a script says how it ended

@@ -2,7 +2,8 @@
 
     python examples/verifiers_env/train.py +verifiers.env_id=owner/name +backend=tinker …
 
-The keys below ``verifiers`` are this project's; every other key is rLLM's own and passed on as it is.
+The keys below ``verifiers`` are this project's; every other key is rLLM's own and passed on. What is wrong is one
+sentence on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-CONFIGS = {"verl": "agent_ppo_trainer", "tinker": "tinker_rl_trainer"}
-"""Backend -> the name of rLLM's configuration it starts from."""
 
 
 def load_env_file(path: Path = HERE / ".env") -> None:
@@ -23,43 +23,56 @@ def load_env_file(path: Path = HERE / ".env") -> None:
     for line in path.read_text(encoding="utf-8").splitlines():
         name, found, value = line.partition("=")
         if found and not name.lstrip().startswith("#"):
-            os.environ.setdefault(name.strip(), value.strip().strip("\"'"))
+            os.environ.setdefault(name.removeprefix("export ").strip(), value.strip().strip("\"'"))
 
 
-def backend_of(words: list[str]) -> str:
-    """The backend that the command line asks for."""
-    given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("backend=")]
-    return given[-1] if given else "verl"
-
-
-def run(config) -> None:
+def run(config: Any, start: Any) -> None:
     """Load the environment that the configuration names, and train on it."""
-    from rllm.data.dataset import Dataset
-    from rllm.trainer.unified_trainer import AgentTrainer
     from workflow import VerifiersWorkflow
 
-    from verifiers_trainer.integrations.rllm import from_config
+    from verifiers_trainer.integrations.rllm import RLLM, from_config
+    from verifiers_trainer.integrations.rllm_start import as_dataset
 
     env, sampling_args, train, held_out = from_config(config)
-    trainer = AgentTrainer(
+    trainer = RLLM.load(start.module).AgentTrainer(
         config=config,
         workflow_class=VerifiersWorkflow,
         workflow_args={"vf_env": env, "sampling_args": sampling_args},
-        train_dataset=Dataset(train),
-        val_dataset=Dataset(held_out),
-        backend=config.get("backend", "verl"),
+        train_dataset=as_dataset(start, train, "train"),
+        val_dataset=as_dataset(start, held_out, "test"),
+        backend=start.backend,
     )
     trainer.train()
 
 
 def main() -> None:
     """Compose rLLM's configuration with the words of the command line, and run."""
-    import hydra
-
     load_env_file()
     sys.path.insert(0, str(HERE))
-    name = CONFIGS[backend_of(sys.argv[1:])]
-    hydra.main(config_path="pkg://rllm.trainer.config", config_name=name, version_base=None)(run)()
+    try:
+        from verifiers.errors import VerifiersError
+        from verifiers_trainer.integrations.rllm_start import CONFIGS, start_of
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error.name} is not installed: pip install verifiers-trainer")
+    try:
+        start = start_of(sys.argv[1:])
+        import hydra
+    except (ImportError, VerifiersError) as error:
+        _stop(str(error))
+
+    def start_run(config: Any) -> None:
+        try:
+            run(config, start)
+        except (ImportError, VerifiersError) as error:
+            _stop(str(error))
+
+    sys.argv[1:] = start.words
+    hydra.main(config_path=CONFIGS, config_name=start.config_name, version_base=None)(start_run)()
+
+
+def _stop(said: str) -> None:
+    sys.stderr.write(f"{said}\n")
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-python examples/verifiers_env/train.py \
+exec "${PYTHON:-python}" examples/verifiers_env/train.py \
     +backend=verl \
     +verifiers.env_id="${ENV_ID:-primeintellect/alphabet-sort}" \
     actor_rollout_ref.model.path="${MODEL:-Qwen/Qwen3-4B-Instruct-2507}" \

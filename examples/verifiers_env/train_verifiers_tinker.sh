@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-python examples/verifiers_env/train.py \
+exec "${PYTHON:-python}" examples/verifiers_env/train.py \
     +backend=tinker \
     +verifiers.env_id="${ENV_ID:-primeintellect/alphabet-sort}" \
     tinker_base_url="${TINKER_BASE_URL:-null}" \

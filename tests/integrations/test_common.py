@@ -27,7 +27,7 @@ from verifiers_trainer.integrations.common import (
 )
 from verifiers_trainer.integrations.peers import Peer
 
-ADAPTERS = ["common", "token_client", "exact_history", "offline", "peers", "trl", "prime_rl", "rllm"]
+ADAPTERS = ["common", "token_client", "offline", "peers", "trl", "prime_rl", "rllm"]
 CORE_ADAPTERS = ["inspect", "inspect_task", "trajectories"]
 
 

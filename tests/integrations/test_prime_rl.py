@@ -81,6 +81,61 @@ max_tokens = 128
     "train.toml": '[model]\nname = "m"\n[optim]\nlr = 3e-6\n',
     "infer.toml": '[model]\nname = "m"\n[parallel]\ntp = 2\n',
 }
+SETUP = """
+inference_gpu_ids = [0]
+trainer_gpu_ids = [1]
+max_steps = 500
+
+[model]
+name = "Qwen/Qwen3-4B-Instruct-2507"
+
+[trainer.optim]
+lr = 1e-5
+weight_decay = 0.0
+
+[trainer.model.experimental.lora]
+rank = 8
+alpha = 32
+dropout = 0.0
+target_modules = ["q_proj", "k_proj", "v_proj"]
+
+[orchestrator]
+batch_size = 512
+rollouts_per_example = 16
+seq_len = 4096
+mask_truncated_completions = false
+zero_truncated_completions = true
+oversampling_factor = 2.0
+
+[orchestrator.sampling]
+max_tokens = 512
+
+[[orchestrator.env]]
+id = "primeintellect/wiki-search"
+
+[inference.model]
+enable_auto_tool_choice = true
+tool_call_parser = "hermes"
+"""
+"""The keys of the file that ``prime lab setup --prime-rl`` left in a workspace."""
+TRAINER_2025 = """
+max_steps = 20
+[model]
+name = "m"
+impl = "liger_kernel"
+[model.ac]
+freq = 1
+[model.experimental.lora]
+rank = 32
+alpha = 64
+modules_to_save = ["lm_head"]
+[optim]
+lr = 1e-5
+"""
+PARTS = {"trainer": "[optim]\nlr = 3e-6\n", "orchestrator": ORCHESTRATOR + '[model]\nname = "m"\n'} | {
+    "inference": "[parallel]\ntp = 2\n"
+}
+OURS = sorted(ROOT.glob("packages/core/src/verifiers/templates/configs/vf-rl/*.toml"))
 TEMPLATES = sorted(ROOT.glob("packages/core/src/verifiers/templates/configs/prime-rl/*.toml"))
 
 
@@ -117,10 +172,32 @@ def test_one_file_is_read(tmp_path):
             "max_tokens": 512,
             "temperature": 1.0,
             "learning_rate": 1e-6,
+            "use_lora": False,
         },
     }
     assert run["inference"] == {"gpus": 6, "args": {"data_parallel_size": 6}}
     assert run["wandb"] == {"project": "wiki-search", "name": "first"}
+
+
+def test_the_file_of_a_workspace_is_read(tmp_path):
+    run = read(file(tmp_path, SETUP))
+    assert run["inference"]["args"] == {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    assert run["trainer"]["args"] == {
+        "max_steps": 500, "batch_size": 512, "rollouts_per_example": 16, "max_seq_len": 4096, "max_tokens": 512,
+        "mask_truncated_completions": False, "zero_truncated_completions": True, "oversample": 2.0,
+        "learning_rate": 1e-5, "weight_decay": 0.0, "use_lora": True, "lora_rank": 8, "lora_alpha": 32,
+        "lora_dropout": 0.0, "lora_target_modules": ["q_proj", "k_proj", "v_proj"],
+    }  # fmt: skip
+
+
+def test_a_trainers_file_of_2025_is_read(tmp_path):
+    run = read(file(tmp_path, THREE["orch.toml"]), file(tmp_path, TRAINER_2025, "train.toml"))
+    args = run["trainer"]["args"]
+    assert (args["use_liger"], args["gradient_checkpointing"], args["max_steps"]) == (True, True, 20)
+    assert (args["use_lora"], args["lora_rank"], args["lora_alpha"]) == (True, 32, 64)
+    assert args["lora_modules_to_save"] == ["lm_head"]
+    again = read(*emit(run, "2025", tmp_path / "out").paths)
+    assert again == run
 
 
 def test_an_orchestrators_own_file_of_the_newer_age_is_read(tmp_path):
@@ -155,6 +232,10 @@ def test_three_files_are_one_run(tmp_path):
         ("[environment]\nid = 'x'\nname = 'y'\nweight = 2", "environment.weight: known to prime-rl"),
         ("[orchestrator.buffer]\nsize = 1", "orchestrator.buffer"),
         ("[trainer.optim]\nlr = 1.0\nbetas1 = 0.9", "trainer.optim.betas1"),
+        ("[trainer.model.lora]\nrank = 8\nbias = true", "trainer.model.lora.bias"),
+        ("[trainer.model.ac]\nfreq = 2", "trainer.model.ac"),
+        ("[model]\nimpl = 'custom'", "model.impl"),
+        ("[orchestrator.train]\nnum_workers = 2", "orchestrator.train.num_workers"),
         ("[environment.args]\na = 1", "environment has no id"),
         ("max_steps = 3\n[orchestrator]\nmax_steps = 4", "orchestrator.max_steps is 4, and was 3 before"),
         ("max_steps = ", "cannot be read"),
@@ -207,9 +288,16 @@ def test_the_command_names_the_files(tmp_path):
     ("run", "era", "problem"),
     [
         ({"trainer": {"args": {"loss": "cispo"}}}, "v0.4", "no key for trainer.args.loss"),
-        ({"trainer": {"args": {"micro_batch_size": 4}}}, "v0.4", "v0.4 has no key for trainer.args.micro_batch_size"),
+        (
+            {"trainer": {"args": {"zero_truncated_completions": True}}},
+            "v0.4",
+            "trainer.args.zero_truncated_completions",
+        ),
+        ({"trainer": {"args": {"oversample": 1.5}}}, "2025", "2025 has no key for trainer.args.oversample"),
+        ({"inference": {"args": {"swap_space": 4}}}, "v0.4", "inference.args.swap_space"),
         ({"env": [{"id": "a"}, {"id": "b"}]}, "2025", "hold one environment"),
         ({}, "v9", "era is 'v9'"),
+        ({"model": "builtin:tiny"}, "v0.4", "cannot load 'builtin:tiny'"),
     ],
 )
 def test_what_prime_rl_has_no_key_for_is_refused(tmp_path, run, era, problem):
@@ -228,8 +316,61 @@ def test_a_file_of_ours_is_emitted_by_the_command(tmp_path):
         "trainer_gpu_ids": [0],
         "model": {"name": "m"},
         "wandb": {"name": "r"},
-        "orchestrator": {"batch_size": 8, "env": [{"id": "x"}]},
-    }
+        "orchestrator": {"batch_size": 8, "lora_name": "r", "env": [{"id": "x"}]},
+        "trainer": {"model": {"lora": {"rank": 8, "alpha": 32}}, "optim": {"lr": 1e-5}},
+    }, "prime-rl trains all weights unless it is told of the adapter that our run has by default"
+
+
+def test_a_run_of_all_weights_is_emitted_without_an_adapter(tmp_path):
+    run = {"model": "m", "trainer": {"args": {"use_lora": False}}}
+    for era in ("v0.4", "2025"):
+        assert "lora" not in "".join(path.read_text() for path in emit(run, era, tmp_path / era).paths)
+
+
+@pytest.mark.parametrize("era", ["v0.4", "2025"])
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.stem)
+def test_every_training_file_that_is_shipped_becomes_prime_rls(path, era, tmp_path, capsys):
+    ours = tomllib.loads(path.read_text())
+    run = read(*emit(path, era, tmp_path).paths)
+    told = {"use_lora": True, "lora_rank": 8, "lora_alpha": 32, "learning_rate": 1e-5}
+    asked = {**told, **ours["trainer"]["args"]}
+    name = asked.pop("run_name")
+    if era == "v0.4":
+        del asked["micro_batch_size"]
+        assert "left out: trainer.args.micro_batch_size (it fills micro batches" in capsys.readouterr().err
+    assert run["trainer"]["args"] == asked
+    assert (run["model"], run["env"], run["wandb"]["name"]) == (ours["model"], {"args": {}, **ours["env"]}, name)
+    assert run.get("inference", {}).get("args", {}) == ours["inference"].get("args", {})
+
+
+def test_the_newer_files_of_2026_are_read(tmp_path):
+    """Of prime-rl's change notes: ``orchestrator.train``, ``group_size``, ``[deployment]``."""
+    text = """
+        [deployment]
+        num_train_gpus = 1
+        num_infer_gpus = 2
+        [model]
+        name = "m"
+        [ckpt]
+        [orchestrator]
+        batch_size = 8
+        group_size = 4
+        max_async_level = 2
+        [orchestrator.train.sampling]
+        max_completion_tokens = 512
+        [[orchestrator.train.env]]
+        id = "alphabet-sort"
+        [trainer.model]
+        impl = "auto"
+        [inference]
+        gpu_memory_utilization = 0.5
+    """
+    run = read(file(tmp_path, text))
+    assert (run["trainer"]["gpus"], run["inference"]) == (1, {"gpus": 2, "args": {"gpu_memory_utilization": 0.5}})
+    assert run["env"] == {"id": "alphabet-sort", "args": {}}
+    assert run["trainer"]["args"] == {
+        "batch_size": 8, "rollouts_per_example": 4, "max_off_policy_steps": 2, "max_tokens": 512, "use_lora": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
@@ -360,7 +501,7 @@ def test_vf_train_understands_both_ages(tmp_path):
     from verifiers_trainer.cli.settings import read_settings
     from verifiers_trainer.cli.sources import read_words
 
-    for text in (THREE["orch.toml"], ONE_FILE.replace('name = "wiki"\n', "")):
+    for text in (THREE["orch.toml"], ONE_FILE, SETUP):
         assignments, problems = read_words(["@", str(file(tmp_path, text))])
         settings, more = read_settings(assignments)
         assert [*problems, *more] == []
@@ -368,6 +509,22 @@ def test_vf_train_understands_both_ages(tmp_path):
         assert (settings.model, settings.env_id) == (wanted["model"], wanted["env"]["id"])
         assert dict(settings.env_args) == wanted["env"]["args"]
         assert settings.config.items() >= wanted["trainer"]["args"].items()
+
+
+def test_vf_train_takes_a_file_per_part_as_prime_rl_does(tmp_path):
+    """The launch of 2025, word by word: ``--trainer @ F --orchestrator @ F --inference @ F --trainer-gpus 2 …``."""
+    from verifiers_trainer.cli.settings import read_settings
+    from verifiers_trainer.cli.sources import read_words
+
+    paths = {name: file(tmp_path, text, f"{name}.toml") for name, text in PARTS.items()}
+    words = [word for name, path in paths.items() for word in (f"--{name}", "@", str(path))]
+    assignments, problems = read_words([*words, "--trainer-gpus", "2", "--inference-gpus", "6", "--wandb.name", "r"])
+    settings, more = read_settings(assignments, num_gpus=8)
+    assert [*problems, *more] == []
+    assert (settings.model, settings.env_id, settings.gpus) == ("m", "vf-math-python", {"trainer": 2, "inference": 6})
+    assert dict(settings.env_args) == {"split": "train", "rollouts_per_example": 8, "max_concurrent": 512}
+    assert (settings.config["learning_rate"], settings.config["run_name"]) == (3e-6, "r")
+    assert settings.server_args == {"tensor_parallel_size": 2}
 
 
 def test_vf_train_reads_the_three_files_as_one_run(tmp_path):

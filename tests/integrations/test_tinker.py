@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -341,3 +343,21 @@ async def test_a_group_for_the_cookbook(monkeypatch):
     ]
     builder = VerifiersGroupBuilder("tool-test", {"prompt": [], "example_id": 0}, 2)
     assert pickle.loads(pickle.dumps(builder)) == builder
+
+
+SHARED = ("orchestrator", "schedule", "meters", "batch", "samples", "advantages")
+"""Modules of the pipeline that Tinker's trainer has in common with the other one."""
+
+
+def test_every_setting_that_the_shared_pipeline_reads_is_there():
+    import verifiers_trainer
+
+    folder = Path(verifiers_trainer.__file__).parent
+    read = {
+        name
+        for module in SHARED
+        for name in re.findall(r"\bconfig\.([a-z_]+)\b(?!\()", (folder / f"{module}.py").read_text(encoding="utf-8"))
+    }
+    read -= {"micro_batch_size", "use_cpu"}  # of the rows of a device, which the service has no part in
+    assert len(read) > 20, "the modules were found and read"
+    assert sorted(name for name in read if not hasattr(TinkerConfig(model="m"), name)) == []

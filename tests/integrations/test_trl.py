@@ -106,6 +106,20 @@ def test_a_step_without_a_token_is_an_error_that_says_why(engine):
         make_rollout_func(env, TokenClient(dead, engine.tokenizer))(prompts(env, 0, 0), trainer(engine))
 
 
+def test_why_nothing_can_be_trained_is_one_short_line(engine):
+    def breaks(prompt):
+        raise OSError("the disk\nis full " + "and full " * 100)
+
+    env = tool_env(1)
+    func = rollouts(env, ScriptedTokens(breaks))
+    with pytest.raises(vf.RunError) as caught:
+        func(prompts(env, 0, 0), trainer(engine))
+    said = str(caught.value)
+    assert "the disk is full" in said
+    assert "\n" not in said
+    assert len(said) < 280
+
+
 def test_one_failed_rollout_costs_only_itself(engine):
     async def sometimes(prompt_ids, sampling):
         if not engine.calls:

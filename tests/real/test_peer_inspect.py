@@ -3,6 +3,7 @@
 Run by ``python3 tests/real/peers.py inspect``.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,23 @@ def test_an_environment_is_played_inside_inspect(env, server, tmp_path):
     assert (failed.id, "ModelError" in failed.error.message) == (2, True)
     assert log.results.scores[0].metrics["mean"].value == pytest.approx(2 / 3), "the failed one is no zero"
     assert [message.role for message in log.samples[0].messages][:3] == ["user", "assistant", "tool"]
+
+
+def test_vf_eval_exports_a_log_that_inspect_reads(env, server, tmp_path):
+    """The command itself, in a process of its own: ``vf-eval … --export inspect``."""
+    arguments = '{"num_train_examples": 2, "num_eval_examples": 4}'
+    words = ["tool-test", "-a", arguments, "-m", "m", "-b", server.url, "-n", "4", "-r", "2", "--max-retries", "0"]
+    command = Path(sys.executable).with_name("vf-eval")
+    ran = subprocess.run(
+        [command, *words, "--max-error-rate", "1", "--export", "inspect", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    (run,) = json.loads(ran.stdout)["runs"]
+    log = read_eval_log(str(tmp_path / run["exported"]["inspect"]))
+    assert (log.status, len(log.samples), log.results.metadata["vf_unscored"]) == ("success", 8, 2)
+    assert log.results.scores[0].metrics["mean"].value == pytest.approx(2 / 3)
+    assert log.eval.task_args == json.loads(arguments)
 
 
 def _inspect(*words, cwd):

@@ -24,8 +24,10 @@ from skyrl.train.generators.utils import prepare_generator_input
 from skyrl.train.utils.trainer_utils import validate_generator_output
 
 import verifiers as vf
+from support.embedded import serving
 from support.peer_double import differences
 from verifiers.testing import ByteTokenizer, FakeServer
+from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.integrations.skyrl import VerifiersGenerator, export_dataset
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -90,6 +92,42 @@ async def test_its_validator_accepts_what_the_generator_gives(tmp_path, env, ser
     assert output["trajectory_ids"] == batch["trajectory_ids"]
     assert output["rollout_metrics"]["vf/error"] == pytest.approx(0.25)
     assert output["rollout_metrics"]["generate/avg_num_tokens"] > 0
+
+
+class Talks(vf.MultiTurnEnv):
+    async def env_response(self, messages, state):
+        return [{"role": "user", "content": "more"}]
+
+
+async def test_on_the_embedded_engine_its_rows_are_what_a_real_model_sampled(tmp_path, monkeypatch):
+    """Also: the engine runs on the older transformers that SkyRL brings (5.8)."""
+    talks = Talks(max_turns=2, dataset=[{"question": "a"}, {"question": "b"}], rubric=vf.Rubric(funcs=[lambda: 1.0]))
+    export_dataset(talks, tmp_path, env_id="talks")
+    monkeypatch.setattr("verifiers_trainer.integrations.skyrl.environment", lambda env_id, env_args: talks)
+    words = ["generator.sampling_params.logprobs=0", "generator.sampling_params.max_generate_length=6"]
+    words += ["generator.step_wise_trajectories=true"]  # a random model's text is not always the tokens it sampled
+    config = SkyRLTrainConfig.from_cli_overrides(words)
+    batch = batch_of(tmp_path, config, [0, 1])
+    with serving() as engine:
+        engine._started().api_key = "none"  # SkyRL's own endpoint asks for no key
+        engines = SimpleNamespace(get_endpoint_url=lambda: engine.base_url.removesuffix("/v1"))
+        generator = VerifiersGenerator(config.generator, build_tiny_tokenizer(), engines, engine.served_model)
+        output = await generator.generate(batch)
+    validate_generator_output(len(batch["prompts"]), output, step_wise=True)
+    assert sum(output["is_last_step"]) == len(batch["prompts"])
+    sampled = 0
+    for ids, mask, logprobs in zip(
+        output["response_ids"], output["loss_masks"], output["rollout_logprobs"], strict=True
+    ):
+        assert len(ids) == len(mask) == len(logprobs)
+        assert all(value < 0 for value, on in zip(logprobs, mask, strict=True) if on)
+        sampled += sum(mask)
+    assert 2 * len(batch["prompts"]) <= sampled <= 12 * len(batch["prompts"]), "two turns of at most six tokens"
+
+
+def test_the_engine_mode_that_older_transformers_has_not_says_so():
+    with pytest.raises(vf.ConfigError, match=r"transformers 5\.23 or newer"), serving(mode="continuous"):
+        pass
 
 
 class Forgets(vf.MultiTurnEnv):

@@ -69,11 +69,12 @@ class FakeVLLM:
         max_lora_rank: int = 16,
         workers: Workers | None = None,
         port: int = 0,
+        host: str = "127.0.0.1",
     ):
         self.first_weights, self.tokenizer, self.version, self.name = model, tokenizer, version, name
         self.features = features_of(parse_version(version))
         self.lora, self.dev_mode, self.raw_logprobs, self.token_ids = lora, dev_mode, raw_logprobs, token_ids
-        self.max_lora_rank, self.workers, self.port = max_lora_rank, workers, port
+        self.max_lora_rank, self.workers, self.host, self.port = max_lora_rank, workers, host, port
         self.calls: list[tuple[str, Any]] = []
         self.hang: set[str] = set()
         """Paths that accept and never answer."""
@@ -93,7 +94,7 @@ class FakeVLLM:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def start(self) -> FakeVLLM:
         """Serve with the first weights, on the port of before if there was one."""
@@ -142,7 +143,7 @@ class FakeVLLM:
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
         await runner.setup()
         for attempt in range(50):
-            site = web.TCPSite(runner, "127.0.0.1", self.port, reuse_address=True)
+            site = web.TCPSite(runner, self.host, self.port, reuse_address=True)
             try:
                 await site.start()
                 break
@@ -473,7 +474,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("model")
-    parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name")
     parser.add_argument("--max-lora-rank", type=int, default=16)
@@ -490,6 +491,7 @@ def main(argv: list[str]) -> None:
         lora="--enable-lora" in others and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "1",
         dev_mode=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
         max_lora_rank=options.max_lora_rank,
+        host=options.host,
         port=options.port,
     )
     ended = threading.Event()

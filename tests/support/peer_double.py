@@ -59,6 +59,12 @@ def install(monkeypatch: Any, peer: str, **more: Any) -> dict[str, list[Any]]:
     return calls
 
 
+def shapes_of(peer: str, module: str) -> dict[str, Any]:
+    """The objects of one module of a peer, made of its contract; for a double that is files on a path."""
+    shapes = contract_of(peer)["modules"][module]
+    return {name: _made(name, shape, {}) for name, shape in shapes.items()}
+
+
 def _module(monkeypatch: Any, path: str) -> None:
     if path in sys.modules:
         return

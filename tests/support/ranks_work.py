@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str
     install_logprob_forward(trainer.model)
     model = trainer.accelerator.prepare(trainer.model)
     batch = build(
-        [_group(index, sizes) for index, sizes in enumerate(lengths)], [], trainer.args, trainer.args.world_size
+        [group(index, sizes) for index, sizes in enumerate(lengths)], [], trainer.args, trainer.args.world_size
     )
     trainer.training_step(model, batch)
     gradients = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
@@ -147,34 +146,7 @@ def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str
     }
 
 
-def sharded_gradient(folder: str, lengths: list[list[int]]) -> dict[str, Any]:
-    """As ``gradient``, with the parameters split over the ranks by torch's FSDP2."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    trainer = small_trainer(Path(folder), micro_batch_size=1, batch_size=12)
-    trainer._self_tested = True
-    install_logprob_forward(trainer.model)
-    model, world = trainer.model, trainer.args.world_size
-    mesh = init_device_mesh("cpu", (world,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    trainer.gradients_exchanged = lambda model, exchanged: nullcontext()
-    batch = build([_group(index, sizes) for index, sizes in enumerate(lengths)], [], trainer.args, world)
-    trainer.training_step(model, batch)
-    parts = [p.to_local().numel() for p in model.parameters()]
-    gradients = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
-    whole = sum(p.numel() for p in model.parameters())
-    return {
-        "gradient": gradients[::7].tolist(),
-        "norm": float(gradients.norm()),
-        "share": sum(parts) / whole,
-        "loss": trainer.last_step["loss"],
-    }
-
-
-def _group(index: int, lengths: list[int]) -> Group:
+def group(index: int, lengths: list[int]) -> Group:
     records = []
     for number, length in enumerate(lengths):
         ids = np.random.default_rng([index, number]).integers(5, 40, length + 3)

@@ -67,7 +67,9 @@ def small_config(folder: Path, **settings: Any) -> RLConfig:
 
 def small_trainer(folder: Path, env: Any = None, model: Any = None, **settings: Any) -> RLTrainer:
     """A trainer ready to train, with nothing started."""
-    options = {name: settings.pop(name) for name in ("callbacks", "peft_config", "eval_env") if name in settings}
+    options = {
+        name: settings.pop(name) for name in ("callbacks", "optimizers", "peft_config", "eval_env") if name in settings
+    }
     return RLTrainer(
         model if model is not None else small_policy(),
         env if env is not None else toy_env(),

@@ -32,11 +32,15 @@ def rows_of(batch):
 
 
 def test_every_live_token_is_in_one_row_with_its_advantage_and_its_share():
-    batch = build([group(0, 1, 0, 1), group(1, 1, 1, 0, index=1)], [], pipeline_config())
+    groups = [group(0, 1, 0, 1), group(1, 1, 1, 0, index=1)]
+    batch = build(groups, [], pipeline_config())
 
     (row,) = rows_of(batch)
     assert batch.num_tokens == batch.stats["tokens/trained"] == 24
-    assert row.num_tokens == 40
+    (apart,) = rows_of(build(groups, [], pipeline_config(share_prompts=False)))
+    assert apart.num_tokens == 8 * (2 + 3)
+    assert row.num_tokens == 2 * 2 + 8 * 3  # the prompt of two tokens once for each group
+    assert batch.stats["packing/shared"] == pytest.approx(1 - 28 / 40)
     assert row.weight[row.loss_mask] == pytest.approx(np.full(24, 1 / 24))
     assert not row.weight[~row.loss_mask].any()
     assert sorted(set(row.advantage[row.loss_mask].tolist())) == [-0.75, -0.5, 0.25, 0.5]

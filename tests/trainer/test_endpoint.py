@@ -176,8 +176,12 @@ async def test_the_openai_client_reads_it(engine):
         assert len(response.choices[0].logprobs.content) == len(response.choices[0].token_ids)
         models = await client.models.list()
         assert models.data[0].id == engine.served_model
-        with pytest.raises(openai.BadRequestError, match="stream"):
-            await client.chat.completions.create(model=engine.served_model, messages=[{"role": "user"}], stream=True)
+        with pytest.raises(openai.BadRequestError, match="response_format"):
+            await client.chat.completions.create(
+                model=engine.served_model,
+                messages=[{"role": "user", "content": "hi"}],
+                response_format={"type": "json_object"},
+            )
 
 
 # --- several choices, log-probs, prompts ------------------------------------------------------------------------
@@ -361,7 +365,6 @@ async def test_a_tool_call_round_trip():
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"stream": True}, "stream"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"top_logprobs": 21}, "top_logprobs"),

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, serving, small_model
 from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
-from verifiers_trainer.engines import padded
+from verifiers_trainer.engines import continuous, padded
 from verifiers_trainer.engines.continuous import ContinuousGenerator
 from verifiers_trainer.engines.embedded import EmbeddedEngine
 from verifiers_trainer.reference import Reference
@@ -54,23 +54,24 @@ async def load(engine: EmbeddedEngine, model: Any, count: int) -> tuple[list[tup
     """``count`` mixed requests, arriving over time, while the weights change ``UPDATES`` times."""
     rng = random.Random(0)
     weights = {0: snapshot(model)}
-    done = asyncio.Event()
+    finished = asyncio.Semaphore(0)
 
     async def one(index: int) -> tuple[float, dict]:
         await asyncio.sleep(rng.random() * 0.6)
         temperature = rng.choice([1.0, 0.7, 1.4])
         body = ask("x y " * rng.randint(1, 20), temperature=temperature, max_tokens=rng.randint(1, 60), seed=index)
         (response,) = await complete(engine, {**body, "ignore_eos": rng.random() < 0.5})
+        finished.release()
         return temperature, response
 
     async def update() -> None:
         for version in range(1, UPDATES + 1):
-            await asyncio.sleep(0.12)
+            for _ in range(count // (UPDATES + 2)):  # however slow the machine is, each version samples something
+                await finished.acquire()
             with engine.pause():
                 change_weights(model, version)
                 engine.set_version(version)
             weights[version] = snapshot(model)
-        done.set()
 
     updating = asyncio.create_task(update())
     answers = list(await asyncio.gather(*map(one, range(count))))
@@ -156,7 +157,8 @@ async def waits_for_pauses(engine: EmbeddedEngine, pauses: int = 6) -> tuple[lis
     return waits, await running
 
 
-async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done_again(monkeypatch):
+@pytest.mark.parametrize(("mode", "loop"), [("padded", padded), ("continuous", continuous)])
+async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done_again(monkeypatch, mode, loop):
     """A pass takes 8 parts of 25 ms; a pause has to wait for one. The twin without interruption waits for the rest."""
 
     def model() -> Any:
@@ -164,10 +166,10 @@ async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done
         slow_parts(built, 0.025)
         return built
 
-    with serving(model()) as engine:
+    with serving(model(), mode=mode) as engine:
         waits, answers = await waits_for_pauses(engine)
-    monkeypatch.setattr(padded, "_MAX_INTERRUPTIONS", 0)
-    with serving(model()) as engine:
+    monkeypatch.setattr(loop, "_MAX_INTERRUPTIONS", 0)
+    with serving(model(), mode=mode) as engine:
         twin_waits, twin_answers = await waits_for_pauses(engine)
     assert sum(waits) < 0.6 * sum(twin_waits)
     assert [a["choices"][0]["token_ids"] for a in answers] == [a["choices"][0]["token_ids"] for a in twin_answers]
@@ -176,12 +178,13 @@ async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done
         assert (sampled_logprobs(answer) - forward_logprobs(plain, answer)).abs().max() < 1e-4
 
 
-async def test_pauses_that_never_end_do_not_stop_the_engine():
+@pytest.mark.parametrize("mode", ["padded", "continuous"])
+async def test_pauses_that_never_end_do_not_stop_the_engine(mode):
     """A pass is given up a few times and then gets its turn."""
     model = build_tiny_model(layers=4, hidden=32, heads=2)
     slow_parts(model, 0.003)
     stop = threading.Event()
-    with serving(model) as engine:
+    with serving(model, mode=mode) as engine:
 
         def pause_again_and_again() -> None:
             while not stop.wait(0.004):

@@ -56,6 +56,8 @@ def test_another_environment_and_its_own_sampling(tmp_path):
     assert len(stored) == 10
     assert all(len(row["completion"][-1]["content"]) <= 20 for row in stored)
     assert metrics["eval_truncated"] > 0.5
+    assert metrics["eval_tokens"] == 10
+    assert metrics["eval_pass_at_1"] == 0.0
 
 
 def test_rows_and_a_prefix_of_ones_own(tmp_path):

@@ -1,11 +1,14 @@
 """fp16: the loss is scaled, steps whose gradients overflow are skipped, and the scale is part of a checkpoint."""
 
+import json
+
 import pytest
 import torch
 
-from support.training import run, small_trainer
+from support.training import StepLog, run, small_trainer, weights_hash
 from verifiers.errors import CheckpointError
-from verifiers_trainer import checkpoint
+from verifiers_trainer import checkpoint, guards
+from verifiers_trainer.logprobs import install_logprob_forward
 
 
 def used_scaler():
@@ -53,6 +56,55 @@ def test_on_a_cpu_fp16_is_float32_and_that_is_said(tmp_path, caplog):
     assert "computes in float32, not in bf16 or fp16" in caplog.text
     assert trainer.accelerator.scaler is None
     run(trainer)
+
+
+def in_fp16(trainer, scale, monkeypatch):
+    """The trainer as it is with fp16 on a GPU, on the CPU: its forward pass in fp16, its loss scaled."""
+    trainer.args.__dict__["fp16"] = True
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    trainer.accelerator.native_amp = True
+    monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
+    return trainer
+
+
+def test_in_fp16_a_run_is_that_of_float32_within_rounding(tmp_path, monkeypatch, caplog):
+    settings = {"deterministic": True, "max_steps": 1}
+    plain = run(small_trainer(tmp_path / "plain", **settings)).steps[0]
+    trainer = in_fp16(small_trainer(tmp_path / "half", **settings), 2.0**10, monkeypatch)
+    half = run(trainer).steps[0]
+    assert "full head" not in caplog.text
+    assert half["loss"] == pytest.approx(plain["loss"], rel=0.05)
+    assert half["loss"] != plain["loss"]
+    assert half["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.05), "unscaled before it is clipped"
+    assert trainer.accelerator.scaler.get_scale() == 2.0**10
+
+
+@pytest.mark.parametrize("is_half", [True, False])
+def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, caplog, is_half):
+    """Weights may be kept in float32 and the forward pass still round: only what is beyond rounding counts."""
+    trainer = small_trainer(tmp_path)
+    trainer.args.__dict__["bf16"] = is_half
+    install_logprob_forward(trainer.model)
+    with torch.autocast("cpu", torch.bfloat16):
+        guards.check_forward(trainer.model, trainer.args)
+    assert ("the full head is used" in caplog.text) is not is_half, "the twin"
+
+
+def test_a_step_that_overflows_is_skipped_with_a_smaller_scale_and_training_goes_on(tmp_path, monkeypatch):
+    settings = {"deterministic": True, "max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    trainer = in_fp16(small_trainer(tmp_path, **settings), 2.0**12, monkeypatch)
+    scaler, parameter = trainer.accelerator.scaler, next(trainer.model.parameters())
+    parameter.register_hook(lambda grad: grad * float("inf") if scaler.get_scale() > 2.0**10 else grad)
+    hashes = [weights_hash(trainer.model)]
+    log = StepLog()
+    log.on_step_end = lambda *_, **__: hashes.append(weights_hash(trainer.model))
+    trainer.add_callback(log)
+    trainer.train()
+    assert scaler.get_scale() == 2.0**10
+    assert hashes[0] == hashes[1] == hashes[2], "two steps were skipped"
+    assert len(set(hashes[2:])) == 3
+    saved = [json.loads((tmp_path / f"checkpoint-{n}" / "scaler.json").read_text())["scale"] for n in (1, 2, 3, 4)]
+    assert saved == [2.0**11, 2.0**10, 2.0**10, 2.0**10]
 
 
 @pytest.mark.gpu

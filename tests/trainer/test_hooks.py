@@ -249,7 +249,7 @@ def test_groups_may_be_returned_and_equal_rewards_end_the_run(tmp_path):
             prompts, completions, rewards = super().get_batch()
             return prompts, completions, [1.0 for _ in rewards]
 
-    with pytest.raises(NoLearningSignal, match="in the last 2 batches of get_batch"):
+    with pytest.raises(NoLearningSignal, match="in each of the last 2 batches no group had two different rewards"):
         trainer_of(Equal, tmp_path / "equal", no_signal_steps=2).train()
 
 

@@ -9,7 +9,7 @@ from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
 from verifiers_trainer.batch import Group, Record
 from verifiers_trainer.guards import test_ratio as check_ratio
-from verifiers_trainer.meters import FaultMeter, RatioMeter, alarms
+from verifiers_trainer.meters import FaultMeter, RatioMeter, SignalMeter, alarms, flops_utilisation
 
 
 def row(**changes):
@@ -112,3 +112,25 @@ def test_what_is_out_of_order_raises_its_alarm_alone(change, name):
     assert alarms(GOOD) == {}
     assert alarms(GOOD | {"sampler/mismatch_kl": math.nan}) == {}
     assert list(alarms(GOOD | change)) == [name]
+
+
+def test_the_share_of_a_devices_peak():
+    million = 10**6
+    full = flops_utilisation(million, million, 1000.0, "NVIDIA H100 80GB HBM3")
+    assert full == pytest.approx(6 * million * 1000 / 989e12)
+    assert flops_utilisation(million, 0, 1000.0, "NVIDIA H100 PCIe") == pytest.approx(full * 4 / 6)
+    assert flops_utilisation(million, million, 1000.0, "a device of tomorrow") is None
+
+
+def test_a_batch_without_signal_is_said_once_and_its_end_is_said_too(caplog):
+    meter = SignalMeter(pipeline_config(no_signal_steps=0))
+    same = Group(0, 0, tuple(Record((), 1.0, {}, None, "stop", False, {}) for _ in range(2)))
+    meter.note_nothing([same])
+    meter.note_batch()
+    assert [record.message[:22] for record in caplog.records] == ["a batch teaches nothin"]
+    for _ in range(5):
+        meter.note_nothing([same])
+    meter.note_batch()
+    meter.note_batch()
+    assert len(caplog.records) == 3
+    assert caplog.records[-1].message.startswith("5 batches in a row taught nothing")

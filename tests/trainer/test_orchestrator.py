@@ -5,6 +5,8 @@ import math
 import random
 import threading
 import time
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,7 +34,13 @@ from verifiers.errors import (
     RunError,
     TooManyFaults,
 )
+from verifiers_trainer import pending
+from verifiers_trainer.batch import Group, Record
+from verifiers_trainer.chosen import ChosenRows
 from verifiers_trainer.orchestrator import Orchestrator
+from verifiers_trainer.schedule import Solved
+
+RECORD = Record((), 0.0, {}, None, "stop", False, {})
 
 
 def eventually(condition, timeout_s=5.0):
@@ -149,13 +157,16 @@ def test_batches_without_any_signal_end_the_run_with_a_histogram(caplog):
             orchestrator.next_batch()
         assert raised.value.histogram == {1.0: 8}
         assert orchestrator.state.next_index == 6
-    assert sum("a batch teaches nothing" in record.message for record in caplog.records) == 3
+    assert sum("a batch teaches nothing" in record.message for record in caplog.records) == 1
 
 
-def test_with_the_limit_off_a_run_without_signal_goes_on():
+def test_with_the_limit_off_a_run_without_signal_goes_on(caplog):
     policy = Policy(dead_if(lambda n: n < 40))
     with pipeline(policy, max_off_policy_steps=0, no_signal_steps=0, oversample=1.0) as orchestrator:
         assert indices(orchestrator.next_batch()) == [40, 41]
+    first, last = (record.message for record in caplog.records)
+    assert first.startswith("a batch teaches nothing")
+    assert last == "20 batches in a row taught nothing; now one does again"
 
 
 def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal():
@@ -408,3 +419,104 @@ def test_dropped_groups_that_no_batch_has_counted_are_part_of_a_snapshot():
         orchestrator.next_batch()
         orchestrator.settle()
         assert [group.index for group in orchestrator.snapshot().discarded] == [3]
+
+
+# --- examples that are solved ---------------------------------------------------------------------------------------
+
+
+def solving(solved, **settings):
+    """A pipeline over six examples, of which those with a number in ``solved`` always earn 1."""
+    policy = Policy(dead_if(lambda n: n in solved))
+    return policy, pipeline(policy, counting_env(6), max_off_policy_steps=0, **settings)
+
+
+def played(policy):
+    return Counter(question(request) for request in policy.requests)
+
+
+def test_examples_solved_twice_in_a_row_are_played_no_more(caplog):
+    policy, running = solving({0, 3}, skip_solved=True)
+    with running as orchestrator:
+        batches = steps(orchestrator, policy, 12)
+    assert [played(policy)[f"q{n}"] // GROUP for n in (0, 3)] == [2, 2]
+    assert min(played(policy)[f"q{n}"] // GROUP for n in (1, 2, 4, 5)) >= 4
+    assert batches[-1].stats["examples/solved"] == 2
+    assert orchestrator.state.solved.best_reward == 1.0
+    plain_policy, plain = solving({0, 3})
+    with plain as orchestrator:
+        batches = steps(orchestrator, plain_policy, 12)
+    assert played(plain_policy)["q0"] // GROUP > 3, "the twin"
+    assert "examples/solved" not in batches[-1].stats
+
+
+def test_an_example_that_is_solved_once_and_then_not_stays():
+    answers = turn_of_each(lambda name, turn: "1" if name == "q0" and turn // GROUP % 2 == 0 else str(turn % 2))
+    policy = Policy(answers)
+    with pipeline(policy, counting_env(6), max_off_policy_steps=0, skip_solved=True) as orchestrator:
+        batches = steps(orchestrator, policy, 12)
+    assert batches[-1].stats["examples/solved"] == 0
+    assert played(policy)["q0"] // GROUP >= 4
+
+
+def test_when_all_examples_are_solved_all_are_played():
+    policy = Policy(turn_of_each(lambda name, turn: "1" if turn < 2 * GROUP else str(turn % 2)))
+    settings = {"max_off_policy_steps": 0, "skip_solved": True, "no_signal_steps": 0}
+    with pipeline(policy, counting_env(4), **settings) as orchestrator:
+        batch = orchestrator.next_batch()
+    assert len(batch.groups) == 2
+    assert len(orchestrator.state.solved) == 4
+
+
+def test_a_mean_near_the_best_reward_counts_as_solved_and_a_best_of_nothing_never():
+    def group(index, *rewards):
+        return Group(index, index % 10, tuple(replace(RECORD, reward=reward) for reward in rewards))
+
+    solved = Solved()
+    solved.count([group(1, 1.8, 1.85), group(11, 1.8, 1.8), group(2, 2.0, 0.0), group(12, 1.0, 1.7)])
+    assert (1 in solved, 2 in solved, len(solved)) == (True, False, 1)
+    solved.count([group(21, math.nan, math.nan)])
+    assert 1 in solved, "an unknown reward says nothing"
+    solved.count([group(31, 1.0, 1.0)])
+    assert 1 not in solved
+    nothing = Solved()
+    nothing.count([group(1, 0.0, -1.0), group(11, 0.0, 0.0)])
+    assert len(nothing) == 0
+
+
+def test_what_is_solved_is_part_of_a_snapshot(tmp_path):
+    policy, running = solving({0, 3}, skip_solved=True)
+    with running as orchestrator:
+        steps(orchestrator, policy, 9)
+        state = orchestrator.snapshot()
+    assert len(state.solved) == 2
+    pending.save_pipeline(tmp_path, state, 9, {})
+    loaded, version, _ = pending.load_pipeline(tmp_path)
+    assert (loaded.solved, loaded.skipped) == (state.solved, state.skipped)
+    again = Policy(dead_if(lambda n: n in {0, 3}))
+    with pipeline(again, counting_env(6), version, loaded, max_off_policy_steps=0, skip_solved=True) as orchestrator:
+        steps(orchestrator, again, 6)
+    assert played(again).keys() == {"q1", "q2", "q4", "q5"}
+
+
+def test_in_deterministic_mode_what_is_skipped_does_not_depend_on_who_finishes_first():
+    def run(seed):
+        order = random.Random(seed)
+        policy = Policy(dead_if(lambda n: n % 3 == 0), delay=lambda request: order.uniform(0, 0.01))
+        settings = {"skip_solved": True, "deterministic": True, "max_off_policy_steps": 1}
+        with pipeline(policy, counting_env(9), **settings) as orchestrator:
+            batches = [indices(batch) for batch in steps(orchestrator, policy, 12)]
+            orchestrator.settle()
+            return batches, orchestrator.state.solved, played(policy)
+
+    first = run(1)
+    assert len(first[1]) == 3
+    assert run(2) == first
+
+
+def test_rows_that_a_hook_chose_are_all_played():
+    config = pipeline_config(skip_solved=True)
+    env = counting_env(6)
+    rows = ChosenRows(lambda step: [], env.row_format, list(env.train_table), config)
+    assert not rows.may_skip
+    with pytest.raises(ConfigError, match="skip_solved and difficulty_schedule both decide"):
+        pipeline_config(skip_solved=True, difficulty_schedule=[(1.0, "easy")]).resolve()

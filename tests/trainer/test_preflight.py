@@ -8,7 +8,7 @@ import pytest
 
 import verifiers as vf
 from support.training import small_config, small_policy, toy_env
-from verifiers_trainer import serving
+from verifiers_trainer import inference
 from verifiers_trainer.preflight import CHECKS, preflight
 
 
@@ -46,7 +46,7 @@ def test_a_tracker_that_is_not_there_is_a_note(findings):
 
 def changed_tokens(monkeypatch, change):
     """Let the engine's answers reach the trainer with other tokens."""
-    plain = serving.policy_client
+    plain = inference.policy_client
 
     class Changed:
         def __init__(self, engine):
@@ -59,7 +59,7 @@ def changed_tokens(monkeypatch, change):
         async def aclose(self):
             await self.client.aclose()
 
-    monkeypatch.setattr(serving, "policy_client", Changed)
+    monkeypatch.setattr(inference, "policy_client", Changed)
 
 
 def last(found):

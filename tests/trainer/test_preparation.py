@@ -71,6 +71,9 @@ def talk(**options):
     return Talk(dataset=[{"question": "a"}], rubric=toy_env().rubric, **options)
 
 
+STRICT = RLConfig(require_increasing_context=True)
+
+
 def tokenizer_with(template):
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = template or tokenizer.chat_template
@@ -90,7 +93,7 @@ def tokenizer_with(template):
 def test_a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required(env, caplog):
     tokenizer = tokenizer_with(STRIPPING)
 
-    preparation.probe_template(tokenizer, env, required=False)
+    preparation.probe_template(tokenizer, env, RLConfig())
 
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -98,7 +101,7 @@ def test_a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an
     assert "<think>" in record.message
     assert "use a chat template that keeps them" in record.message
     with pytest.raises(ConfigError, match=r"(?s)differs at token.*set require_increasing_context=False"):
-        preparation.probe_template(tokenizer, env, required=True)
+        preparation.probe_template(tokenizer, env, STRICT)
 
 
 @pytest.mark.parametrize(
@@ -112,17 +115,17 @@ def test_a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an
     ids=["one turn", "a group of one turn", "plain text", "a template that appends"],
 )
 def test_nothing_is_said_where_no_turn_can_be_rewritten(template, env, caplog):
-    preparation.probe_template(tokenizer_with(template), env, required=True)
+    preparation.probe_template(tokenizer_with(template), env, STRICT)
     assert not caplog.records
 
 
 def test_a_template_that_cannot_be_probed_is_a_warning_and_an_error_when_required(caplog):
     tokenizer = tokenizer_with("{{- raise_exception('a system message first, please') }}")
-    preparation.probe_template(tokenizer, talk(), required=False)
+    preparation.probe_template(tokenizer, talk(), RLConfig())
     assert "is not known" in caplog.text
     assert "a system message first" in caplog.text
     with pytest.raises(ConfigError, match="a system message first"):
-        preparation.probe_template(tokenizer, talk(), required=True)
+        preparation.probe_template(tokenizer, talk(), STRICT)
 
 
 def test_the_trainer_looks_before_anything_starts(tmp_path, caplog):

@@ -1,12 +1,9 @@
 """Several processes train as one does, waste no sample, and end together with the error of the one that failed."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.utils import DistributedType
 
 from support import ranks_work
 from support.ranks import on_ranks
@@ -14,7 +11,7 @@ from support.training_child import child_context
 from verifiers.errors import ConfigError
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.packing import pack
-from verifiers_trainer.ranks import Ranks, require_whole_weights
+from verifiers_trainer.ranks import Ranks
 from verifiers_trainer.samples import Sample
 from verifiers_trainer.shards import from_bytes, to_bytes
 
@@ -79,16 +76,6 @@ def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, sett
         assert r["kept"] == pytest.approx(one["kept"])
     if lengths is FEW:
         assert sum(r["fillers"] for r in several) == 1
-
-
-def test_split_over_the_ranks_by_fsdp2_the_gradient_is_that_of_one_process(on):
-    """torch's ``fully_shard`` around our forward; accelerate itself does not split models on a CPU."""
-    several = results(on(ranks_work.sharded_gradient, UNEQUAL))
-    (one,) = results(on(ranks_work.gradient, UNEQUAL, world=1, micro_batch_size=1, batch_size=12))
-    for r in several:
-        assert r["share"] < 0.6
-        np.testing.assert_allclose(r["gradient"], one["gradient"], rtol=1e-4, atol=1e-6 * one["norm"])
-        assert r["loss"] == pytest.approx(one["loss"], rel=1e-5)
 
 
 def test_a_mean_of_each_ranks_own_mean_is_another_gradient():
@@ -196,23 +183,6 @@ def test_a_launcher_that_starts_one_process_of_several_is_said(monkeypatch, capl
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     small_trainer(tmp_path)
     assert "accelerate launch --cpu starts one process whatever --num_processes says" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["zero3", "fsdp2"])
-def test_launchers_files_that_split_the_model_are_read_and_refused_with_what_to_do(name):
-    read = load_config_from_file(str(Path(__file__).parents[2] / "configs" / f"{name}.yaml"))
-    assert read.num_processes >= 2
-    with pytest.raises(ConfigError, match="use distributed_type MULTI_GPU"):
-        require_whole_weights(read.distributed_type)
-    require_whole_weights(DistributedType.MULTI_GPU)
-
-
-def test_on_a_cpu_it_is_said_that_nothing_is_split(monkeypatch, caplog):
-    require_whole_weights(DistributedType.MULTI_CPU)
-    assert not caplog.text
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    require_whole_weights(DistributedType.MULTI_CPU)
-    assert "accelerate does not split a model over processes on a CPU" in caplog.text
 
 
 # --- ending together ----------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import verifiers as vf
+from support.embedded import small_model
+from support.fake_vllm import FakeVLLM
 from support.training import (
     StepLog,
     first_batch,
@@ -27,6 +29,7 @@ from verifiers_trainer import checkpoint, policy, preparation
 from verifiers_trainer.batch import Group, Record, build
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.losses import LossInput
 from verifiers_trainer.samples import Turn
 from verifiers_trainer.trainer import RLTrainer
 
@@ -379,6 +382,45 @@ def test_checkpoints_of_every_nth_step_stay(tmp_path):
     assert [step for step, _ in checkpoint.steps_in(tmp_path / "a")] == [5, 4, 2]
     run(small_trainer(tmp_path / "b", **settings))
     assert [step for step, _ in checkpoint.steps_in(tmp_path / "b")] == [5]
+
+
+def test_the_folder_of_what_is_sent_to_a_server(tmp_path):
+    settings = {"use_lora": True, "weight_sync": "lora_dir", "max_steps": 1, "zero_variance": "keep"}
+    for given, folder in (({}, tmp_path / "run" / "sync"), ({"sync_dir": str(tmp_path / "mine")}, tmp_path / "mine")):
+        with FakeVLLM(small_model(), build_tiny_tokenizer()) as server:
+            trainer = small_trainer(tmp_path / "run", model=small_model(), inference=server.url, **settings, **given)
+            with trainer:
+                trainer.start_engine()
+                assert list(folder.glob("policy-*"))
+
+
+# --- objective and bounds -----------------------------------------------------------------------------------------
+
+
+def test_the_floor_of_the_ratio_reaches_the_loss(tmp_path):
+    """A token that has become less likely still gets the weight of the floor."""
+    token = (torch.tensor([value]) for value in (-3.0, -1.0, 1.0, True, 0))  # log π, log μ, advantage, mask, sample
+    row = LossInput(*token)
+    found = [float(small_trainer(tmp_path, ratio_floor=floor).criterion(row).losses[0]) for floor in (0.0, 0.5)]
+    assert found[1] / found[0] == pytest.approx(0.5 / np.exp(-2.0), rel=1e-5)
+
+
+def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
+    class Slow(vf.SingleTurnEnv):
+        async def get_model_response(self, state, *args, **keywords):
+            if state["prompt"][-1]["content"] == "slow":
+                await asyncio.sleep(20)
+            return await super().get_model_response(state, *args, **keywords)
+
+    env = Slow(dataset=[{"question": "slow"}, {"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
+    settings = {"shuffle_dataset": False, "zero_variance": "keep", "max_off_policy_steps": 0, "max_error_fraction": 1.0}
+    trainer = small_trainer(tmp_path, env, rollout_timeout=0.5, **settings)
+    batch = batch_of(trainer)
+    errors = {record.text["prompt"][-1]["content"]: record.error for record in records_of(batch)}
+    assert errors["slow"].startswith("RolloutTimeout")
+    assert errors["a"] is None
+    assert batch.stats["rollouts/timeouts"] == 4
+    assert small_trainer(tmp_path).args.rollout_timeout is None  # then generation_timeout bounds it
 
 
 # --- combinations that cannot be ----------------------------------------------------------------------------------

@@ -1,19 +1,24 @@
 """How weights move: the choice, what is exported, and the wire contracts of files, NCCL and shared memory."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from support.embedded import small_model
 from support.fake_vllm import FakeVLLM, Workers
 from support.tiny_models import tiny_llama
 from verifiers.errors import ConfigError, WeightSyncError
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.engines.vllm.control import Server
+from verifiers_trainer.config import RLConfig
+from verifiers_trainer.engines.vllm.control import Server, Serving
 from verifiers_trainer.engines.vllm.features import features_of, parse_version
 from verifiers_trainer.loop_thread import LoopThread
 from verifiers_trainer.sync.choice import Situation, choose, impossible
@@ -21,7 +26,7 @@ from verifiers_trainer.sync.export import apart, exported, unservable_adapter
 from verifiers_trainer.sync.ipc import IpcSync, chunks
 from verifiers_trainer.sync.lora_dir import LoraDirSync
 from verifiers_trainer.sync.nccl import NcclSync, packed_chunks
-from verifiers_trainer.sync.opening import require_whole
+from verifiers_trainer.sync.opening import open_sync, require_whole
 from verifiers_trainer.sync.protocol import Deadline, label_of, run_and_version
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -140,11 +145,41 @@ def test_adapters_that_no_server_takes_are_known(options, said):
     assert unservable_adapter(tiny_llama()) is None
 
 
-def test_parts_of_a_sharded_model_are_refused_and_not_sent_as_if_they_were_all():
+@pytest.fixture
+def one_of_two_ranks():
+    """This process as rank 0 of two, whose exchanges do nothing: what it holds is what a real rank 0 holds."""
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    destroy_process_group()
+
+
+def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks, tmp_path):
     model = small_model()
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    server = SimpleNamespace(serving=Serving(-1, "base-model"))
+    engine = SimpleNamespace(model=model, run=1, meeting=[server], _urls=["http://127.0.0.1:9"])
+    config = RLConfig(output_dir=str(tmp_path), weight_sync="reload", use_lora=False)
+    sync = open_sync(engine, config, features_of(parse_version("0.33.0")), "0.33.0")
     require_whole(model)
+    sync.prepare(1)
+
+    fully_shard(model, mesh=one_of_two_ranks)
+    with pytest.raises(ConfigError, match="sharded over processes by FSDP2"):
+        sync.prepare(2)
+    with pytest.raises(ConfigError, match="sharded over processes by FSDP2"):
+        open_sync(engine, config, features_of(parse_version("0.33.0")), "0.33.0")
+    assert [path.name for path in sync.folder.iterdir() if not path.name.startswith(".tmp")] == ["weights-v1"]
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]  # the twin: what would be sent
+    assert sum(tensor.numel() for tensor in held) < 0.6 * whole
+
+
+def test_a_model_of_zero_3_is_refused():
+    model = small_model()
     next(model.parameters()).ds_id = 0  # as ZeRO-3 marks them
-    with pytest.raises(ConfigError, match="is sharded over processes"):
+    with pytest.raises(ConfigError, match="ZeRO-3"):
         require_whole(model)
 
 

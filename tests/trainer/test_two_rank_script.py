@@ -17,18 +17,20 @@ from verifiers_trainer.loggers import METRICS, read_metrics
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/accelerate/cpu2.yaml"
-COMMAND = [
-    sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-    str(ROOT / "examples/train_two_ranks.py"),
-]  # fmt: skip
+LAUNCHED = {
+    "each holds the model": ["--config_file", str(CONFIG)],
+    "each holds half of it": ["--config_file", str(ROOT / "configs/fsdp2.yaml"), "--num_processes", "2"],
+}
 STEPS = 8
 
 
-def start(folder, log):
+def start(launched, folder, log):
+    script = str(ROOT / "examples/train_two_ranks.py")
+    command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCHED[launched], script]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with log.open("wb") as file:
         return subprocess.Popen(
-            [*COMMAND, str(folder), str(STEPS)], stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
+            [*command, str(folder), str(STEPS)], stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
         )
 
 
@@ -49,11 +51,12 @@ def ended(process, log):
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_the_same_command_ends_with_the_same_weights(tmp_path):
+@pytest.mark.parametrize("launched", LAUNCHED)
+def test_killed_in_the_middle_the_same_command_ends_with_the_same_weights(tmp_path, launched):
     log = tmp_path / "log"
-    whole = ended(start(tmp_path / "whole", log), log)
+    whole = ended(start(launched, tmp_path / "whole", log), log)
 
-    process = start(tmp_path / "killed", log)
+    process = start(launched, tmp_path / "killed", log)
     metrics, deadline = tmp_path / "killed" / METRICS, time.monotonic() + 200
     while not metrics.is_file() or len(read_metrics(metrics)) < 5:
         assert process.poll() is None, log.read_text()[-3000:]
@@ -63,7 +66,7 @@ def test_killed_in_the_middle_the_same_command_ends_with_the_same_weights(tmp_pa
     assert len(read_metrics(metrics)) < STEPS
     assert not (tmp_path / "killed" / f"checkpoint-{STEPS}").exists()
 
-    assert ended(start(tmp_path / "killed", log), log) == whole
+    assert ended(start(launched, tmp_path / "killed", log), log) == whole
     first, second = (read_metrics(tmp_path / name / METRICS) for name in ("whole", "killed"))
     assert [row["loss"] for row in first] == [row["loss"] for row in second]
     assert len({row["loss"] for row in first}) == STEPS

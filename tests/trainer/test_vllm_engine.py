@@ -227,13 +227,19 @@ def test_settings_that_cannot_be_are_refused_together(tmp_path, settings, said):
         small_config(tmp_path, **settings).resolve()
 
 
-def test_a_server_that_is_there_by_chance_is_used_when_it_serves_the_same_model():
+def test_a_server_that_is_there_by_chance_is_used_when_it_serves_the_same_model_and_no_other_run(caplog):
     model = small_model()
     with served(name="org/tiny") as server:
         config = RLConfig()
         config.__dict__["vllm_server_port"] = server.port  # as if 8000 were that port, without asking for it
         model.name_or_path = "elsewhere/tiny"
         assert choose_engine(model, config) == (server.url, "it serves the same model")
+        server.adapters["policy-3f2-v7"] = server.model
+        assert choose_engine(model, config) == (None, f"the server at {server.url} belongs to another run")
+        assert "has the weights of another run (policy-3f2-v7), so it is not used" in caplog.text
+        server.adapters.clear()
+        server.label = "3145735"
+        assert choose_engine(model, config)[0] is None
         model.name_or_path = "other"
         assert choose_engine(model, config)[0] is None
     url, reason = choose_engine(model, config)

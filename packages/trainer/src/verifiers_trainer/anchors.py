@@ -23,12 +23,15 @@ Forward = Callable[..., Any]
 
 def forward_arguments(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the log-probability forward takes, of a row's tensors."""
-    return {
+    arguments = {
         "input_ids": row["token_ids"].unsqueeze(0),
         "position_ids": row["position_ids"].unsqueeze(0),
         "inv_temperature": row["inv_temperature"],
         "loss_mask": row["loss_mask"],
     }
+    if "prompt_seq_ids" in row:
+        arguments |= {"seq_ids": row["seq_ids"], "prompt_seq_ids": row["prompt_seq_ids"]}
+    return arguments
 
 
 def annotate(rows: list[Row], device: Any, *, old: Forward | None = None, reference: Forward | None = None) -> None:

@@ -64,14 +64,19 @@ def environment_of(given: Any) -> Any:
     return given
 
 
-def check_environment(env: Any) -> None:
-    """Raise ``ConfigError`` unless it is an environment with a reward function."""
+def check_environment(env: Any, num_workers: int = 0) -> None:
+    """Raise ``ConfigError`` unless it is an environment with a reward function, and one that workers can build."""
     if env is None:
         raise ConfigError("env is missing: give an environment, or the id of one, to train in")
     if not isinstance(env, Environment):
         raise ConfigError(f"env must be an environment or the id of one, not {type(env).__name__}")
     if not env.get_reward_funcs():
         raise ConfigError(f"the environment {name_of(env)} has no reward function: nothing to train on")
+    if num_workers and env.loaded_from is None:
+        raise ConfigError(
+            f"num_env_workers is {num_workers}: a worker builds its environment by id, and this "
+            f"{type(env).__name__} was made by hand; give its id, or use num_env_workers=0"
+        )
 
 
 def examples_of(env: Any, dataset: Any = None) -> list[Example]:

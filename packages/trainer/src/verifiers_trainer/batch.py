@@ -21,7 +21,7 @@ from verifiers.errors import ConfigError
 from verifiers.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers_trainer.advantages import compute_advantages, is_dead, turn_advantages
 from verifiers_trainer.aggregation import step_weights
-from verifiers_trainer.packing import Row, fill, pack
+from verifiers_trainer.packing import Row, fill, pack, shared
 from verifiers_trainer.samples import RolloutSamples, Turn, is_overlong, rollout_samples
 
 if TYPE_CHECKING:
@@ -215,12 +215,20 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], config: RLConfig,
     weights = step_weights(samples, config.aggregation, max_len=config.max_completion_len or config.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
     max_tokens = max(longest, config.micro_batch_tokens or _row_bound(config))
-    rows_R = pack(samples, weights.weights, max_tokens=max_tokens, world=world, packing=config.packing)
+    rows_R = pack(
+        samples,
+        weights.weights,
+        max_tokens=max_tokens,
+        world=world,
+        packing=config.packing,
+        share_prompts=config.share_prompts,
+    )
     stats = rollout_stats([*groups, *discarded]) | _sample_stats(made) | group_stats(groups, discarded, config)
     stats |= {
         "tokens/trained": weights.num_tokens,
         "packing/rows": sum(len(rows) for rows in rows_R),
         "packing/fill": fill(rows_R, max_tokens),
+        "packing/shared": shared(rows_R, samples, weights.weights),
     }
     return StepBatch(rows_R, tuple(groups), tuple(advantages_G), stats, weights.num_tokens)
 

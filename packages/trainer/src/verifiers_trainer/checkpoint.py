@@ -32,11 +32,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import save, save_file
 
 from verifiers.durable import sync_folder
 from verifiers.errors import CheckpointError
 from verifiers.failpoints import failpoint
+from verifiers_trainer import sharding
 
 log = logging.getLogger(__name__)
 
@@ -191,9 +192,12 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
-def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values)."""
-    state = optimizer.state_dict()
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None = None) -> None:
+    """An optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values).
+
+    Of a split model, ``state`` is what ``sharding.whole_state`` gathered: the file is the same for any number of ranks.
+    """
+    state = optimizer.state_dict() if state is None else state
     tensors: dict[str, torch.Tensor] = {}
     plain: dict[str, Any] = {}
     for parameter, values in state["state"].items():
@@ -209,13 +213,17 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     """Restore what ``save_optimizer`` wrote, bit for bit. Raises ``CheckpointError`` when it does not fit."""
-    with reading(folder):
+    with reading(folder), safe_open(folder / "optimizer.safetensors", "pt") as file:
         described = read_json(folder / "optimizer.json")
         state: dict[int, dict[str, Any]] = {}
-        for key, value in {**load_file(folder / "optimizer.safetensors"), **described["state"]}.items():
-            parameter, _, name = key.partition(".")
-            state.setdefault(int(parameter), {})[name] = value
         current = optimizer.state_dict()["param_groups"]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for key in [*file.keys(), *described["state"]]:
+            index, _, name = key.partition(".")
+            value = described["state"][key] if key in described["state"] else file.get_tensor(key)
+            if isinstance(value, torch.Tensor) and value.shape == parameters[int(index)].shape:
+                value = sharding.part_like(value, parameters[int(index)])
+            state.setdefault(int(index), {})[name] = value
         groups = [{**now, **then} for now, then in zip(current, described["param_groups"], strict=True)]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 

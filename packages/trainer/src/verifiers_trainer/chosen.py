@@ -18,12 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.dataset import Example, RowFormat, examples_from
-from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
+from verifiers.errors import ConfigError, DatasetError
 from verifiers.state import State
 from verifiers_trainer import curriculum, hooks, rewards
-from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_histogram
+from verifiers_trainer.batch import Group, Record, StepBatch, build
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.curriculum import RewardWeights
+from verifiers_trainer.meters import SignalMeter
 from verifiers_trainer.mixture import MixtureSchedule
 from verifiers_trainer.orchestrator import Orchestrator
 from verifiers_trainer.samples import Turn
@@ -126,6 +127,8 @@ class ChosenRows(Schedule):
     Groups that teach nothing are replaced from the rows of the steps to come, so those are asked for earlier.
     """
 
+    may_skip = False  # whoever chooses the rows wants them played
+
     def __init__(self, draw: Draw, row_format: RowFormat, examples: Sequence[Example], config: RLConfig):
         super().__init__(examples, config.seed, shuffle=False)
         self._draw, self._row_format = draw, row_format
@@ -166,14 +169,14 @@ class ChosenRollouts:
         self._first: tuple[int, Any] | None = first
         self.state = PipelineState()
         self.version = 0
+        self._signal = SignalMeter(config)
 
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
 
     def next_batch(self) -> StepBatch:
         """The rollouts of the next step. Raises ``NoLearningSignal`` as the pipeline does."""
-        without_signal, groups = 0, []
-        while not self.config.no_signal_steps or without_signal < self.config.no_signal_steps:
+        while True:
             started = time.monotonic()
             groups = self._next_groups()
             waited = time.monotonic() - started
@@ -182,16 +185,11 @@ class ChosenRollouts:
             settings.__dict__["rollouts_per_example"] = largest
             batch = build(groups, [], settings, settings.world_size)
             if batch.num_tokens:
+                self._signal.note_batch()
                 self.state.delivered += 1
                 batch.stats.update(NOTHING_ELSE, **{"time/wait_generation": waited})
                 return batch
-            without_signal += 1
-            log.warning("the batch that get_batch returned teaches nothing: no group has two different rewards")
-        raise NoLearningSignal(
-            f"there is nothing to learn from: in the last {without_signal} batches of get_batch no group had two "
-            "different rewards",
-            histogram=reward_histogram(groups),
-        )
+            self._signal.note_nothing(groups)
 
     def _next_groups(self) -> list[Group]:
         per_step = self.config.batch_size // self.config.rollouts_per_example

@@ -62,6 +62,7 @@ def evaluate(
         "num_unscored": metadata["num_unscored"],
         "num_errors": metadata["num_errors"],
         "truncated": sum(results["is_truncated"]) / max(1, len(results)),
+        "tokens": metadata["usage"].get("output_tokens", 0),
         "runtime": time.perf_counter() - started,
         **metadata["avg_metrics"],
         **{f"pass_at_{k}": value for k, value in (metadata["pass_at_k"] or {}).items()},

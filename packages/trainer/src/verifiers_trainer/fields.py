@@ -71,6 +71,9 @@ class RLFields(TrainingArguments):
     """Tokens of one packed row, instead of what follows from ``micro_batch_size``; a longer sample stands alone."""
     packing: bool = True
     """Pack samples end to end into rows; False gives each sample a row of its own."""
+    share_prompts: bool = True
+    """Compute the prompt that the rollouts of a group share once for all of them that stand in a row. The gradient is
+    the same. Only with ``packing``, and where the model's attention is PyTorch's own over the whole context."""
     max_seq_len: int = 2048
     """Tokens of one conversation; longer rollouts carry no loss and are never cut."""
     max_prompt_len: int | None = None
@@ -189,6 +192,15 @@ class RLFields(TrainingArguments):
     """Share of failed rollouts, over the last four batches, above which training stops."""
     no_signal_steps: int = 8
     """Consecutive batches without any group of differing rewards before training stops; 0 = only warn."""
+    skip_solved: bool = False
+    """Begin no more rollouts of an example once its groups were solved twice in a row: a mean reward of at least 0.9
+    of the best reward seen in the run. When all examples are solved, all are played, and so are rows that a subclass
+    chooses."""
+    num_env_workers: int = 0
+    """Processes that play and score the rollouts to train on, so that the code of the environment (given by its id)
+    uses more than one core; 0 = this process."""
+    env_worker_backend: str = "process"
+    """Where these are: a "process" of this machine, or an actor of a "ray" cluster."""
     deterministic: bool = False
     """Two runs of one seed are identical bit for bit on the same machine; slower generation."""
 
@@ -202,9 +214,13 @@ class RLFields(TrainingArguments):
     overlong: str = "mask"
     """Rollouts longer than ``max_seq_len`` or ``max_completion_len``, which carry no loss: "mask" lets their rewards
     count in the baseline of their group, "drop" makes them unknown."""
+    history: str = "template"
+    """What a later turn of a conversation is asked with: the whole conversation as the chat "template" writes it now,
+    or the "exact" tokens of the turns so far and what is new. With "exact" a conversation is one sample even where the
+    template drops earlier thoughts, and the model sees those thoughts again."""
     require_increasing_context: bool = False
     """Refuse a chat template that rewrites earlier turns, instead of warning: with it every turn of a multi-turn
-    rollout is a sample of its own."""
+    rollout is a sample of its own, unless ``history`` is "exact"."""
 
     # --- inference ----------------------------------------------------------------------------------------------
     inference: str = "auto"

@@ -14,14 +14,19 @@ import torch
 from verifiers.clients.base import Client
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.engines.embedded import EmbeddedEngine
+from verifiers_trainer.engines.protocol import TOKEN_IN
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
+from verifiers_trainer.exact_client import ExactClient
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """How long ``inference="auto"`` looks for a server at the default address."""
+UNUSABLE = (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+"""What an answer that is not a vLLM server's leads to."""
 
 
 def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine | VLLMEngine:
@@ -61,18 +66,42 @@ def choose_engine(model: Any, config: RLConfig) -> tuple[str | None, str]:
     wanted = str(getattr(model, "name_or_path", "") or "")
     if not wanted or Path(found).name != Path(wanted).name:
         return None, f"the server at {default} serves {found!r}, not {wanted!r}"
+    if (owned := _weights_of_a_run(default)) is not None:
+        log.warning(
+            "the server at %s serves the same model, but has the weights of another run (%s), so it is not used; if "
+            "that run is over, set inference=%r",
+            default,
+            owned,
+            default,
+        )
+        return None, f"the server at {default} belongs to another run"
     return default, "it serves the same model"
 
 
 def _model_served_at(url: str) -> str | None:
     """The first model of a vLLM server that is there by chance; None without one."""
     try:
-        for path in ("/version", "/v1/models"):
-            with urllib.request.urlopen(url + path, timeout=LOOK_S) as answer:
-                said = json.load(answer)
-        return str(said["data"][0]["id"])
-    except (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, TypeError):
+        _ask(f"{url}/version")
+        return str(_ask(f"{url}/v1/models")["data"][0]["id"])
+    except UNUSABLE:
         return None
+
+
+def _weights_of_a_run(url: str) -> str | None:
+    """What a training run has put into the server, an adapter or whole weights; None for a server as it was started."""
+    try:
+        adapters = [str(entry["id"]) for entry in _ask(f"{url}/v1/models")["data"] if entry.get("parent")]
+        if ours := [name for name in adapters if name.startswith("policy-")]:
+            return ours[-1]
+        label = str(_ask(f"{url}/weight_info").get("weight_version"))
+    except UNUSABLE:  # older servers have no labels
+        return None
+    return f"version {label}" if label.isdigit() else None
+
+
+def _ask(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=LOOK_S) as answer:
+        return json.load(answer)
 
 
 def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:
@@ -95,9 +124,24 @@ def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment
     )
 
 
+def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Any, config: RLConfig) -> Client:
+    """The client that rollouts are played with: as ``policy_client``, or by token ids (``history="exact"``).
+
+    Raises ``ConfigError`` for an engine that takes no token ids.
+    """
+    client = policy_client(engine)
+    if config.history == "template":
+        return client
+    if TOKEN_IN not in engine.capabilities:
+        raise ConfigError(f"history='exact' sends prompts as token ids, and {engine.base_url} does not take them")
+    return ExactClient(client, tokenizer, config.max_seq_len, config.tool_call_parser)
+
+
 def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:
     """A client of ``engine``: each of its event loops has its own connections."""
     if isinstance(engine, VLLMEngine):
         client: Client = engine.open_client()
         return client
-    return OpenAIChatCompletionsClient(base_url=engine.base_url, api_key=engine.api_key, max_retries=3)
+    return OpenAIChatCompletionsClient(
+        base_url=engine.base_url, api_key=engine.api_key, max_retries=3, tools_shown=engine.tools_shown
+    )

@@ -3,12 +3,11 @@
 `install_logprob_forward` replaces the forward of one causal-LM *instance*, also inside a PEFT or distributed wrapper,
 so the wrapper's hooks still fire. The replaced forward runs the backbone with ``use_cache=False`` and no attention
 mask: only then does transformers keep samples with reset ``position_ids`` apart; with either of the two they attend
-to each other without a word. The head runs in chunks. Where all logits of a row together are small, they are kept
-for the backward pass; otherwise each chunk is computed again there.
+to each other without a word. Samples that share a prompt have a mask of our own instead. The head runs in chunks.
+Where all logits of a row together are small, they are kept for the backward pass; otherwise each chunk is computed
+again there.
 
-`check_packing` and `check_head` compare this with the stock model and are meant to run once at start-up:
-architectures with recurrent or convolutional state are not kept apart by any mask, and some treat their logits in
-ways this module does not know. It computes no loss and changes no weight, buffer or configuration.
+`forward_checks` compares this with the stock model. It computes no loss and changes no weight, buffer or configuration.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ from verifiers.errors import ConfigError
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
 KEPT_LOGITS_BYTES = 64 * 2**20
 """All logits of a row, as fp32, up to which they are kept for the backward pass and not computed again."""
-HEAD_TOLERANCE, PACKING_TOLERANCE = 1e-4, 1e-3
-HALF_TOLERANCE, HALF_SHAPE_TOLERANCE = 2e-2, 0.25
-"""Half precision, of the mean: for equal shapes, and where another shape alone moves results (0.05 was measured with
-a 135 M model in bfloat16 whose samples were kept apart, 0.7 where they were not)."""
 
 _STATE = "_logprob_head"
 
@@ -44,18 +39,6 @@ class LogprobOutput(ModelOutput):
 
     logprobs: Tensor | None = None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
     entropy: Tensor | None = None  # [T], of the distribution token t was drawn from, without gradient; 0 likewise
-
-
-@dataclass(frozen=True, slots=True)
-class SelfCheck:
-    """Outcome of a start-up check: the difference that was found and the one that is allowed, in nats."""
-
-    difference: float
-    tolerance: float
-
-    @property
-    def ok(self) -> bool:
-        return self.difference <= self.tolerance
 
 
 # --- the head ---------------------------------------------------------------------------------------------------
@@ -100,33 +83,49 @@ def chunked_logprobs(
 
     A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number. ``head`` runs
     outside autocast in the precision of its weight; everything after it is at least fp32. Logits are made in chunks
-    of ``chunk_tokens`` (default 1024, 256 on a CPU), and recomputed for the gradient unless those of all N tokens are
-    known to fit ``KEPT_LOGITS_BYTES``. ``num_chunks`` fixes the number of head calls of a pass instead: ranks of a
-    ZeRO-3 run must agree on it, because each call gathers the weights, and there logits are always recomputed.
+    of ``chunk_tokens`` (default: see `_chunk_tokens`), and recomputed for the gradient unless those of all N tokens
+    are known to fit ``KEPT_LOGITS_BYTES``. ``num_chunks`` fixes the number of chunks instead, all of them recomputed.
+
+    A module is called once, with the chunks inside of that call: what splits its weight over processes gathers it
+    around a call, and ranks may have different numbers of chunks.
     """
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     inv_temperature = torch.as_tensor(inv_temperature, device=hidden.device).reshape(-1).expand(len(labels))
-    size = chunk_tokens or (CHUNK_TOKENS_CPU if hidden.device.type == "cpu" else CHUNK_TOKENS)
+    size = chunk_tokens or _chunk_tokens(hidden.device.type, getattr(head, "weight", None))
     sizes = _even_sizes(len(labels), num_chunks or max(1, math.ceil(len(labels) / size)))
-    run = _Chunk(head, transform)
-    recompute = torch.is_grad_enabled() and (num_chunks is not None or not _is_small(head, len(labels)))
-    pieces = []
-    for chunk in zip(hidden.split(sizes), labels.split(sizes), inv_temperature.split(sizes), strict=True):
-        pieces.append(checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk))
-    logprobs, entropies = zip(*pieces, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+
+    def in_chunks(hidden: Tensor, run: _Chunk) -> tuple[Tensor, Tensor]:
+        recompute = torch.is_grad_enabled() and (num_chunks is not None or not _is_small(run.weight, len(labels)))
+        pieces = []
+        for chunk in zip(hidden.split(sizes), labels.split(sizes), inv_temperature.split(sizes), strict=True):
+            pieces.append(checkpoint(run, *chunk, use_reentrant=False) if recompute else run(*chunk))
+        logprobs, entropies = zip(*pieces, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    if not isinstance(head, nn.Module):
+        return in_chunks(hidden, _Chunk(head, getattr(head, "weight", None), transform))
+    plain, own = head.forward, head.__dict__.get("forward")
+    head.forward = lambda hidden: in_chunks(hidden, _Chunk(plain, getattr(head, "weight", None), transform))
+    try:
+        result: tuple[Tensor, Tensor] = head(hidden)
+        return result
+    finally:
+        if own is None:
+            del head.forward
+        else:
+            head.forward = own
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     head: Callable[[Tensor], Tensor]
+    weight: Tensor | None
     transform: Callable[[Tensor], Tensor] | None
 
     def __call__(self, hidden: Tensor, labels: Tensor, inv_temperature: Tensor) -> tuple[Tensor, Tensor]:
-        weight = getattr(self.head, "weight", None)
         with torch.autocast(hidden.device.type, enabled=False):
-            if weight is not None and weight.is_floating_point():
-                hidden = hidden.to(weight.dtype)
+            if self.weight is not None and self.weight.is_floating_point():
+                hidden = hidden.to(self.weight.dtype)
             logits = self.head(hidden)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             if self.transform is not None:
@@ -139,9 +138,21 @@ class _Chunk:
         return logprobs, entropy
 
 
-def _is_small(head: Any, num_tokens: int) -> bool:
+def _chunk_tokens(device: str, weight: Tensor | None) -> int:
+    """1024; on a CPU 256, or as many as fit ``KEPT_LOGITS_BYTES`` where the vocabulary is small and those are more.
+
+    A block of 32 MiB or more gets pages of its own from the C library and gives them back; freed smaller ones stay in
+    its heap, split by what lives longer, and memory grows with the number of chunks.
+    """
+    if device != "cpu":
+        return CHUNK_TOKENS
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        return CHUNK_TOKENS_CPU
+    return max(CHUNK_TOKENS_CPU, KEPT_LOGITS_BYTES // (4 * weight.shape[0]))
+
+
+def _is_small(weight: Tensor | None, num_tokens: int) -> bool:
     """Whether the logits of so many tokens are small; a head whose vocabulary is not known counts as large."""
-    weight = getattr(head, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:  # a partitioned weight has another shape
         return False
     return num_tokens * weight.shape[0] * 4 <= KEPT_LOGITS_BYTES
@@ -182,7 +193,8 @@ def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None
 
     Afterwards ``model(input_ids=, position_ids=, labels=, inv_temperature=, loss_mask=, num_chunks=)`` takes one row,
     [T] or [1, T]; entry t of every argument and result describes token t. ``labels`` defaults to ``input_ids``, which
-    are the same tokens, not shifted ones. With ``loss_mask`` the head is computed only where it is True.
+    are the same tokens, not shifted ones. With ``loss_mask`` the head is computed only where it is True. A row with
+    shared prompts comes with its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.Row`).
     ``full_head`` goes through the stock head and holds all logits: for architectures `check_head` refuses.
 
     A deep copy made afterwards carries the replaced forward; `uninstall` gives it the stock one back. Installing
@@ -234,6 +246,8 @@ def _logprob_forward(
     loss_mask: Tensor | None = None,
     num_chunks: int | None = None,
     use_cache: bool | None = None,
+    seq_ids: Tensor | None = None,
+    prompt_seq_ids: Tensor | None = None,
     **others: Any,
 ) -> LogprobOutput:
     if refused := [name for name, value in others.items() if value is not None and name != "return_dict"]:
@@ -252,9 +266,13 @@ def _logprob_forward(
     index = wanted.nonzero().squeeze(-1)
     if isinstance(inv_temperature, Tensor) and inv_temperature.numel() > 1:
         inv_temperature = inv_temperature.reshape(-1)[index]
-    source, head, transform = _outputs(self, tokens.unsqueeze(0), positions.unsqueeze(0))
+    visible, before = None, index - 1
+    if prompt_seq_ids is not None and seq_ids is not None:
+        own, prompts = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
+        visible, before = visible_tokens(own, prompts), tokens_before(own, prompts)[index]
+    source, head, transform = _outputs(self, tokens.unsqueeze(0), positions.unsqueeze(0), visible)
     logprobs, entropy = chunked_logprobs(
-        source[index - 1],
+        source[before],
         head,
         labels[index],
         inv_temperature,
@@ -266,90 +284,36 @@ def _logprob_forward(
     return LogprobOutput(empty.index_put((index,), logprobs), empty.index_put((index,), entropy))
 
 
+def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
+    """[1, 1, T, T], True where a token (row) attends to another (column): its sample so far, and the prompt it shares.
+
+    >>> visible_tokens(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 0, 0]))[0, 0].int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    """
+    same = (seq_ids == seq_ids[:, None]) | (seq_ids == prompt_seq_ids[:, None])
+    return same.tril()[None, None]
+
+
+def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
+    """[T], the place of the token before each in its sample: for the first behind a shared prompt, the prompt's last.
+
+    >>> tokens_before(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 0, 0])).tolist()
+    [-1, 0, 1, 2, 1]
+    """
+    places = torch.arange(len(seq_ids), device=seq_ids.device)
+    last = torch.zeros_like(places).scatter_reduce(0, seq_ids, places, "amax")
+    first = seq_ids != torch.cat([seq_ids[:1], seq_ids[:-1]])
+    return torch.where(first & (prompt_seq_ids != seq_ids), last[prompt_seq_ids], places - 1)
+
+
 def _outputs(
-    lm: Any, input_ids: Tensor, position_ids: Tensor
+    lm: Any, input_ids: Tensor, position_ids: Tensor, visible: Tensor | None
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], LogitTransform | None]:
     """Hidden states [T, D], the head and what follows it; with the full head logits [T, V] and nothing to do."""
     state: _Installed = getattr(lm, _STATE)
-    arguments = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": None, "use_cache": False}
+    arguments = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": visible, "use_cache": False}
     if state.full_head:
         forward = state.previous or MethodType(type(lm).forward, lm)
         return forward(**arguments).logits[0], nn.Identity(), None
     backbone = lm.base_model if lm.base_model is not lm else lm.get_decoder()
     return backbone(**arguments).last_hidden_state[0], lm.get_output_embeddings(), state.transform
-
-
-# --- start-up checks --------------------------------------------------------------------------------------------
-
-
-def check_head(model: nn.Module, *, num_tokens: int = 24) -> SelfCheck:
-    """Compare the installed head with the stock logits of the same random tokens; 1e-4 allowed in fp32.
-
-    In half precision the mean difference is compared with `HALF_TOLERANCE`. Every rank of a sharded run must call it.
-    """
-    with _quiet(model):
-        tokens = _random_tokens(model, num_tokens)
-        ours = model(input_ids=tokens).logprobs[1:]
-        with stock_forward(model):
-            logits = model(input_ids=tokens, attention_mask=None, use_cache=False).logits[0, :-1]
-    logits = logits.to(ours.dtype)
-    stock = torch.log_softmax(logits, dim=-1).gather(-1, tokens[0, 1:, None]).squeeze(-1)
-    if _is_half(model):
-        return SelfCheck(_finite((ours - stock).abs().mean()), HALF_TOLERANCE)
-    return SelfCheck(_finite((ours - stock).abs().max()), HEAD_TOLERANCE)
-
-
-def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7)) -> SelfCheck:
-    """Compare two short samples packed and alone; 1e-3 allowed in fp32. Where it fails, rows must hold one sample.
-
-    In half precision means are compared: packed against alone loosely, and strictly the second sample before and
-    after the first is exchanged, which must not move it at all. Every rank of a sharded run must call it.
-    """
-    first, second = lengths
-    with _quiet(model):
-        tokens = _random_tokens(model, first + second)
-        positions = torch.cat([torch.arange(n, device=tokens.device) for n in lengths]).unsqueeze(0)
-        packed = model(input_ids=tokens, position_ids=positions).logprobs
-        alone = [model(input_ids=part).logprobs for part in tokens.split(list(lengths), dim=1)]
-        exchanged = torch.cat([tokens[:, :first].flip(-1), tokens[:, first:]], dim=1)
-        after = model(input_ids=exchanged, position_ids=positions).logprobs[first:]
-    apart = (packed - torch.cat(alone)).abs()
-    if not _is_half(model):
-        return SelfCheck(_finite(apart.max()), PACKING_TOLERANCE)
-    if (difference := _finite(apart.mean())) > HALF_SHAPE_TOLERANCE:
-        return SelfCheck(difference, HALF_SHAPE_TOLERANCE)
-    return SelfCheck(_finite((packed[first:] - after).abs().mean()), HALF_TOLERANCE)
-
-
-def _is_half(model: nn.Module) -> bool:
-    return torch.finfo(find_causal_lm(model).get_output_embeddings().weight.dtype).bits < 32
-
-
-def _finite(difference: Tensor) -> float:
-    return float(difference) if torch.isfinite(difference) else math.inf
-
-
-@contextlib.contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradient, the log-probability forward in place; everything as before afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    temporary = not is_installed(model)
-    if temporary:
-        install_logprob_forward(model)
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        if temporary:
-            uninstall(model)
-
-
-def _random_tokens(model: nn.Module, count: int) -> Tensor:
-    lm = find_causal_lm(model)
-    vocabulary = min(lm.config.get_text_config().vocab_size, 1000)  # past the first thousand stand special tokens
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
-    return tokens.to(lm.get_input_embeddings().weight.device)

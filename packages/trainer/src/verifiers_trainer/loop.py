@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from verifiers.errors import VerifiersError
-from verifiers_trainer import checkpoint, hooks, preparation, resuming, shards
+from verifiers_trainer import checkpoint, hooks, preparation, resuming, sharding, shards
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.evaluation import numbers_of
@@ -106,10 +106,34 @@ class LoopTrainer(Trainer):
     ranks: Ranks
     reference: Reference | None = None
     """What ``beta`` holds the policy near; None without a penalty."""
+    splits: bool = False
+    """Whether the model is split over the processes once training begins."""
+    whole: sharding.WholeCopy | None = None
+    """The whole policy on rank 0, where it is split."""
     _batch: StepBatch | None
     _held_back = (False, False)
     _step: dict[str, Any]
     _between: dict[str, float]
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.splits = sharding.adopt(self.accelerator)
+        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+
+    @property
+    def whole_model(self) -> Any:
+        """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
+        return self.model if self.whole is None else self.whole.model
+
+    def renew(self, *, trained_only: bool = True) -> None:
+        """Bring ``whole_model`` up to the policy; every rank calls it. Nothing to do unless the model is split."""
+        if self.whole is not None:
+            self.whole.refresh(self.model, trained_only=trained_only)
+
+    def open_reference(self) -> None:
+        """Keep the policy's present weights as the reference, if the settings ask for one; the first call counts."""
+        if self.reference is None:
+            self.reference = Reference.of(self.model, self.args)
 
     @property
     def last_step(self) -> dict[str, Any]:
@@ -124,7 +148,11 @@ class LoopTrainer(Trainer):
         return [next(epoch_iterator)], None
 
     def gradients_exchanged(self, model: Any, exchanged: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward of a row: ranks exchange gradients once in a step, with the last row's."""
+        """Around the forward and backward of a row: ranks exchange gradients once in a step, with the last row's.
+
+        Of a model that is split, with every row: what is not exchanged would be held whole.
+        """
+        exchanged = exchanged or self.splits
         self.accelerator.gradient_state._set_sync_gradients(exchanged)
         return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
 
@@ -182,22 +210,30 @@ class LoopTrainer(Trainer):
         resuming.save(self)  # type: ignore[arg-type]
         self._between["time/checkpoint"] = time.perf_counter() - started
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.whole is None:
+            super().save_model(output_dir, _internal_call)
+        else:  # transformers would write the parts of each process
+            self._save(output_dir)
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Weights and tokenizer; the pickled arguments that transformers would add are left out."""
         if not self.ranks.is_main:
             return
         folder = Path(output_dir) if output_dir else self.args.folder
         folder.mkdir(parents=True, exist_ok=True)
-        preparation.save_weights(self.model, folder, state_dict)
+        preparation.save_weights(self.whole_model, folder, state_dict)
         self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        preparation.load_weights(self.model, Path(resume_from_checkpoint))
+        preparation.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        self.open_reference()
         if self.reference is not None:
             self.reference.load(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         preparation.load_weights(self.model, Path(self.state.best_model_checkpoint or ""))
+        self.renew()
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
@@ -213,6 +249,9 @@ class LoopTrainer(Trainer):
     def _load_scaler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
             checkpoint.load_scaler(Path(checkpoint_folder), self.accelerator.scaler)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        return sharding.whole(super()._clip_grad_norm(model))
 
     def scale_is_too_large(self) -> bool:
         """Whether gradients that are no numbers may be fp16's scale alone: its scaler skips the step and halves it."""

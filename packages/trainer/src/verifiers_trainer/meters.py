@@ -1,7 +1,7 @@
 """The numbers to watch in every step: how far the policy is from the one that sampled, and how many rollouts fail.
 
-Meters count; what a number means for the run is said in their own terms only (``TooManyFaults``, ``alarms``). They
-change neither loss nor batch.
+Meters count; what a number means for the run is said in their own terms only (``TooManyFaults``, ``NoLearningSignal``,
+``alarms``). They change neither loss nor batch.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from verifiers.errors import TooManyFaults
-from verifiers_trainer.batch import Group
+from verifiers.errors import NoLearningSignal, TooManyFaults
+from verifiers_trainer.batch import Group, reward_histogram
 from verifiers_trainer.config import RLConfig
 
 log = logging.getLogger(__name__)
+
+PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12}
+"""Dense bf16 operations per second of a device, by a part of its name, as its maker states them."""
 
 
 class RatioMeter:
@@ -150,6 +153,64 @@ class FaultMeter:
                 cause=errors[-1],
                 count=failed,
             )
+
+
+class SignalMeter:
+    """Counts batches in a row that teach nothing; says so when that begins, and how many it were when it ends."""
+
+    def __init__(self, config: RLConfig):
+        self.config, self._in_a_row = config, 0
+
+    def note_batch(self) -> None:
+        """A batch with something to learn."""
+        if self._in_a_row > 1:
+            log.warning("%d batches in a row taught nothing; now one does again", self._in_a_row)
+        self._in_a_row = 0
+
+    def note_nothing(self, groups: Sequence[Group]) -> None:
+        """A batch of ``groups`` that teach nothing. Raises ``NoLearningSignal`` after ``no_signal_steps`` of them."""
+        self._in_a_row += 1
+        if any(not group.is_dead(self.config) for group in groups):
+            found = "all rollouts were overlong or truncated"
+            advice = "Raise max_seq_len, max_tokens or max_completion_len"
+        else:
+            found = "no group had two different rewards"
+            advice = (
+                "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
+                "function"
+            )
+        histogram = reward_histogram(groups)
+        shown = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
+        if self._in_a_row == 1:
+            log.warning("a batch teaches nothing: %s (rewards: %s); others are played instead", found, shown)
+        limit = self.config.no_signal_steps
+        if limit and self._in_a_row >= limit:
+            raise NoLearningSignal(
+                f"there is nothing to learn from: in each of the last {limit} batches {found} (rewards of the last: "
+                f"{shown}). {advice}",
+                histogram=histogram,
+            )
+
+
+def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, float]:
+    """``memory/peak`` in bytes and, for a device that is known, ``throughput/mfu``; nothing without CUDA."""
+    if not torch.cuda.is_available():
+        return {}
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    parameters, trained = sum(n for n, _ in counts), sum(n for n, is_trained in counts if is_trained)
+    share = flops_utilisation(parameters, trained, tokens_per_s, torch.cuda.get_device_name())
+    numbers = {"memory/peak": float(torch.cuda.max_memory_allocated())}
+    return numbers if share is None else numbers | {"throughput/mfu": share}
+
+
+def flops_utilisation(parameters: int, trained: int, tokens_per_s: float, device: str) -> float | None:
+    """Share of a device's peak that training uses; None for a device whose peak is not known here.
+
+    A token costs two operations for each parameter forwards, two backwards, and two more for each that is trained
+    (Kaplan et al. 2020, arXiv 2001.08361); attention over the context is not counted. Rows and rollouts of one process.
+    """
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in device), None)
+    return None if peak is None else (4 * parameters + 2 * trained) * tokens_per_s / peak
 
 
 def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:

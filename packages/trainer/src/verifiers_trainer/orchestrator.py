@@ -23,22 +23,25 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from verifiers.dataset import Example
 from verifiers.environments.base import Environment
-from verifiers.errors import ConfigError, GenerationStalled, NoLearningSignal, RunError
-from verifiers.runner import Job, Progress, RunContext, play_group
+from verifiers.errors import ConfigError, GenerationStalled, RunError
+from verifiers.options import RunOptions
+from verifiers.runner import Job, Player, Progress, RunContext, play_and_score, play_group
 from verifiers.state import State
-from verifiers_trainer.batch import Group, Record, StepBatch, build, reward_histogram
+from verifiers.workers import player_for
+from verifiers_trainer.batch import Group, Record, StepBatch, build
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.flights import Flight, describe
 from verifiers_trainer.loop_thread import LoopThread
-from verifiers_trainer.meters import FaultMeter
+from verifiers_trainer.meters import FaultMeter, SignalMeter
 from verifiers_trainer.mixture import member_of
 from verifiers_trainer.schedule import PipelineState, Schedule
 
@@ -49,19 +52,6 @@ DecideRewards = Callable[[int, Sequence[State]], Awaitable[Mapping[str, float] |
 CANCEL_S = 20.0
 CLOSE_S = 30.0
 BLOCKED = "all rollouts stand still, because code of the environment blocks their event loop"
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A group that is being played."""
-
-    started: float
-    """On the monotonic clock."""
-    version: int
-    """The policy version when it was begun; none of its tokens is older."""
-    task: asyncio.Task[None]
-    progress: Progress
-    """Its rollouts, to say what they wait for."""
 
 
 class Orchestrator:
@@ -85,10 +75,15 @@ class Orchestrator:
         self.state = PipelineState()
         self.stale = 0
         """Groups dropped for their age since the last batch."""
+        self._used: list[Group] = []
+        """Groups that batches used since the policy version changed."""
+        self._players = AsyncExitStack()
+        """The workers that play, if there are any."""
+        self._play_one: Player = play_and_score
         self.running: dict[int, Flight] = {}
         """By group index."""
         self._faults = FaultMeter(config)
-        self._batches_without_signal = 0
+        self._signal = SignalMeter(config)
         self._failure: BaseException | None = None
         self._thread = LoopThread("verifiers-orchestrator")
         self._changed = asyncio.Condition()
@@ -102,6 +97,8 @@ class Orchestrator:
         if state is not None:
             self.state = state
         self._thread.start()
+        if self.config.num_env_workers:
+            self._wait(self._open_workers(), "the environment workers have not started")
         self._call(self._admit)
 
     def next_batch(self) -> StepBatch:
@@ -120,6 +117,7 @@ class Orchestrator:
 
         def advance() -> None:
             self.version, self.served = version, version if served is None else served
+            self._count_solved()
             self._admit()
 
         self._call(advance)
@@ -139,7 +137,14 @@ class Orchestrator:
         def copied() -> PipelineState:
             state = self.state
             requeue = sorted([*self.running, *state.requeue])
-            return replace(state, ready=list(state.ready), discarded=list(state.discarded), requeue=requeue)
+            return replace(
+                state,
+                ready=list(state.ready),
+                discarded=list(state.discarded),
+                requeue=requeue,
+                skipped=list(state.skipped),
+                solved=replace(state.solved, streaks=dict(state.solved.streaks)),
+            )
 
         return self._call(copied)
 
@@ -149,7 +154,7 @@ class Orchestrator:
             return
         self._draining = True
         try:
-            self._thread.wait(self._cancel_all(), CLOSE_S, lambda: TimeoutError(self._describe_running()))
+            self._thread.wait(self._cancel_all(), CLOSE_S, lambda: TimeoutError(describe(self.running, self.schedule)))
         except TimeoutError as error:
             log.warning("rollouts could not be stopped within %g s: %s", CLOSE_S, error)
         finally:
@@ -170,7 +175,7 @@ class Orchestrator:
 
         def stalled() -> GenerationStalled:
             place = self._thread.where_blocked()
-            awaited = self._describe_running() if place is None else f"{BLOCKED} at {place}"
+            awaited = describe(self.running, self.schedule) if place is None else f"{BLOCKED} at {place}"
             return GenerationStalled(
                 f"{otherwise} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or look at why they take "
                 "so long",
@@ -179,20 +184,6 @@ class Orchestrator:
             )
 
         return self._thread.wait(work, timeout_s, stalled)
-
-    def _describe_running(self) -> str:
-        flights = list(self.running.items())
-        if not flights:
-            return "nothing is running, and the finished groups do not fill a batch"
-        index, oldest = min(flights, key=lambda entry: entry[1].started)
-        states = [state for _, state in list(oldest.progress.running.values()) if state is not None]
-        awaited = Counter(state.waiting_for or "its turn" for state in states if state["reward"] is None)
-        waiting = ", ".join(f"{count} for {what}" for what, count in awaited.most_common())
-        return (
-            f"{len(flights)} group(s) are running, the oldest for {time.monotonic() - oldest.started:.0f} s (example "
-            f"{self.schedule.example(index).example_id}, begun at policy version {oldest.version}; of its rollouts "
-            f"wait {waiting or 'none'})"
-        )
 
     # --- on the pipeline's own loop -----------------------------------------------------------------------------
 
@@ -209,7 +200,8 @@ class Orchestrator:
     def _exhausted(self) -> bool:
         """Whether the batches to come have had their share of groups, dropped ones included (``oversample``)."""
         ahead = (self.config.max_off_policy_steps + 1) * self._groups_per_batch
-        return self.state.next_index - self.state.base >= math.ceil(self.config.oversample * ahead)
+        begun = self.state.next_index - self.state.base - len(self.state.skipped)
+        return begun >= math.ceil(self.config.oversample * ahead)
 
     def _batch_of(self, version: int) -> int:
         """How many batches a policy version was trained on; the lag is counted in them."""
@@ -226,10 +218,30 @@ class Orchestrator:
             if self.state.requeue:
                 self._begin(self.state.requeue.pop(0))
             elif not self._exhausted:
-                self.state.next_index += 1
-                self._begin(self.state.next_index - 1)
+                self._begin(self._next_index())
             else:
                 return
+
+    def _next_index(self) -> int:
+        """The index of the next group to begin; with ``skip_solved`` past those of examples that are solved.
+
+        When all examples are, the next is taken all the same. What counts as solved changes with the policy version
+        alone, so that it does not depend on which rollouts finish first.
+        """
+        num_examples = len(self.schedule.examples)
+        skips = self.config.skip_solved and self.schedule.may_skip and len(self.state.solved) < num_examples
+        for _ in range(num_examples if skips else 0):
+            if self.schedule.example(self.state.next_index).example_id not in self.state.solved:
+                break
+            self.state.skipped.append(self.state.next_index)
+            self.state.next_index += 1
+        self.state.next_index += 1
+        return self.state.next_index - 1
+
+    def _count_solved(self) -> None:
+        used, self._used = self._used, []
+        if self.config.skip_solved:
+            self.state.solved.count(used)
 
     def _begin(self, index: int) -> None:
         progress = Progress()
@@ -242,7 +254,7 @@ class Orchestrator:
             example = self.schedule.example(index)
             context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
             jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
-            states = await play_group(self.env, jobs, context)
+            states = await play_group(self.env, jobs, context, self._play_one)
             decided = None if self._decide_rewards is None else await self._decide_rewards(index, states)
             weights = self.env.for_row(example.row).rubric.plan().weights if decided is None else decided
             records = tuple(Record.of(state, self.config) for state in states)
@@ -284,12 +296,14 @@ class Orchestrator:
             started = time.monotonic()
             batch = build(groups, counted, self.config, self.config.world_size)
             batch.stats["time/pack"] = time.monotonic() - started
+            self._used += [*groups, *counted]
             if batch.num_tokens:
-                self._batches_without_signal = 0
+                self._signal.note_batch()
                 self.state.delivered += 1
                 batch.stats.update(self._pipeline_stats(groups))
             elif groups or counted:
-                self._note_no_signal([*groups, *counted])
+                self._signal.note_nothing([*groups, *counted])
+                self._count_solved()  # nothing runs, and no version comes before the next batch
             self._admit()
             if batch.num_tokens:
                 return batch
@@ -303,6 +317,7 @@ class Orchestrator:
             "groups/dropped_stale": stale,
             "staleness/mean": float(np.mean(ages)),
             "staleness/max": max(ages),
+            **({"examples/solved": len(self.state.solved)} if self.config.skip_solved else {}),
         }
 
     def _batch_is_there(self) -> bool:
@@ -348,29 +363,8 @@ class Orchestrator:
         full = len(taken) == wanted
         newest = max((group.index for group in taken), default=-1)
         self.state.base = max(self.state.base, newest + 1) if full else self.state.next_index
+        self.state.skipped = [index for index in self.state.skipped if index >= self.state.base]
         return taken
-
-    def _note_no_signal(self, groups: Sequence[Group]) -> None:
-        self._batches_without_signal += 1
-        if any(not group.is_dead(self.config) for group in groups):
-            found = "all rollouts were overlong or truncated"
-            advice = "Raise max_seq_len, max_tokens or max_completion_len"
-        else:
-            found = "no group had two different rewards"
-            advice = (
-                "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
-                "function"
-            )
-        histogram = reward_histogram(groups)
-        shown = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
-        limit = self.config.no_signal_steps
-        log.warning("a batch teaches nothing: %s (rewards: %s)", found, shown)
-        if limit and self._batches_without_signal >= limit:
-            raise NoLearningSignal(
-                f"there is nothing to learn from: in each of the last {limit} batches {found} (rewards of the last: "
-                f"{shown}). {advice}",
-                histogram=histogram,
-            )
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         async with self._changed:
@@ -381,12 +375,22 @@ class Orchestrator:
                     return
                 await self._changed.wait()
 
+    async def _open_workers(self) -> None:
+        options = RunOptions(
+            num_workers=self.config.num_env_workers,
+            worker_backend=self.config.env_worker_backend,
+            max_concurrent_scoring=self.config.max_concurrent_scoring,
+            max_concurrent_tools=self.config.max_concurrent_tools,
+        )
+        self._play_one = await self._players.enter_async_context(player_for(self.env, self.context, options))
+
     async def _cancel_all(self) -> None:
         tasks = [flight.task for flight in self.running.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_S)
+        await self._players.aclose()
         close = getattr(self.context.client, "aclose", None)
         if close is not None:
             await close()

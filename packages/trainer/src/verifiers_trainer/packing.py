@@ -5,8 +5,8 @@ rounded up to a multiple of the ranks and the samples are dealt again, largest f
 without a row of their own get a filler: one token of weight zero that runs a real forward and backward, because
 sharded training hangs when ranks run different numbers of them. A sample never spans rows and is never cut.
 
-Which tokens count, and how much, is decided before (`samples`, `aggregation`). That packed samples do not attend to
-each other is the model's part (`logprobs`).
+Which tokens count, and how much, is decided before (`samples`, `aggregation`), and who shares a prompt in
+`shared_prompts`. That packed samples do not attend to each other is the model's part (`logprobs`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verifiers_trainer import shared_prompts
 from verifiers_trainer.samples import NOT_SAMPLED, Sample
+from verifiers_trainer.shared_prompts import Part
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +35,16 @@ class Row:
 
         Row(token_ids=[1, 7, 2, 1, 9], position_ids=[0, 1, 2, 0, 1], seq_ids=[0, 0, 0, 1, 1],
             loss_mask=[F, T, T, F, T], mu=[0, -.1, -.7, 0, -.2], ..., sample_indices=[4, 0])
+
+    Two samples that share the prompt [1, 7]: the prompt, then what each has after it::
+
+        Row(token_ids=[1, 7, 2, 9, 4], position_ids=[0, 1, 2, 2, 3], seq_ids=[0, 0, 1, 2, 2],
+            prompt_seq_ids=[0, 0, 0, 0, 0], ..., sample_indices=[3, 5])
     """
 
     token_ids: np.ndarray  # int32
-    position_ids: np.ndarray  # int32, from 0 in every sample
-    seq_ids: np.ndarray  # int32, from 0: which sample of the row
+    position_ids: np.ndarray  # int32, from 0 in every sample; behind a shared prompt they go on from its end
+    seq_ids: np.ndarray  # int32, from 0: which sample of the row; a shared prompt counts as one
     loss_mask: np.ndarray  # bool, False on the first token of every sample
     mu: np.ndarray  # float32, log-probability under the sampler
     advantage: np.ndarray  # float32
@@ -47,6 +54,7 @@ class Row:
     sample_indices: np.ndarray  # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
     ref_logp: np.ndarray | None = None  # float32, log-probability under the reference policy
     old_logp: np.ndarray | None = None  # float32, log-probability when the batch was built
+    prompt_seq_ids: np.ndarray | None = None  # int32: the shared prompt a token stands behind, else its own seq id
 
     @property
     def num_tokens(self) -> int:
@@ -76,18 +84,25 @@ def pack(
     max_tokens: int,
     world: int = 1,
     packing: bool = True,
+    share_prompts: bool = False,
 ) -> list[list[Row]]:
     """Rows for each of ``world`` ranks: ``rows_R[rank][i]``, as many on every rank and at least one.
 
     ``weights`` are those of `aggregation.step_weights`, one array [T] per sample. Samples whose weights are all zero
     are left out; every other sample is in exactly one row. ``packing=False`` gives each sample a row of its own.
+    ``share_prompts`` lays siblings with the same prompt behind one copy of it; the gradient is the same.
     Raises ValueError for a sample longer than ``max_tokens``, and for one whose first token carries loss.
     """
     used = [i for i, weight in enumerate(weights) if weight.any()]
     _check(samples, weights, used, max_tokens)
-    sizes = {i: samples[i].num_tokens for i in used}
-    bins = _bins(sizes, max_tokens, world) if packing else [[i] for i in used]
-    rows = [_row(samples, weights, members) for members in bins]
+    if share_prompts and packing:
+        total = sum(samples[i].num_tokens for i in used)
+        parts = shared_prompts.shared(samples, used, min(max_tokens, math.ceil(total / world)))
+    else:
+        parts = shared_prompts.alone(samples, used)
+    sizes = {place: part.size for place, part in enumerate(parts)}
+    bins = _bins(sizes, max_tokens, world) if packing else [[place] for place in sizes]
+    rows = [_row(samples, weights, [parts[place] for place in places]) for places in bins]
     target = max(1, math.ceil(len(rows) / world)) * world
     rows += [filler_row() for _ in range(target - len(rows))]
     return _deal(rows, world)
@@ -97,6 +112,13 @@ def fill(rows_R: Sequence[Sequence[Row]], max_tokens: int) -> float:
     """Tokens in rows over the tokens the rows could hold; 1.0 is perfect."""
     rows = [row for rows in rows_R for row in rows]
     return sum(row.num_tokens for row in rows if not row.is_filler) / (len(rows) * max_tokens)
+
+
+def shared(rows_R: Sequence[Sequence[Row]], samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> float:
+    """Share of the samples' tokens that no row holds, because another sample's copy of the prompt serves; 0: none."""
+    total = sum(sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any())
+    held = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
+    return 1 - held / total if total else 0.0
 
 
 def filler_row() -> Row:
@@ -163,23 +185,40 @@ def _emptiest_first(order: Sequence[int], sizes: dict[int, int], max_tokens: int
     return [members for members in bins if members]
 
 
-def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], members: Sequence[int]) -> Row:
-    chosen = [samples[i] for i in members]
-    lengths = np.array([sample.num_tokens for sample in chosen])
-    starts = np.cumsum(lengths) - lengths
-    temperatures = np.array([sample.inv_temperature for sample in chosen], np.float32)
+def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Part]) -> Row:
+    spans = [span for part in parts for span in _spans(samples, part)]
+    chosen = [samples[i] for i, _, _, _ in spans]
+    lengths = np.array([end - start for _, start, end, _ in spans])
+    own = np.arange(len(spans), dtype=np.int32)
+    behind = np.array([back for _, _, _, back in spans], np.int32)
+
+    def laid(name: str) -> np.ndarray:
+        return np.concatenate([getattr(samples[i], name)[start:end] for i, start, end, _ in spans])
+
+    def repeated(values: Sequence[Any] | np.ndarray, dtype: Any) -> np.ndarray:
+        return np.repeat(np.asarray(values, dtype), lengths)
+
     return Row(
-        token_ids=np.concatenate([sample.token_ids for sample in chosen]),
-        position_ids=(np.arange(lengths.sum()) - np.repeat(starts, lengths)).astype(np.int32),
-        seq_ids=np.repeat(np.arange(len(chosen), dtype=np.int32), lengths),
-        loss_mask=np.concatenate([sample.loss_mask for sample in chosen]),
-        mu=np.concatenate([sample.logprobs for sample in chosen]),
-        advantage=np.concatenate([sample.advantages for sample in chosen]),
-        weight=np.concatenate([weights[i] for i in members]).astype(np.float32),
-        inv_temperature=np.repeat(temperatures, lengths),
-        version=np.concatenate([sample.versions for sample in chosen]),
-        sample_indices=np.array(members, np.int32),
+        token_ids=laid("token_ids"),
+        position_ids=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]),
+        seq_ids=repeated(own, np.int32),
+        loss_mask=laid("loss_mask"),
+        mu=laid("logprobs"),
+        advantage=laid("advantages"),
+        weight=np.concatenate([weights[i][start:end] for i, start, end, _ in spans]).astype(np.float32),
+        inv_temperature=repeated([sample.inv_temperature for sample in chosen], np.float32),
+        version=laid("versions"),
+        sample_indices=np.array([i for part in parts for i in part.members], np.int32),
+        prompt_seq_ids=repeated(own - behind, np.int32) if behind.any() else None,
     )
+
+
+def _spans(samples: Sequence[Sample], part: Part) -> list[tuple[int, int, int, int]]:
+    """(sample, start, end, how many spans back its prompt is) of each piece of a part, in the order of the row."""
+    if not part.prompt:
+        return [(i, 0, samples[i].num_tokens, 0) for i in part.members]
+    branches = [(i, part.prompt, samples[i].num_tokens, 1 + place) for place, i in enumerate(part.members)]
+    return [(part.members[0], 0, part.prompt, 0), *branches]
 
 
 def _deal(rows: Sequence[Row], world: int) -> list[list[Row]]:

@@ -18,7 +18,7 @@ from verifiers.encoding import encode_row
 from verifiers_trainer.batch import Group, Record
 from verifiers_trainer.checkpoint import SCHEMA, read_json, reading, write_json
 from verifiers_trainer.samples import Turn
-from verifiers_trainer.schedule import PipelineState
+from verifiers_trainer.schedule import PipelineState, Solved
 
 STATE, PENDING = "rl_state.json", "pending.jsonl"
 
@@ -35,6 +35,8 @@ def save_pipeline(folder: Path, state: PipelineState, version: int, configuratio
             "base": state.base,
             "requeue": state.requeue,
             "discarded": len(state.discarded),
+            "skipped": state.skipped,
+            "solved": {"best_reward": state.solved.best_reward, "streaks": list(state.solved.streaks.items())},
             "configuration": dict(configuration),
         },
     )
@@ -57,6 +59,8 @@ def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
             ready=groups[saved["discarded"] :],
             discarded=groups[: saved["discarded"]],
             requeue=saved["requeue"],
+            skipped=saved["skipped"],
+            solved=Solved(saved["solved"]["best_reward"], {key: n for key, n in saved["solved"]["streaks"]}),
         )
         return state, saved["policy_version"], saved["configuration"]
 

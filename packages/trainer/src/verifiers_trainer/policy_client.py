@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from verifiers.clients.base import Client, shows_tools
 from verifiers.errors import ConfigError
 from verifiers.types import ModelRequest, Response
-from verifiers_trainer.inference import policy_client
 from verifiers_trainer.samples import Turn
 
 MAX_REMEMBERED = 65_536
@@ -26,11 +26,11 @@ MAX_REMEMBERED = 65_536
 
 
 class PolicyClient:
-    """A core ``Client`` of a running engine."""
+    """A core ``Client`` of a running engine, which ``client`` reaches."""
 
-    def __init__(self, engine: Any, sampling_args: Mapping[str, Any], seed: int):
-        self._engine, self._sampling_args, self._seed = engine, dict(sampling_args), seed
-        self._client = policy_client(engine)
+    def __init__(self, engine: Any, client: Client, sampling_args: Mapping[str, Any], seed: int):
+        self._engine, self._client = engine, client
+        self._sampling_args, self._seed = dict(sampling_args), seed
         self._count = itertools.count()
         self._sampled: OrderedDict[int, tuple[Any, Turn]] = OrderedDict()
         """By identity of the message, which is kept so that no other can have it."""
@@ -53,6 +53,10 @@ class PolicyClient:
     async def aclose(self) -> None:
         if (close := getattr(self._client, "aclose", None)) is not None:
             await close()
+
+    async def shows_tools(self) -> bool | None:
+        """Whether the chat template shows the tools of a request; None where nobody knows."""
+        return await shows_tools(self._client)
 
     def _remember(self, response: Response) -> None:
         tokens = response.tokens

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from verifiers.context_check import check_increasing_context
 from verifiers.errors import ConfigError, VerifiersError
-from verifiers_trainer import checkpoint, preparation
+from verifiers_trainer import anchors, checkpoint, preparation
 from verifiers_trainer.config import RLConfig
-from verifiers_trainer.logprobs import check_head, check_packing, install_logprob_forward, uninstall
+from verifiers_trainer.forward_checks import check_head, check_packing
+from verifiers_trainer.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.packing import Row
 from verifiers_trainer.rules import trackers
 from verifiers_trainer.trainer import RLTrainer
@@ -112,12 +112,7 @@ class _Probe(RLTrainer):
         self.model.eval()
         row = self.rows[0].to_tensors(self.args.device)
         with torch.no_grad():
-            out = self.model(
-                input_ids=row["token_ids"].unsqueeze(0),
-                position_ids=row["position_ids"].unsqueeze(0),
-                inv_temperature=row["inv_temperature"],
-                loss_mask=row["loss_mask"],
-            )
+            out = self.model(**anchors.forward_arguments(row))
         return out.logprobs[row["loss_mask"]].float().cpu()
 
 
@@ -144,9 +139,11 @@ def _tokenizer(trainer: _Probe) -> Any:
 def _template(trainer: _Probe) -> Any:
     if trainer.env.max_turns == 1 or trainer.env.message_type != "chat":
         return "one turn: earlier turns are never rendered again"
-    report = check_increasing_context(trainer.tokenizer, tools=trainer.env.tool_defs or None)
-    strict = trainer.args.require_increasing_context
-    return (True, "only appends") if report.ok else (False if strict else None, f"{report.first_difference}")
+    history = trainer.args.history
+    found = preparation.template_problem(trainer.tokenizer, trainer.env, history)
+    if found is None:
+        return "only appends" if history == "template" else "earlier turns are kept as they were sampled"
+    return False if trainer.args.require_increasing_context else None, found
 
 
 def _memory(trainer: _Probe) -> str:

@@ -20,8 +20,11 @@ from verifiers.dataset import Example
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import CheckpointError, ConfigError, DatasetError
+from verifiers_trainer import sharding
 from verifiers_trainer.checkpoint import reading
 from verifiers_trainer.config import RLConfig
+from verifiers_trainer.engines.chat import BadRequest
+from verifiers_trainer.exact_history import require_exact_history
 from verifiers_trainer.policy import get_model, get_tokenizer
 
 log = logging.getLogger(__name__)
@@ -52,27 +55,44 @@ def require_chat_template(tokenizer: Any, env: Environment) -> None:
         )
 
 
-def probe_template(tokenizer: Any, env: Environment, required: bool) -> None:
-    """Warn when ``env`` has several turns and the chat template rewrites earlier ones; ``ConfigError`` if ``required``.
+def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
+    """Warn when ``env`` has several turns and the chat template rewrites earlier ones, or raise if that is required.
 
-    Single-turn environments and those of plain text are not looked at; of a group, its members are.
+    With ``history="exact"`` earlier turns are never rendered again; then it must be known where a turn ends.
+    Single-turn environments and those of plain text are not looked at; of a group, its members are. Raises
+    ``ConfigError``.
     """
     for member in _members(env):
         if member.max_turns == 1 or member.message_type != "chat":
             continue
         try:
-            report = check_increasing_context(tokenizer, tools=member.tool_defs or None)
-        except ConfigError as error:  # it may still render what this environment says
-            if required:
-                raise
+            found = template_problem(tokenizer, member, config.history)
+        except (ConfigError, BadRequest) as error:  # it may still render what this environment says
+            if config.require_increasing_context or config.history == "exact":
+                raise ConfigError(str(error)) from error
             log.warning("whether the chat template only appends is not known: %s", error)
             return
-        if not report.ok:
-            found = f"the chat template does not only append: {report.first_difference}\n{report.advice}"
-            if required:
+        if found is not None:
+            if config.require_increasing_context:
                 raise ConfigError(f"{found} To train so all the same, set require_increasing_context=False.")
             log.warning("%s", found)
             return
+
+
+def template_problem(tokenizer: Any, env: Environment, history: str) -> str | None:
+    """What the chat template does to the earlier turns of ``env``'s conversations; None when they stay as they were.
+
+    Raises ``ConfigError`` or ``BadRequest`` when the template cannot render what is tried.
+    """
+    tools = env.tool_defs or None
+    if history == "exact":
+        require_exact_history(tokenizer, tools)
+        return None
+    report = check_increasing_context(tokenizer, tools=tools)
+    if report.ok:
+        return None
+    instead = " Or set history='exact': the model is then asked with the tokens it sampled, earlier thoughts included."
+    return f"the chat template does not only append: {report.first_difference}\n{report.advice}{instead}"
 
 
 def within_prompt_limit(
@@ -218,7 +238,10 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     tensors = load_file(folder / "adapter_model.safetensors")
-    missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - tensors.keys())
+    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    if sharding.is_split(model):
+        return sharding.scatter(tensors, own)
+    missing = sorted(own.keys() - tensors.keys())
     outcome: Any = set_peft_model_state_dict(model, tensors)
     return missing, list(outcome.unexpected_keys)
 
@@ -228,6 +251,9 @@ def _load_all(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     if not files:
         raise FileNotFoundError("it holds no model weights (model*.safetensors)")
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    if sharding.is_split(model):
+        missing, unexpected = sharding.scatter(tensors, model.state_dict())
+    else:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     return sorted(set(missing) - tied), list(unexpected)

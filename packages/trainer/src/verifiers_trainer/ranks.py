@@ -9,8 +9,8 @@ them, as the same error where it is one of ours; with one process nothing is con
     sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every rank
     with ranks.together(): ...                                     an error in here ends all ranks
 
-Gradients are reduced by DDP or FSDP; only the bound of their collectives is set here. A rank that waits inside one is
-woken when the process it waits for ends, not earlier.
+Gradients are reduced by DDP or FSDP2, whose parts ``sharding`` makes whole; only the bound of their collectives is set
+here. A rank that waits inside one is woken when the process it waits for ends, not earlier.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from accelerate.utils import DistributedType, parse_flag_from_env
 
 from verifiers import errors
-from verifiers.errors import ConfigError, RunError, VerifiersError
+from verifiers.errors import RunError, VerifiersError
 
 log = logging.getLogger(__name__)
 
@@ -270,18 +269,6 @@ def warn_of_one_process() -> None:
 
 def _padded(part: bytes, size: int) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(part.ljust(size, b"\0"), np.uint8).copy())
-
-
-def require_whole_weights(kind: DistributedType) -> None:
-    """Raise ``ConfigError`` where the launcher splits the weights: each process here trains and saves whole ones."""
-    if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
-        raise ConfigError(
-            f"the launcher's configuration splits the model over the processes ({kind.value}), and this trainer saves "
-            "and serves whole weights only: use distributed_type MULTI_GPU (every process holds the model), LoRA and "
-            "gradient_checkpointing=True for larger models"
-        )
-    if kind == DistributedType.MULTI_CPU and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        log.warning("accelerate does not split a model over processes on a CPU: each of them holds all of it")
 
 
 def _described(error: BaseException, rank: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ place for a forward pass of this module object alone: the engine, whose module o
 
 With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps
 ref ← α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part of every
-checkpoint, bit for bit. Models that are sharded over processes are not handled here.
+checkpoint, bit for bit. Of a model that is split over the processes the copy is split likewise, so make it afterwards.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from verifiers_trainer import sharding
 from verifiers_trainer.checkpoint import reading
 
 FILE = "reference.safetensors"
@@ -53,9 +54,22 @@ class Reference:
                 if self.weights is None:
                     with _adapter_off(self.model):
                         return self.model(**arguments)
+                if sharding.is_split(self.model):
+                    return self._in_place(arguments)
                 return functional_call(self.model, self.weights, (), arguments)
         finally:
             self.model.train(was_training)
+
+    def _in_place(self, arguments: dict[str, Any]) -> Any:
+        """Of a split model, whose forward gathers its own parameters: their values are exchanged meanwhile."""
+        assert self.weights is not None
+        sharding.forget_whole(self.model)
+        pairs = [(parameter, self.weights[name]) for name, parameter in _trained(self.model)]
+        try:
+            with sharding.in_place_of(pairs):
+                return self.model(**arguments)
+        finally:
+            sharding.forget_whole(self.model)
 
     def after_step(self, step: int) -> None:
         """Follow the policy, when it is time to after the ``step``-th step."""
@@ -66,10 +80,15 @@ class Reference:
             for name, parameter in _trained(self.model):
                 self.weights[name].mul_(1 - self.alpha).add_(parameter.detach(), alpha=self.alpha)
 
-    def save(self, folder: Path) -> None:
-        """Write the copy, if there is one."""
+    def state(self, *, keep: bool = True) -> dict[str, Tensor]:
+        """The copy as whole tensors on the CPU, where ``keep`` is set; every rank of a split run calls it."""
+        gathered = ((name, sharding.whole(weight)) for name, weight in (self.weights or {}).items())
+        return {name: weight.cpu().contiguous() for name, weight in gathered if keep}
+
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write the copy, if there is one; of a split model, the ``state`` that was gathered."""
         if self.weights is not None:
-            save_file({name: weight.cpu().contiguous() for name, weight in self.weights.items()}, folder / FILE)
+            save_file(self.state() if state is None else state, folder / FILE)
 
     def load(self, folder: Path) -> None:
         """Read what ``save`` wrote. Raises ``CheckpointError`` when it is missing or does not fit."""
@@ -79,8 +98,7 @@ class Reference:
             saved = load_file(folder / FILE)
             if saved.keys() != self.weights.keys():
                 raise ValueError(f"{FILE} does not hold the parameters that are trained")
-            for name, weight in self.weights.items():
-                weight.copy_(saved[name])
+            sharding.scatter(saved, self.weights)
 
 
 @contextmanager

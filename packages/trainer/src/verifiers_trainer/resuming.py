@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import CheckpointError, RunMismatch
 from verifiers.failpoints import failpoint
-from verifiers_trainer import checkpoint
+from verifiers_trainer import checkpoint, sharding
 from verifiers_trainer.loggers import COMPLETIONS, METRICS
 from verifiers_trainer.pending import load_pipeline, save_pipeline
 from verifiers_trainer.schedule import PipelineState, digest
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DECISIVE = """advantage aggregation anchor batch_size beta credit delta deterministic difficulty_key
-difficulty_schedule dual_clip env_weights epsilon epsilon_high frequency_penalty gamma geo_mask kl_type
+difficulty_schedule dual_clip env_weights epsilon epsilon_high frequency_penalty gamma geo_mask history kl_type
 learning_rate lora_alpha lora_modules_to_save lora_rank lora_target_modules lora_use_rslora loss loss_kwargs
 lr_scheduler_type mask_env_responses mask_ratio_high mask_ratio_low mask_truncated_completions
 max_completion_len max_grad_norm max_off_policy_steps max_prompt_len max_seq_len max_tokens min_group_fraction
 min_p num_iterations opsm_delta overlong oversample presence_penalty prompt_overflow ratio_cap ratio_floor
 ref_model_mixup_alpha ref_model_sync_steps repetition_penalty reward_weights_schedule rollouts_per_example
-sampling_args seed sequence_mask_cap shuffle_dataset stop sync_ref_model temperature tis_cap top_k top_p
+sampling_args seed sequence_mask_cap shuffle_dataset skip_solved stop sync_ref_model temperature tis_cap top_k top_p
 use_lora weight_decay zero_truncated_completions zero_variance""".split()
 """Fields that must be equal for a checkpoint to be continued: they decide what is sampled and what is minimised."""
 WEIGHTS_ONLY = "weights_only"
@@ -60,14 +60,21 @@ def save(trainer: RLTrainer) -> None:
     failpoint("checkpoint.before_sending")
     rngs = ranks.collect(checkpoint.rng_to_bytes(), "the states of the random generators")
 
+    optimizer = reference = None
+    if not trainer.args.save_only_model:
+        optimizer = sharding.whole_state(trainer.optimizer, keep=ranks.is_main)
+        reference = None if trainer.reference is None else trainer.reference.state(keep=ranks.is_main)
+
     def write() -> str | None:
-        _write(trainer, rngs)
+        _write(trainer, rngs, optimizer, reference)
         return trainer.state.best_model_checkpoint
 
     trainer.state.best_model_checkpoint = ranks.share(write, "the checkpoint to be written")
 
 
-def _write(trainer: RLTrainer, rngs: Sequence[bytes]) -> None:
+def _write(
+    trainer: RLTrainer, rngs: Sequence[bytes], optimizer: dict[str, Any] | None, reference: dict[str, Any] | None
+) -> None:
     assert trainer.orchestrator is not None
     args, state, output = trainer.args, trainer.state, trainer.args.folder
     folder = output / f"{checkpoint.PREFIX}{state.global_step}"
@@ -79,13 +86,13 @@ def _write(trainer: RLTrainer, rngs: Sequence[bytes]) -> None:
     with checkpoint.writing(folder) as temporary:
         trainer.save_model(str(temporary), _internal_call=True)
         if not args.save_only_model:
-            checkpoint.save_optimizer(temporary, trainer.optimizer)
+            checkpoint.save_optimizer(temporary, trainer.optimizer, optimizer)
             checkpoint.save_scheduler(temporary, trainer.lr_scheduler)
             checkpoint.save_scaler(temporary, trainer.accelerator.scaler)
             for rank, rng in enumerate(rngs):
                 checkpoint.save_rng(temporary, rng, rank)
             if trainer.reference is not None:
-                trainer.reference.save(temporary)
+                trainer.reference.save(temporary, reference)
         save_pipeline(temporary, pipeline, trainer.policy_version, settings)
         state.save_to_json(str(temporary / "trainer_state.json"))
     checkpoint.prune(folder, args.save_total_limit, protected=best, keep_every=args.keep_every)

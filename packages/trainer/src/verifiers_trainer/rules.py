@@ -55,6 +55,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "no_signal_steps": (0, 10**9),
     "num_completions_to_print": (0, 10**6),
+    "num_env_workers": (0, 4096),
     "num_iterations": (1, 10**6),
     "oversample": (1.0, 1000.0),
     "presence_penalty": (-2.0, 2.0),
@@ -102,7 +103,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "anchor": ("sampler", "recomputed"),
     "credit": ("rollout", "turn"),
     "embedded_mode": ("auto", "padded", "continuous", "deterministic"),
+    "env_worker_backend": ("process", "ray"),
     "eval_strategy": tuple(strategy.value for strategy in IntervalStrategy),
+    "history": ("template", "exact"),
     "kl_type": tuple(KL_TYPES),
     "master_weights": ("fp32", "model"),
     "overlong": ("mask", "drop"),
@@ -234,6 +237,8 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
     found = []
     if config.deterministic and config.embedded_mode not in ("auto", "deterministic"):
         found.append(f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}")
+    if config.skip_solved and config.difficulty_schedule:
+        found.append("skip_solved and difficulty_schedule both decide which examples are played: use one of them")
     length, tokens = config.max_seq_len, config.max_tokens
     if isinstance(tokens, int) and isinstance(length, int) and tokens >= length:
         found.append(

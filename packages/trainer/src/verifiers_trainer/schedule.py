@@ -1,4 +1,5 @@
-"""The place of a training run in its data: which example the n-th group plays, and what a checkpoint keeps of it.
+"""The place of a training run in its data: which example the n-th group plays, which examples are solved, and what a
+checkpoint keeps of it all.
 
 Which example a group plays is a function of its index alone, so a resumed run continues the same order. When groups
 are begun, and which of them a batch takes, is decided in ``orchestrator``.
@@ -8,15 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from verifiers.dataset import Example
 from verifiers_trainer.batch import Group
 
+SOLVED_SHARE = 0.9
+"""Of the best reward seen, what a group's mean must reach for its example to count as solved by it."""
+SOLVED_TIMES = 2
+"""Groups in a row that must solve an example before it is left out."""
+
 
 class Schedule:
     """Which example the n-th group plays: pass after pass over the examples, each shuffled by (seed, pass)."""
+
+    may_skip = True
+    """Whether groups may be left out of the order."""
 
     def __init__(self, examples: Sequence[Example], seed: int, shuffle: bool):
         self.examples, self.seed, self.shuffle = examples, seed, shuffle
@@ -49,6 +60,30 @@ def digest(examples: Sequence[Example]) -> str:
 
 
 @dataclass
+class Solved:
+    """Which examples the policy solves already, counted in the order in which batches use their groups."""
+
+    best_reward: float = 0.0
+    """The best reward of the run; nothing counts as solved while none is above 0."""
+    streaks: dict[int, int] = field(default_factory=dict)
+    """Example -> groups in a row that solved it."""
+
+    def count(self, groups: Iterable[Group]) -> None:
+        """Take notice of finished groups; those without a known reward say nothing."""
+        found = [(group, known) for group in groups if (known := group.rewards[~np.isnan(group.rewards)]).size]
+        self.best_reward = max([self.best_reward, *(float(known.max()) for _, known in found)])
+        for group, known in sorted(found, key=lambda pair: pair[0].index):
+            is_solved = 0 < SOLVED_SHARE * self.best_reward <= known.mean()
+            self.streaks[group.example_id] = self.streaks.get(group.example_id, 0) + 1 if is_solved else 0
+
+    def __contains__(self, example_id: int) -> bool:
+        return self.streaks.get(example_id, 0) >= SOLVED_TIMES
+
+    def __len__(self) -> int:
+        return sum(streak >= SOLVED_TIMES for streak in self.streaks.values())
+
+
+@dataclass
 class PipelineState:
     """What a checkpoint keeps of the pipeline."""
 
@@ -64,3 +99,6 @@ class PipelineState:
     """Groups that teach nothing, kept until a batch has counted them."""
     requeue: list[int] = field(default_factory=list)
     """Indices of groups that were being played; they are played anew."""
+    skipped: list[int] = field(default_factory=list)
+    """Indices from ``base`` on that were left out, because their examples are solved."""
+    solved: Solved = field(default_factory=Solved)

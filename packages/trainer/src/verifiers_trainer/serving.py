@@ -14,7 +14,7 @@ from verifiers.errors import ConfigError
 from verifiers.runner import RunContext
 from verifiers_trainer import arguments, evaluation, preparation
 from verifiers_trainer.config import RLConfig
-from verifiers_trainer.inference import open_engine, policy_client
+from verifiers_trainer.inference import open_engine, training_client
 from verifiers_trainer.loop import LoopTrainer
 from verifiers_trainer.policy_client import PolicyClient
 from verifiers_trainer.sinks import Sinks
@@ -61,7 +61,8 @@ class ServingTrainer(LoopTrainer):
         self.start_engine()
         if self._client is None:
             sampling = {"return_weight_versions": True, **self.args.sampling()}
-            self._client = PolicyClient(self.engine, sampling, self.args.seed)
+            client = training_client(self.engine, self.tokenizer, self.args)
+            self._client = PolicyClient(self.engine, client, sampling, self.args.seed)
         return self._client
 
     def generate(self, prompts: Sequence[Any]) -> list[Any]:
@@ -109,7 +110,7 @@ class ServingTrainer(LoopTrainer):
         folder = Path(output_dir) if output_dir else self.args.folder
         if not self.ranks.is_main:
             return
-        preparation.save_merged(self.model, folder)
+        preparation.save_merged(self.whole_model, folder)
         self.processing_class.save_pretrained(folder)
 
     # --- the engine ---------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class ServingTrainer(LoopTrainer):
     def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
         """How rollouts reach the engine: its client, and what every request asks for."""
         return RunContext(
-            client=policy_client(self.engine),
+            client=training_client(self.engine, self.tokenizer, self.args),
             model=self.engine.served_model,
             sampling_args={"return_weight_versions": True, **self.args.sampling(), **(sampling_args or {})},
             require_tokens=True,
@@ -132,7 +133,7 @@ class ServingTrainer(LoopTrainer):
         if not self.ranks.is_main:
             raise ConfigError(f"rank 0 generates, and this is rank {self.ranks.rank}: ask there")
         if self.engine is None:
-            self.engine = open_engine(self.model, self.tokenizer, self.args, self.env)
+            self.engine = open_engine(self.whole_model, self.tokenizer, self.args, self.env)
             self.engine.start(deadline_s=max(120.0, self.args.vllm_server_timeout))
             self.engine.set_version(self.policy_version)
 

@@ -31,7 +31,18 @@ from verifiers.dataset import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import NonFiniteLoss
 from verifiers.registry import load_environment
-from verifiers_trainer import anchors, arguments, checkpoint, chosen, curriculum, guards, preparation, resuming, rewards
+from verifiers_trainer import (
+    anchors,
+    arguments,
+    checkpoint,
+    chosen,
+    curriculum,
+    guards,
+    preparation,
+    resuming,
+    rewards,
+    sharding,
+)
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.chosen import ChosenRollouts, sample_rows
 from verifiers_trainer.config import RLConfig
@@ -39,14 +50,13 @@ from verifiers_trainer.loggers import MetricsFile, print_completions, write_comp
 from verifiers_trainer.logprobs import find_causal_lm, install_logprob_forward, uninstall
 from verifiers_trainer.loop import FORCED, Loop
 from verifiers_trainer.losses import resolve_loss
-from verifiers_trainer.meters import RatioMeter, alarms
+from verifiers_trainer.meters import RatioMeter, alarms, device_numbers
 from verifiers_trainer.objective import Objective
 from verifiers_trainer.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
 from verifiers_trainer.orchestrator import Orchestrator
 from verifiers_trainer.packing import Row
 from verifiers_trainer.policy_client import PolicyClient
-from verifiers_trainer.ranks import Ranks, require_whole_weights
-from verifiers_trainer.reference import Reference
+from verifiers_trainer.ranks import Ranks
 from verifiers_trainer.rules import trackers
 from verifiers_trainer.schedule import PipelineState
 from verifiers_trainer.serving import ServingTrainer
@@ -94,6 +104,7 @@ class RLTrainer(ServingTrainer):
         loss: Any = None,
         advantage: Any = None,
     ):
+        sharding.require_launchable(optimizers)
         given_args = arguments.either("args", args, "config", config)
         settings = arguments.settled(
             given_args, self.config_class, inference=arguments.server_of(client), loss=loss, advantage=advantage
@@ -102,7 +113,7 @@ class RLTrainer(ServingTrainer):
         self.eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or self.env)
         self._offline: OfflineRollouts | None = None
         if not (is_offline := holds_rollouts(dataset)):
-            arguments.check_environment(self.env)
+            arguments.check_environment(self.env, settings.num_env_workers)
         given = arguments.either("processing_class", processing_class, "tokenizer", tokenizer)
         self._dataset, self.eval_rows = dataset, eval_dataset
         self._examples: Sequence[Example] | None = None
@@ -127,7 +138,7 @@ class RLTrainer(ServingTrainer):
             if is_offline:
                 self._use_rollouts(dataset, tokenizer, settings)
             preparation.require_chat_template(tokenizer, self.env)
-            preparation.probe_template(tokenizer, self.env, settings.require_increasing_context)
+            preparation.probe_template(tokenizer, self.env, settings)
             model = preparation.prepare(model, settings, peft_config)
             if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
                 settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
@@ -146,9 +157,16 @@ class RLTrainer(ServingTrainer):
                 callbacks=[Loop(self), self.sinks, *(callbacks or [])],
                 optimizers=optimizers,
             )
-        require_whole_weights(self.accelerator.distributed_type)
         self.remove_callback(PrinterCallback)
-        self.reference = Reference.of(self.model, settings)
+        if self.splits:
+            self.whole = sharding.WholeCopy(self.model, keep=self.ranks.is_main, device=self._device_of_copy())
+        else:
+            self.open_reference()
+
+    def _device_of_copy(self) -> torch.device:
+        """Where rank 0 keeps the whole policy: where it is computed with or sent from, else in the host's memory."""
+        read_as_files = self.args.server_url is not None and self.args.weight_sync not in ("nccl", "ipc")
+        return torch.device("cpu") if read_as_files else self.args.device
 
     def _use_rollouts(self, dataset: Any, tokenizer: Any, settings: RLConfig) -> None:
         """Train on finished rollouts; without an environment a stand-in holds their prompts."""
@@ -198,6 +216,7 @@ class RLTrainer(ServingTrainer):
         if folder is not None and step >= self.args.max_steps:
             log.warning("%s is of step %d, and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
             preparation.load_weights(self.model, folder)
+            self.renew()
             self.state.global_step = step
             return TrainOutput(step, math.nan, {})
         set_seed(self.args.seed)
@@ -236,7 +255,9 @@ class RLTrainer(ServingTrainer):
     def begin(self) -> None:
         """Start the engine and the pipeline with the weights as they are now."""
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed state has the intervals of its time
+        self.open_reference()
         guards.check_forward(self.model, self.args)
+        self.renew(trained_only=False)
         self._step_began = time.perf_counter()
         if not self.ranks.is_main:
             return
@@ -333,9 +354,10 @@ class RLTrainer(ServingTrainer):
 
     def after_step(self) -> None:
         """The weights are those of the next policy version."""
+        started = time.perf_counter()
+        self.renew()
         if not self.ranks.is_main:
             return
-        started = time.perf_counter()
         if self.engine is not None:
             self.engine.set_version(self.policy_version + 1)
         self._step["time/sync"] = time.perf_counter() - started
@@ -358,8 +380,7 @@ class RLTrainer(ServingTrainer):
         self._step["throughput/generated_tokens_per_s"] = (
             self._batch.stats["tokens/completion"] / self._step["time/step"]
         )
-        if torch.cuda.is_available():
-            self._step["memory/peak"] = torch.cuda.max_memory_allocated()
+        self._step |= device_numbers(self.model, self._step["throughput/train_tokens_per_s"])
         self._step_began, self._between = now, {}
         self._raise_alarms()
         self.metrics_file.write(self.state.global_step, self.policy_version, self.last_step)

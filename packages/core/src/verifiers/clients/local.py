@@ -151,18 +151,19 @@ class LocalClient:
         """One completion; the first call starts the server (Python stands still while the weights load)."""
         self._num_in_flight += 1
         try:
-            http = self._http if self.is_running else await asyncio.to_thread(self._start)
-            assert http is not None
-            return await http.complete(request)
+            return await (await self._running()).complete(request)
         finally:
             self._num_in_flight -= 1
 
     async def shows_tools(self) -> bool:
         """Whether the chat template in the file shows tools, as llama.cpp found by rendering it; starts the server."""
         if self._shows_tools is None:
-            http = self._http if self.is_running else await asyncio.to_thread(self._start)
-            assert http is not None
-            props = await asyncio.to_thread(_ask, http.base_url, "/props", self._key)
+            self._num_in_flight += 1
+            try:
+                http = await self._running()
+                props = await asyncio.to_thread(_ask, http.base_url, "/props", self._key)
+            finally:
+                self._num_in_flight -= 1
             self._shows_tools = bool(props["chat_template_caps"]["supports_tools"])
         return self._shows_tools
 
@@ -183,6 +184,10 @@ class LocalClient:
         with self._lock:
             self._http = None
             self._server = None
+
+    async def _running(self) -> OpenAIChatCompletionsClient:
+        """The server's client, once it answers: a server that another call is starting is not there yet."""
+        return self._http or await asyncio.to_thread(self._start)
 
     def _start(self) -> OpenAIChatCompletionsClient:
         with self._lock:

@@ -5,7 +5,8 @@ Promise: what runs is what a reader of Markdown takes for a Python block, and no
 itself and indented by three spaces at most, opens a block; a line of as many backticks or more and nothing else closes
 it. Its language is ``python`` or ``py``, in any case; a block in another language or in none is text, and a fence
 inside of one opens nothing. All blocks of a reply are one cell, in their order: only the last expression of the last
-block is shown, and an exception ends the cell. What stands before ``</think>`` is a thought and no part of the reply.
+block is shown, and an exception ends the cell. What stands before ``</think>`` is a thought and no part of the reply;
+nor is anything of a reply that begins with ``<think>`` and never ends it.
 
 Pure: runs nothing. When the cell runs, and in what, is ``environments.python``.
 """
@@ -72,7 +73,10 @@ def code_blocks(reply: str) -> Blocks:
     closed: list[str] = []
     lines: list[str] | None = None
     indent, fence, is_python = 0, "", False
-    for line in reply.rpartition("</think>")[2].replace("\r\n", "\n").split("\n"):
+    _, is_over, said = reply.rpartition("</think>")
+    if not is_over and reply.lstrip().startswith("<think>"):
+        return Blocks()
+    for line in said.replace("\r\n", "\n").split("\n"):
         found = _FENCE.fullmatch(line)
         if lines is None:
             if found is not None:

@@ -82,8 +82,10 @@ class Kept:
 
     async def clear(self) -> None:
         self.kill()
-        await self.ended()
-        await self._drop()
+        try:
+            await self.ended()
+        finally:  # also when this is cancelled: nobody closes it again
+            await self._drop()
 
     async def close(self) -> None:
         await self.clear()
@@ -98,7 +100,7 @@ class Kept:
         try:
             told, body = await asyncio.wait_for(self._line.order({"op": op}), END_S)
             self._keep(told, body)
-        except (ConnectionError, TimeoutError, ValueError, TypeError, KeyError) as error:
+        except (ConnectionError, TimeoutError, ValueError, TypeError, KeyError, OverflowError) as error:
             self._failed = error if isinstance(error, ConnectionAbortedError) else self._failed
             await self._drop()
             return {}

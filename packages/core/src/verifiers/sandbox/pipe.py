@@ -103,7 +103,7 @@ class Pipe:
         except (asyncio.IncompleteReadError, OSError):
             await self._process.wait()
             self._fail(self._last_words())
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             self._fail("it sent what is no reply")
 
     def _fail(self, why: str) -> None:

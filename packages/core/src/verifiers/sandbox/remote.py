@@ -133,10 +133,10 @@ class _Commands:
             raise ConnectionResetError(f"its reply of {len(encoded)} bytes is above the bound")
         try:
             reply = frames.take(bytearray(base64.b64decode(encoded)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConnectionResetError(f"its reply is none: {error}") from error
-        if reply is None:
-            raise ConnectionResetError("its reply is cut short")
+        if reply is None or not isinstance(reply[0], dict):
+            raise ConnectionResetError("its reply is cut short or none")
         return reply
 
     async def close(self) -> None:

@@ -28,8 +28,25 @@ SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_
 HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
     **{(name,): ("trainer", "args", name) for name in ("max_steps", "batch_size", "rollouts_per_example")},
     **{("sampling", name): ("trainer", "args", name) for name in SAMPLING},
+    **{(name,): ("trainer", "args", name) for name in ("learning_rate", "lora_alpha")},
+    ("name",): ("trainer", "args", "run_name"),
+    ("oversampling_factor",): ("trainer", "args", "oversample"),
+    ("max_async_level",): ("trainer", "args", "max_off_policy_steps"),
+    ("checkpoints", "interval"): ("trainer", "args", "save_steps"),
+    ("eval", "interval"): ("eval", "steps"),
+    ("eval", "eval_base_model"): ("eval", "on_start"),
 }
 """Keys of the hosted format -> ours. Its ``[wandb]`` is understood in every file."""
+HOSTED_ALONE: dict[tuple[str, ...], str] = {
+    ("env_file",): "secrets are read from the environment of this process",
+    ("env_files",): "secrets are read from the environment of this process",
+    ("trajectory_strategy",): "turns that share a prefix are merged, the others are samples of their own",
+    ("checkpoints", "keep_cloud"): "nothing is kept in a cloud; trainer.args.save_total_limit bounds what is on disk",
+    ("wandb", "entity"): "set WANDB_ENTITY",
+    ("eval", "env"): "the evaluation set of the environment that is trained is used",
+    ("val",): "[eval] is the one evaluation while training",
+}
+"""Keys of the hosted format that have no meaning here -> why."""
 PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
 EVAL = "eval_"
 ALGORITHMS = ("rl", "grpo")
@@ -117,6 +134,9 @@ class _Reader:
     def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
         hosted = is_hosted(assignments)
         for given in assignments:
+            if hosted and given.path in HOSTED_ALONE:
+                self.ignored[given.key] = HOSTED_ALONE[given.path]
+                continue
             given = _from_hosted(given) if hosted or given.is_flag else given
             if given.path[0] in self.top:
                 self.top[given.path[0]](given)
@@ -146,7 +166,7 @@ class _Reader:
                 self._name("env.id")(given)
             case ("env", "args", _, *_):
                 self._store(self.env_args, given, 2)
-            case ("env", "weight"):
+            case ("env", "weight" | "name"):
                 self.ignored[given.key] = "there is one environment"
             case ("env",) if isinstance(given.value, list) and len(given.value) > 1:
                 self._environments(given)
@@ -325,7 +345,7 @@ class _Reader:
 
     def _unknown_at_top(self, given: Assignment, hosted: bool) -> None:
         wrong = given.path[0]
-        known = [*self.top, *((keys[0] for keys in HOSTED) if hosted else ())]
+        known = list(dict.fromkeys([*self.top, *((keys[0] for keys in HOSTED) if hosted else ())]))
         flags = {flag.replace("-", "_"): flag for flag in FLAGS} if given.is_flag else {}
         if wrong == "sampling":
             if len(given.path) == 2:
@@ -354,7 +374,8 @@ def is_hosted(assignments: Sequence[Assignment]) -> bool:
     True
     """
     tops = {given.path[0] for given in assignments if not given.is_flag}
-    return bool(tops & {"sampling", *(keys[0] for keys in HOSTED)}) and not tops & {"trainer", "inference"}
+    known = {keys[0] for keys in HOSTED} - {"eval"}
+    return bool(tops & known) and not tops & {"trainer", "inference"}
 
 
 def _from_hosted(given: Assignment) -> Assignment:

@@ -22,9 +22,12 @@ NOTHING_GIVEN = (
 )
 SECTIONS = frozenset(
     {("env",), ("env", "args"), ("inference",), ("inference", "args"), ("trainer",), ("trainer", "args")}
-    | {("eval",), ("sampling",), ("wandb",)}
+    | {("eval",), ("sampling",), ("wandb",), ("checkpoints",)}
 )
 """Tables whose keys are settings of their own; any other table is one value."""
+PARTS = ("--trainer", "--orchestrator", "--inference")
+"""Each before ``@ FILE``: how prime-rl is given a file per part."""
+GPUS = {"trainer-gpus": ("trainer", "gpus"), "inference-gpus": ("inference", "gpus")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ def _split(dotted: str) -> tuple[str, ...]:
 
 def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], list[str]]:
     """(files, overrides, problems) of the words that are no options: ``@ FILE``, ``@FILE``, ``--a.b value``,
-    ``--a.b=value``, ``--a.b`` for true, ``--no-a.b`` for false.
+    ``--a.b=value``, ``--a.b`` for true, ``--no-a.b`` for false, ``--orchestrator @ FILE`` as prime-rl has it.
 
     >>> files, overrides, problems = read_arguments(["@", "x.toml", "--trainer.args.max_steps", "10"])
     >>> files, [(o.key, o.value) for o in overrides], problems
@@ -141,6 +144,8 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
                 files.append(file)
             else:
                 problems.append("@: a TOML file must follow, as in: vf-train @ configs/vf-train/tiny-cpu.toml")
+        elif word in PARTS and rest and rest[0].startswith("@"):
+            continue  # the file that follows says by its keys whose it is
         elif word.startswith("--") and len(word) > 2:
             overrides.extend(_override(word, rest))
         elif word.endswith(".toml"):
@@ -159,7 +164,7 @@ def _override(word: str, rest: list[str]) -> list[Assignment]:
         value = parse_value(text)
     elif name.startswith("no-"):
         name, value = name.removeprefix("no-"), False
-    path = tuple(part.replace("-", "_") for part in name.split("."))
+    path = GPUS.get(name) or tuple(part.replace("-", "_") for part in name.split("."))
     if path in SECTIONS and isinstance(value, dict):
         return [Assignment(keys, member, flag) for keys, member in _leaves(value, path)]
     return [Assignment(path, value, flag, text or None)]

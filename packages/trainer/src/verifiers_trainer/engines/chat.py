@@ -101,6 +101,25 @@ class ChatFormat:
         return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
 
+def shows_tools(tokenizer: Any) -> bool | None:
+    """Whether the chat template shows the tools of a request: a prompt with one is another than without.
+
+    None where there is no template, or it refuses this conversation.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+    with_tool, without = (
+        {"tools": tools, "add_generation_prompt": True, "tokenize": False}
+        for tools in ([{"type": "function", "function": function}], None)
+    )
+    said = [{"role": "user", "content": "Look."}]
+    try:
+        return tokenizer.apply_chat_template(said, **with_tool) != tokenizer.apply_chat_template(said, **without)
+    except Exception:  # noqa: BLE001 - a template is a program; whatever it raises, it does not say
+        return None
+
+
 def _template_variables(written: bytes) -> dict[str, Any]:
     variables = json.loads(written) or {}
     if not isinstance(variables, dict):

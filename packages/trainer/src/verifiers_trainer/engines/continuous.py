@@ -1,12 +1,16 @@
 """Generation by transformers' continuous batching: paged cache, prefill and decoding mixed in one forward pass.
 
 transformers schedules and computes; drawing the token is ours, so that seeds, filters, penalties, log-probs and
-version labels mean exactly what they mean in the padded loop. The one private name this rests on is
-``ModelRunner._sample``, replaced on the manager's own runner in ``_install_sampler``.
+version labels mean exactly what they mean in the padded loop. Two methods of the manager's own runner are replaced
+for it: ``_sample``, a private name, in ``_install_sampler``, and ``compute_batch`` in ``_install_interruptions``.
 
 Four settings are not free: block sharing stays off (a shared prefix computed by older weights would be reused, an
 error of 1.6 to 2.5 nats), the number of blocks is always given (the default takes most of the machine's memory),
 graphs are off (our sampler is no part of one), and attention is not switched behind the model's back.
+
+A pause does not wait for a long step: it is given up between two layers and done again afterwards. Each token's keys
+have a place of their own in the cache, so that the second time writes over the first. A cache with a window reads what
+its step writes over; there a pause waits for the whole step.
 
 A long prompt is prefilled over several steps. One that an update finds half done is begun anew: all of a prompt is
 computed by the weights that its first token is labelled with.
@@ -27,6 +31,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from verifiers.errors import ConfigError, EndpointUnreachable, ModelUnavailable
+from verifiers_trainer.engines.model_inputs import Interrupted, attends_to_everything, interruptible_parts
 from verifiers_trainer.engines.requests import (
     Alternatives,
     Generation,
@@ -38,6 +43,8 @@ from verifiers_trainer.engines.requests import (
 from verifiers_trainer.engines.sampling import SamplingTable, TokenCounts, draw
 from verifiers_trainer.engines.transcript import NOT_FINITE, Decode, alternatives, completed_stop_text
 
+_MAX_INTERRUPTIONS = 3
+"""How often one step is given up."""
 _STOP_S = 30.0
 """How long a stop waits for a step to end; a loop that is held by a pause never does, and its thread is a daemon."""
 
@@ -75,6 +82,12 @@ class _Row:
         self.alternatives: list[Alternatives] = []
         self.stop_text: str | None = None
         self.broken = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last token ends it, by what it is or by how many there are."""
+        params = self.request.params
+        return len(self.tokens) >= params.max_tokens or self.tokens[-1] in params.stop_token_ids
 
     def generation(self, error: str | None) -> Generation:
         ended = self.stop_text is not None or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
@@ -120,8 +133,9 @@ class ContinuousGenerator:
                 f"num_blocks={num_blocks} blocks of {page_size} tokens cannot hold one sequence of "
                 f"max_seq_len={max_seq_len}; give num_blocks of at least {needed}, or a shorter max_seq_len"
             )
-        if not hasattr(ModelRunner, "_sample"):  # our replacement would never be called
-            raise ConfigError("this transformers has no ModelRunner._sample; use mode='padded'", field="mode")
+        for name in ("_sample", "compute_batch"):
+            if not hasattr(ModelRunner, name):  # our replacement would never be called
+                raise ConfigError(f"this transformers has no ModelRunner.{name}; use mode='padded'", field="mode")
         self._model = model
         self._decode_text = decode
         self._version = version
@@ -143,6 +157,12 @@ class ContinuousGenerator:
         self._manager: Any = None
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._may_give_up = False
+        self._half_done: set[str] = set()
+        """Requests with a part of their prompt computed by earlier steps."""
+        if attends_to_everything(model):
+            for part in interruptible_parts(model):
+                part.register_forward_pre_hook(self._check)
 
     def start(self, on_finished: OnFinished, deadline_s: float) -> None:
         self._on_finished = on_finished
@@ -200,10 +220,10 @@ class ContinuousGenerator:
         return accepted is not None
 
     def _begin_prompts_anew(self) -> None:
-        """Drop what is computed of prompts that have no token yet, and queue them again; called in a pause."""
-        begun = list(self._manager.batch_processor.scheduler.active_requests)
+        """Drop what is computed of prompts that are half done, and queue them again; called in a pause."""
+        begun, self._half_done = self._half_done, set()
         with self._lock:
-            rows = [row for name in begun if (row := self._rows.get(name)) is not None and not row.tokens]
+            rows = [row for name in begun if (row := self._rows.get(name)) is not None]
             for row in rows:
                 self._manager.cancel_request(row.name)
                 del self._rows[row.name]
@@ -231,6 +251,7 @@ class ContinuousGenerator:
             time.sleep(0.002)
         if manager.batch_processor is not None:
             self._install_sampler(manager.batch_processor)
+            self._install_interruptions(manager.batch_processor)
         ready.set()
         while not self._closing and self.alive:
             output = manager.get_result(timeout=0.1)
@@ -265,6 +286,29 @@ class ContinuousGenerator:
             output_ids[1, : len(names)].copy_(logprobs_B.view(torch.int32))
 
         runner._sample = sample
+
+    def _install_interruptions(self, processor: Any) -> None:
+        """Let a pause in between two layers and compute the step anew after it; note the prompts that are half done."""
+        compute, status = processor.model_runner.compute_batch, self._manager.background_thread_status
+        inputs = processor.inputs_and_outputs
+
+        def compute_batch(model: Any, batch_data: dict[str, Any]) -> None:
+            for interruptions in range(_MAX_INTERRUPTIONS + 1):
+                self._may_give_up = interruptions < _MAX_INTERRUPTIONS
+                try:
+                    compute(model, batch_data)
+                    break
+                except Interrupted:
+                    status.pause_and_wait()
+            for future in inputs.requests_in_batch:
+                keep = self._half_done.discard if future.has_new_token else self._half_done.add
+                keep(future.state.request_id)
+
+        processor.model_runner.compute_batch = compute_batch
+
+    def _check(self, module: torch.nn.Module, arguments: Any) -> None:
+        if self._may_give_up and self._manager.background_thread_status.is_pause_requested():
+            raise Interrupted
 
     def _draw(self, names: list[str], logits_BV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw, record and end what a stop text or a broken distribution ends."""
@@ -301,3 +345,5 @@ class ContinuousGenerator:
             row.stop_text = completed_stop_text(np.array(row.tokens), params.stop, self._decode_text)
         if row.broken or row.stop_text is not None:
             self._finish(row.name, None)
+        elif (told := row.request.on_token) is not None and not row.is_complete:
+            told(token, logprob, row.alternatives[-1] if row.alternatives else None)

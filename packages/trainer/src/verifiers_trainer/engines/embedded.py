@@ -20,7 +20,7 @@ import torch
 
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
-from verifiers_trainer.engines.chat import ChatFormat
+from verifiers_trainer.engines.chat import ChatFormat, shows_tools
 from verifiers_trainer.engines.endpoint import Endpoint, Serving
 from verifiers_trainer.engines.padded import PaddedGenerator
 from verifiers_trainer.engines.requests import Generator
@@ -127,6 +127,11 @@ class EmbeddedEngine:
     @property
     def served_model(self) -> str:
         return self._served_model
+
+    @property
+    def tools_shown(self) -> bool | None:
+        """Whether the chat template shows the tools of a request; None where it does not say."""
+        return shows_tools(self._tokenizer)
 
     @property
     def mode(self) -> Mode:
@@ -236,7 +241,11 @@ class EmbeddedEngine:
         )
 
     def _build_continuous(self, twin: Any, decode: Any, kv_bytes: int) -> Generator:
-        from verifiers_trainer.engines.continuous import ContinuousGenerator, bytes_per_block, step_tokens
+        try:
+            from verifiers_trainer.engines.continuous import ContinuousGenerator, bytes_per_block, step_tokens
+        except ImportError as error:  # its batching moved to where it is imported from
+            said = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
+            raise ConfigError(said, field="mode") from error
 
         if self._autocast_dtype is not None:
             raise ConfigError("mode='continuous' cannot autocast; use mode='padded'", field="autocast_dtype")

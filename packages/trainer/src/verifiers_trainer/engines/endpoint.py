@@ -2,7 +2,7 @@
 
 Routes: ``GET /health, /version, /v1/models, /weight_info``; ``POST /v1/chat/completions, /v1/completions``. Field
 names are vLLM's. Every route but ``/health`` wants the bearer token, which is random and new for every start: other
-users of the machine can reach the port. A client that goes away aborts its request. Nothing is streamed.
+users of the machine can reach the port. A client that goes away aborts its request, a streamed one too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import hmac
 import itertools
 import secrets
 import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +25,8 @@ from aiohttp import web
 from verifiers.errors import EndpointUnreachable, ModelUnavailable
 from verifiers_trainer.engines.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.replies import chat_reply, text_reply
-from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator, Unsupported
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, Generator, OnToken, Unsupported
+from verifiers_trainer.engines.streaming import StreamedReply, event
 from verifiers_trainer.engines.tool_calls import ToolCallParser
 from verifiers_trainer.engines.wire import (
     ChatBody,
@@ -98,8 +101,12 @@ class Endpoint:
 
     def resolve(self, finished: list[Generation]) -> None:
         """Hand finished completions to their requests; called on the generation thread."""
+        self._call(self._resolve, finished)
+
+    def _call(self, function: Callable[[Any], None], told: Any) -> None:
+        """Call on the endpoint's loop, from another thread; nothing happens once it has ended."""
         try:
-            self._loop.call_soon_threadsafe(self._resolve, finished)
+            self._loop.call_soon_threadsafe(function, told)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
@@ -161,7 +168,7 @@ class Endpoint:
         }
         return _json({"object": "list", "data": [model]})
 
-    async def _chat(self, request: web.Request) -> web.Response:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = decode_body(await request.read(), ChatBody)
         tools = bytes(body.tools)
         offered = tools not in (b"null", b"[]") and body.tool_choice != "none"
@@ -172,13 +179,18 @@ class Endpoint:
             body.add_generation_prompt,
             body.continue_final_message,
         )
-        (generations,) = await self._complete([prompt_ids], body)
         parser = self._serving.tool_call_parser if offered else None
+        if body.stream:
+            return await self._stream(request, [prompt_ids], body, parser)
+        (generations,) = await self._complete([prompt_ids], body)
         return _body(chat_reply(generations, body, self._serving.chat, self._serving.served_model, parser))
 
-    async def _text(self, request: web.Request) -> web.Response:
+    async def _text(self, request: web.Request) -> web.StreamResponse:
         body = decode_body(await request.read(), TextBody)
-        prompts = await self._complete(self._text_prompts(body.prompt), body)
+        prompt_ids = self._text_prompts(body.prompt)
+        if body.stream:
+            return await self._stream(request, prompt_ids, body, None)
+        prompts = await self._complete(prompt_ids, body)
         return _body(text_reply(prompts, body, self._serving.chat, self._serving.served_model))
 
     def _text_prompts(self, prompt: Any) -> list[np.ndarray]:
@@ -196,6 +208,52 @@ class Endpoint:
 
     async def _complete(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[Generation]]:
         """The choices of each prompt. When one fails, or the client goes away, the others are dropped."""
+        requests = self._requests(prompts, body)
+        with self._submitted([request for siblings in requests for request in siblings]) as futures:
+            await _first_failure_or_all(list(futures.values()))
+        return [[futures[request.request_id].result() for request in siblings] for siblings in requests]
+
+    async def _stream(
+        self, request: web.Request, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
+    ) -> web.StreamResponse:
+        """The same as events, token by token. What fails before the first of them is answered as without a stream."""
+        serving, came = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
+        flat = [each for siblings in self._requests(prompts, body) for each in siblings]
+        flat = [replace(each, on_token=self._teller(came, index)) for index, each in enumerate(flat)]
+        reply = StreamedReply(flat, body, serving.chat, serving.served_model, parser)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        with self._submitted(flat) as futures:
+            for index, future in enumerate(futures.values()):
+                future.add_done_callback(partial(_put, came, index))
+            left, events = len(flat), list(reply.opening())
+            while left:
+                index, told = await came.get()
+                left -= len(told) == 1
+                try:
+                    events += _events(reply, index, told)
+                except BadRequest as error:
+                    if not response.prepared:
+                        raise
+                    events, left = [event(error_body(str(error), error.status))], 0
+                try:
+                    await response.prepare(request)
+                    if events:
+                        await response.write(b"".join(events))
+                except ConnectionResetError:  # the client went away
+                    return response
+                events = []
+        return response
+
+    def _teller(self, came: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
+        """Brings the tokens of a choice from the generation thread to the loop, where they are written."""
+
+        def tell(*token: Any) -> None:
+            self._call(came.put_nowait, (index, token))
+
+        return tell
+
+    def _requests(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[GenerationRequest]]:
+        """What to generate for each prompt. Raises BadRequest for another model, or what does not fit."""
         serving = self._serving
         if body.model not in (None, serving.served_model):
             message = f"the model {body.model!r} does not exist; this endpoint serves {serving.served_model!r}"
@@ -205,21 +263,38 @@ class Endpoint:
             room = serving.max_seq_len - len(prompt_ids)
             params = sampling_params(body, serving.eos_token_ids, room, serving.chat.vocabulary)
             requests.append([GenerationRequest(f"cmpl-{next(self._ids)}", prompt_ids, each) for each in params])
-        flat = [request for siblings in requests for request in siblings]
-        futures = {request.request_id: self._loop.create_future() for request in flat}
+        return requests
+
+    @contextmanager
+    def _submitted(self, requests: list[GenerationRequest]) -> Iterator[dict[str, asyncio.Future[Generation]]]:
+        """Their completions by id, to come; those that have not come at the end are dropped."""
+        futures = {request.request_id: self._loop.create_future() for request in requests}
         self._waiting.update(futures)
         try:
-            for request in flat:
-                serving.generator.submit(request)
-            await _first_failure_or_all(list(futures.values()))
+            for request in requests:
+                self._serving.generator.submit(request)
+            yield futures
         except Unsupported as error:
             raise BadRequest(str(error), str(error).split()[0]) from error
         finally:
             for request_id, future in futures.items():
                 del self._waiting[request_id]
                 if not future.done() or future.cancelled():
-                    serving.generator.abort(request_id)
-        return [[futures[request.request_id].result() for request in siblings] for siblings in requests]
+                    self._serving.generator.abort(request_id)
+
+
+def _put(came: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int, done: asyncio.Future[Generation]) -> None:
+    came.put_nowait((index, (done,)))
+
+
+def _events(reply: StreamedReply, index: int, told: tuple[Any, ...]) -> list[bytes]:
+    """The events of a token, or of a completion that is finished. Raises BadRequest for one that failed."""
+    if len(told) > 1:
+        return list(reply.token(index, *told))
+    generation: Generation = told[0].result()
+    if generation.error is not None:
+        raise BadRequest(generation.error, status=500)
+    return list(reply.finish(index, generation))
 
 
 async def _first_failure_or_all(futures: list[asyncio.Future[Generation]]) -> None:

@@ -55,6 +55,8 @@ class BufferLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    get_max_cache_shape = get_max_length  # its name in older transformers: 5.8, which SkyRL 0.3 and verl 0.9 bring
+
 
 class BatchCache(Cache):
     """The layers of a batch; all have the same rows and columns."""

@@ -35,25 +35,23 @@ class ForwardPass:
         self, model: Any, autocast_dtype: torch.dtype | None = None, give_up: Callable[[], bool] = lambda: False
     ):
         config = model.config.get_text_config()
-        layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+        layers = _kinds_of_layers(config)
         if getattr(model, "_is_stateful", False) or not layers <= _ATTENTION_LAYERS:
             kinds = ", ".join(sorted(layers - _ATTENTION_LAYERS)) or "recurrent"
             raise ConfigError(
                 f"the embedded engine cannot serve {type(model).__name__} ({kinds} layers); use a vLLM server"
             )
-        sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
         self._model = model
         self._autocast_dtype = autocast_dtype
         # A ready 4D mask skips transformers' own mask building in every step; only plain attention means the same.
         self._ready_mask = (
             config._attn_implementation == "sdpa"
-            and layers == {"full_attention"}
-            and not sliding
+            and attends_to_everything(model)
             and getattr(model, "_supports_attention_backend", False)
         )
         self._options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
         self._give_up = give_up
-        for part in _interruptible_parts(model):
+        for part in interruptible_parts(model):
             part.register_forward_pre_hook(self._check)
 
     def __call__(self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None) -> torch.Tensor:
@@ -117,7 +115,18 @@ class ForwardPass:
         return ((valid_BK[:, None, :] & causal_TK) | itself_TK).unsqueeze(1)
 
 
-def _interruptible_parts(model: Any) -> list[torch.nn.Module]:
+def _kinds_of_layers(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ["full_attention"])
+
+
+def attends_to_everything(model: Any) -> bool:
+    """Whether every layer attends to all tokens before it: no window, no state of another kind."""
+    config = model.config.get_text_config()
+    sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return _kinds_of_layers(config) == {"full_attention"} and not sliding
+
+
+def interruptible_parts(model: Any) -> list[torch.nn.Module]:
     """The parts of the decoder's layers that are made of parts (attention, experts, MLP), and the head."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     parts = [part for layer in layers for part in layer.children() if any(part.children())]

@@ -28,10 +28,10 @@ def chat_reply(
     opened = body.separate_reasoning and chat.opens_thought(first.request.prompt_ids)
     choices = []
     for index, generation in enumerate(generations):
-        message, finish_reason = _message(generation, body, chat, parser, opened)
-        choice = {**_choice(index, generation, body), "message": message, "finish_reason": finish_reason}
+        message, finish_reason = message_of(generation, body, chat, parser, opened)
+        choice = {**choice_fields(index, generation, body), "message": message, "finish_reason": finish_reason}
         if body.logprobs:
-            choice["logprobs"] = {"content": _content_logprobs(generation, body, chat)}
+            choice["logprobs"] = {"content": content_logprobs(generation, body, chat)}
         choices.append(choice)
     reply = _envelope("chat.completion", generations, choices, model)
     if body.return_token_ids:
@@ -49,9 +49,9 @@ def text_reply(prompts: Sequence[Sequence[Generation]], body: TextBody, chat: Ch
         echoed = chat.decode(ids, skip_special_tokens=body.skip_special_tokens is not False) if body.echo else ""
         for generation in siblings:
             text = echoed + completion_text(generation, body, chat)
-            choice = {**_choice(len(choices), generation, body), "text": text}
+            choice = {**choice_fields(len(choices), generation, body), "text": text}
             if body.wants_logprobs:
-                choice["logprobs"] = _text_logprobs(generation, siblings[0].prompt_logprobs, body, chat)
+                choice["logprobs"] = text_logprobs(generation, siblings[0].prompt_logprobs, body, chat)
             if body.return_token_ids:
                 choice["prompt_token_ids"] = ids
             if body.prompt_logprobs is not None:
@@ -81,7 +81,7 @@ def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat
     return text[:end] if position >= 0 else text
 
 
-def _message(
+def message_of(
     generation: Generation, body: ChatBody, chat: ChatFormat, parser: ToolCallParser | None, opened: bool
 ) -> tuple[dict[str, Any], str]:
     """The assistant's message and its finish reason."""
@@ -102,7 +102,7 @@ def _message(
     return message, finish_reason
 
 
-def _choice(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:
+def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:
     """What the choices of both kinds share; ``stop_reason`` is the stop text or the stop token that was asked for."""
     token_ids = generation.token_ids.tolist()
     stop_reason: str | int | None = generation.stop_text
@@ -126,25 +126,30 @@ def _envelope(
 ) -> dict[str, Any]:
     first = generations[0].request
     prompt_tokens = len(first.prompt_ids) if prompt_tokens is None else prompt_tokens
-    completion_tokens = sum(len(generation.token_ids) for generation in generations)
     return {
         "id": first.request_id,
         "object": kind,
         "created": int(time.time()),
         "model": model,
         "choices": choices,
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-        },
+        "usage": usage_of(generations, prompt_tokens),
+    }
+
+
+def usage_of(generations: Sequence[Generation], prompt_tokens: int) -> dict[str, int]:
+    """``usage``: tokens of the prompts, each counted once, and of all completions."""
+    completion_tokens = sum(len(generation.token_ids) for generation in generations)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }
 
 
 # --- log-probs ------------------------------------------------------------------------------------------------------
 
 
-def _content_logprobs(generation: Generation, body: GenerateBody, chat: ChatFormat) -> list[dict[str, Any]]:
+def content_logprobs(generation: Generation, body: GenerateBody, chat: ChatFormat) -> list[dict[str, Any]]:
     """``choices[i].logprobs.content`` of a chat completion."""
     entries = []
     for index, (token, logprob) in enumerate(_pairs(generation.token_ids, generation.logprobs)):
@@ -158,7 +163,7 @@ def _entry(token: int, logprob: float, body: GenerateBody, chat: ChatFormat) -> 
     return {"token": _piece(token, body, chat), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": None}
 
 
-def _text_logprobs(
+def text_logprobs(
     generation: Generation, prompt: PromptLogprobs | None, body: TextBody, chat: ChatFormat
 ) -> dict[str, Any]:
     """``choices[i].logprobs`` of a text completion; an echoed prompt comes first, its first token without a value."""

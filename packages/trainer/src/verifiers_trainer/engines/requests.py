@@ -48,6 +48,10 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
+OnToken = Callable[[int, float, "Alternatives | None"], None]
+"""Takes a token, its log-prob, and the most likely tokens in its place where the request asked for them."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
     """One completion to produce; compared by identity."""
@@ -56,6 +60,8 @@ class GenerationRequest:
     prompt_ids: np.ndarray
     """int32 [P], P >= 1."""
     params: SamplingParams
+    on_token: OnToken | None = None
+    """Told of each token as it is drawn, but of the last; on the generation thread, so it must not wait."""
 
     @property
     def max_length(self) -> int:

@@ -19,8 +19,6 @@ from verifiers_trainer.engines.requests import SamplingParams
 
 _NEUTRAL: dict[str, tuple] = {
     "best_of": (None, 1),
-    "stream": (None, False),
-    "stream_options": (None,),
     "suffix": (None,),
     "response_format": (None, {"type": "text"}),
     "tool_choice": (None, "auto", "none"),
@@ -32,6 +30,12 @@ _NEUTRAL: dict[str, tuple] = {
 _MAX_CHOICES = 128
 _MAX_ALTERNATIVES = 20
 _SEEDS = random.SystemRandom()
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """``stream_options`` of a request."""
+
+    include_usage: bool | None = None
 
 
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -61,9 +65,8 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     include_stop_str_in_output: bool = False
     prompt_logprobs: int | None = None
-    # Accepted with the neutral values above only.
-    stream: Any = None
-    stream_options: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     # Labels: they have no effect by definition.
     user: Any = None
     metadata: Any = None
@@ -86,6 +89,7 @@ class ChatBody(GenerateBody, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool = False
     separate_reasoning: bool = False
     """SGLang's name: take a ``<think>`` block out of the content, into ``reasoning_content``."""
+    # Accepted with the neutral values above only.
     response_format: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
@@ -134,7 +138,19 @@ def decode_body(written: bytes, kind: type[_Body]) -> _Body:
         if (value := getattr(body, field, None)) not in allowed:
             shown = " or ".join(repr(choice) for choice in allowed if choice is not None) or "leaving it out"
             raise BadRequest(f"{field}={value!r} is not supported by the embedded engine; use {shown}", field)
+    _check_stream(body)
     return body
+
+
+def _check_stream(body: ChatBody | TextBody) -> None:
+    if not body.stream:
+        if body.stream_options is not None:
+            raise BadRequest("stream_options needs stream=true", "stream_options")
+        return
+    for field in ("prompt_logprobs", "echo"):
+        value = getattr(body, field, None)
+        if value is not None and value is not False:  # 0 asks for something too
+            raise BadRequest(f"{field} cannot be streamed; ask for it without stream", field)
 
 
 def sampling_params(

@@ -43,20 +43,25 @@ def from_config(config: Any) -> tuple[Environment, dict[str, Any], list[Any], li
     """(environment, sampling arguments, train tasks, evaluation tasks) of ``config.verifiers`` and ``config.backend``.
 
     *Raises* ConfigError for a missing ``verifiers.env_id``, an unknown key below ``verifiers``, an unknown backend, or
-    a Tinker run whose sampling temperature is not 1.0.
+    a Tinker run whose sampling temperature is not 1.0 (in either age's place).
     """
     ours = _plain(config.get("verifiers") or {})
     if unknown := [name for name in ours if name not in VERIFIERS_KEYS]:
         raise ConfigError(f"verifiers.{unknown[0]} is no key; there are {', '.join(VERIFIERS_KEYS)}", key=unknown[0])
     if not ours.get("env_id"):
         raise ConfigError("verifiers.env_id is missing; give +verifiers.env_id=owner/name", key="verifiers.env_id")
-    backend = config.get("backend", "verl")
+    newer = config.get("rllm") or {}
+    backend = config.get("backend") or newer.get("backend") or "verl"
     if backend not in BACKENDS:
         raise ConfigError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend")
     sampling = dict(ours.get("sampling_args") or {})
-    temperatures = ((config.get("sampling") or {}).get("temperature"), sampling.get("temperature"))
+    rollout = (newer.get("rollout") or {}).get("train") or {}
+    tables = (config.get("sampling") or {}, rollout, sampling)
+    temperatures = [table.get("temperature") for table in tables]
     if backend == "tinker" and any(value not in (None, 1.0) for value in temperatures):
-        raise ConfigError("Tinker samples at temperature 1.0 alone; leave sampling.temperature out", key="temperature")
+        raise ConfigError(
+            "Tinker is trained on samples of temperature 1.0 alone: give sampling.temperature=1.0", key="temperature"
+        )
     env = load_environment(ours["env_id"], **(ours.get("env_args") or {}))
     train, held_out = limit(env, ours.get("max_samples"))
     return env, sampling, train, held_out

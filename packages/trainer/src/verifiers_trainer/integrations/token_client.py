@@ -21,7 +21,7 @@ from verifiers.errors import ConfigError, MalformedResponse, ModelError, Overlon
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
 from verifiers_trainer.engines.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.tool_calls import ToolCallParser, resolve_tool_call_parser
-from verifiers_trainer.integrations.exact_history import ExactHistory
+from verifiers_trainer.exact_history import ExactHistory
 
 log = logging.getLogger(__name__)
 

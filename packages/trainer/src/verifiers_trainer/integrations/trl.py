@@ -19,6 +19,7 @@ import asyncio
 import json
 import logging
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,10 +117,7 @@ class RolloutFunc:
             for position, rollout, worth in zip(positions, rollouts, group_worth(rollouts), strict=True):
                 made[position] = self._fields(rollout, worth, trainer.processing_class, sampling)
         if not any(any(fields["env_mask"]) for fields in made):
-            first = played[0][0]
-            error = first["error"]
-            why = first["stop_condition"] if error is None else f"{error['error']}: {error['message']}"
-            raise RunError(f"no rollout of this step can be trained; the first one ended by {why}")
+            raise RunError(f"no rollout of this step can be trained; the first one ended by {_end_of(played[0][0])}")
         return {name: [fields[name] for fields in made] for name in made[0]}
 
     async def _play(self, groups: Mapping[str, Sequence[int]], client: Any, model: str, sampling: Any) -> list[Any]:
@@ -147,10 +145,8 @@ class RolloutFunc:
         found = [key] if key in self._rows else self._by_text.get(_text_of(prompt), [])
         if not found:
             raise ConfigError("a prompt of the trainer is no row of the environment; make its dataset with to_dataset")
-        if (
-            len({json.dumps(self._rows[one]["info"], default=str) + str(self._rows[one]["answer"]) for one in found})
-            > 1
-        ):
+        asked = [self._rows[one] for one in found]
+        if len({json.dumps(one["info"], default=str) + str(one["answer"]) for one in asked}) > 1:
             raise ConfigError(
                 f"rows {', '.join(found[:3])} have the same prompt and different answers: make the dataset with "
                 "to_dataset, which says which is which"
@@ -187,6 +183,13 @@ class RolloutFunc:
         if self.engine is not None:
             self.engine.stop()
             self.engine = None
+
+
+def _end_of(rollout: Mapping[str, Any]) -> str:
+    """Why a rollout ended, on one line of at most 200 characters."""
+    error = rollout["error"]
+    told = rollout["stop_condition"] if error is None else f"{error['error']}: {error['message']}"
+    return textwrap.shorten(str(told), 200, placeholder=" …")
 
 
 def sampling_of(args: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
 def open_sync(engine: VLLMEngine, config: RLConfig, features: frozenset[str], version: str) -> WeightSync:
     """The way weights move in this run; one line of the log says which and why. Raises ``ConfigError``."""
     model = engine.model
-    require_whole(model)
+    require_whole(model)  # and again in every push: a launcher may split the model later
     situation = Situation(
         features=features,
         version=version or "of an unknown version",
@@ -52,15 +52,21 @@ def _made(choice: Choice, engine: VLLMEngine, config: RLConfig, features: frozen
         from verifiers_trainer.sync.lora_dir import LoraDirSync
 
         def write_adapter(target: Path) -> None:
+            require_whole(model)
             preparation.save_weights(model, target)
 
         return LoraDirSync(folder, engine.run, write_adapter, keep=config.max_off_policy_steps + 1)
     served = _served_model(engine)
+
+    def weights() -> dict[str, torch.Tensor]:
+        require_whole(model)
+        return exported(model)
+
     if choice.method == "reload":
         from verifiers_trainer.sync.reload import ReloadSync
 
         def write_all(target: Path) -> None:
-            save_file(apart(exported(model)), target / "model.safetensors", metadata={"format": "pt"})
+            save_file(apart(weights()), target / "model.safetensors", metadata={"format": "pt"})
             model.config.save_pretrained(target)
 
         return ReloadSync(folder, engine.run, served, write_all)
@@ -68,20 +74,33 @@ def _made(choice: Choice, engine: VLLMEngine, config: RLConfig, features: frozen
         from verifiers_trainer.sync.nccl import NcclSync
         from verifiers_trainer.sync.nccl_library import NcclLibrary
 
-        return NcclSync(engine.run, served, lambda: exported(model), features, NcclLibrary())
+        return NcclSync(engine.run, served, weights, features, NcclLibrary())
     from verifiers_trainer.sync.ipc import IpcSync
 
-    return IpcSync(engine.run, served, lambda: exported(model), features)
+    return IpcSync(engine.run, served, weights, features)
 
 
 def require_whole(model: Any) -> None:
-    """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send just these."""
-    for name, parameter in model.named_parameters():
-        if hasattr(parameter, "ds_id") or hasattr(parameter, "full_tensor"):
-            raise ConfigError(
-                f"the parameter {name} is sharded over processes (FSDP or ZeRO-3), and gathering such weights for the "
-                "inference server is not there yet: train with DDP, ZeRO-1 or ZeRO-2"
-            )
+    """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send just these.
+
+    Under FSDP2 the trainer gives a whole copy to the engine (``sharding.WholeCopy``), and no part comes here.
+    """
+    kind = next((_split_by(part) for part in (*model.modules(), *model.parameters()) if _split_by(part)), None)
+    if kind is not None:
+        raise ConfigError(
+            f"this process holds only parts of the model, which is sharded over processes by {kind}, and a server "
+            "would get just these: train with RLTrainer under FSDP2 (configs/fsdp2.yaml), which gathers whole weights, "
+            "or with DDP"
+        )
+
+
+def _split_by(part: Any) -> str | None:
+    """What split a module or a parameter, as far as it shows; the classes are known by their marks, not imported."""
+    if hasattr(part, "ds_id") or hasattr(part, "ds_tensor"):
+        return "ZeRO-3"
+    if hasattr(part, "full_tensor") and hasattr(part, "placements"):
+        return "FSDP2" if any(not placement.is_replicate() for placement in part.placements) else None
+    return "FSDP" if type(part).__name__ in ("FullyShardedDataParallel", "FlatParameter") else None
 
 
 def _served_model(engine: VLLMEngine) -> str:

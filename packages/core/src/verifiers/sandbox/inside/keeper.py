@@ -226,10 +226,11 @@ def main() -> None:
         streams = os.dup(0), os.dup(1)
     else:
         listening = _listen(path)
-    _quiet(0 if path is None else 2)
+    _quiet(0, 1)
     keeper = Keeper(settings)
     if settings["confined"]:
         restrict(settings)
+    _quiet(2)  # a file of the owner's, which gVisor lets the code open under /proc/1/fd
     keeper.loop(Orders(*streams) if path is None else Orders(-1, None, listening))
     os._exit(0)
 
@@ -247,10 +248,10 @@ def _listen(path: str) -> socket.socket:
     return listening
 
 
-def _quiet(up_to: int) -> None:
+def _quiet(*fds: int) -> None:
     """Descriptors of the caller's are nobody's here."""
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in {0, 1, up_to}:
+    for fd in fds:
         os.dup2(null, fd)
     os.close(null)
 

@@ -1,6 +1,7 @@
 """prime-rl's run files into our document: three files of 2025, one of v0.3 and v0.4, an orchestrator's alone.
 
-Every key has one counterpart, or is named in the error; nothing is skipped. Loads no model and no environment.
+Every key has one counterpart, or is named in the error; nothing is skipped. A file that names a model, holds a
+trainer's part and has no LoRA table trains all weights, as it does there. Loads no model and no environment.
 """
 
 from __future__ import annotations
@@ -13,19 +14,41 @@ from typing import Any
 
 from verifiers.errors import ConfigError
 
+ARGS = ("trainer", "args")
 NUMBERS = {
     "max_steps": "max_steps",
     "batch_size": "batch_size",
     "micro_batch_size": "micro_batch_size",
     "seq_len": "max_seq_len",
     "rollouts_per_example": "rollouts_per_example",
+    "group_size": "rollouts_per_example",
     "mask_truncated_completions": "mask_truncated_completions",
+    "zero_truncated_completions": "zero_truncated_completions",
+    "oversampling_factor": "oversample",
+    "max_async_level": "max_off_policy_steps",
 }
 """Keys of an orchestrator -> settings of ours; ``max_steps`` and ``seq_len`` also stand at the top of one file."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {"max_completion_tokens": (*ARGS, "max_tokens")}
+OPTIM = {"lr": "learning_rate", "weight_decay": "weight_decay", "max_norm": "max_grad_norm"}
+LORA = {
+    "rank": "lora_rank",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save",
+}
 PARALLEL = {"tp": "tensor_parallel_size", "dp": "data_parallel_size"}
+SERVER = ("gpu_memory_utilization", "enable_lora", "max_lora_rank")
+SERVER_MODEL = ("enable_auto_tool_choice", "tool_call_parser", "max_model_len", "enforce_eager", "dtype")
+"""Keys of an inference server and of its model that are flags of vLLM by the same name."""
+IMPLEMENTATIONS = {"liger_kernel": True, "hf": False, "auto": None}
+"""``model.impl`` -> ``use_liger``; auto says nothing."""
 GPUS = {"inference_gpu_ids": "inference", "trainer_gpu_ids": "trainer"}
+DEPLOYMENT = {"num_infer_gpus": ("inference", "gpus"), "num_train_gpus": ("trainer", "gpus")}
 WANDB = ("project", "name")
+ONLY_THERE = {"environment", "orchestrator", "optim", "parallel", "deployment", "seq_len", "micro_batch_size", *GPUS}
+"""Keys at the top of a file that no other format has there."""
 
 
 @dataclass(slots=True)
@@ -76,19 +99,21 @@ def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_prime_rl(tables: Mapping[str, Any]) -> bool:
-    """Whether a TOML document is one of prime-rl's: its model is a table, or it has tables no other format has."""
+    """Whether a TOML document is one of prime-rl's: its model is a table, or it has keys no other format has."""
     model = tables.get("model")
     if model is not None:
         return isinstance(model, Mapping)
-    return bool(tables.keys() & {"environment", "orchestrator", *GPUS})
+    return bool(tables.keys() & ONLY_THERE)
 
 
 def _read_tables(tables: Mapping[str, Any], reading: _Reading) -> None:
     for key, value in tables.items():
         if key in GPUS:
             reading.set((GPUS[key], "gpus"), len(value), key)
+        elif key == "deployment":
+            _pick(value, DEPLOYMENT, key, reading)
         elif key == "model" and isinstance(value, Mapping):
-            _pick(value, {"name": ("model",)}, "model", reading)
+            _read_model(value, reading, key)
         elif key == "orchestrator":
             _read_orchestrator(value, reading, "orchestrator.")
         elif key == "trainer":
@@ -101,35 +126,43 @@ def _read_tables(tables: Mapping[str, Any], reading: _Reading) -> None:
             _read_inference({key: value}, reading, "")
         else:
             _read_orchestrator({key: value}, reading, "")
+    args = reading.document.get("trainer", {}).get("args", {})
+    trains = tables.keys() & {"orchestrator", "trainer", "optim"} and "model" in reading.document
+    if trains and "use_lora" not in args:
+        reading.set((*ARGS, "use_lora"), False, "model.lora")  # without that table it trains all weights
 
 
 def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
     for key, value in table.items():
         if key in NUMBERS:
-            reading.set(("trainer", "args", NUMBERS[key]), value, above + key)
+            reading.set((*ARGS, NUMBERS[key]), value, above + key)
         elif key == "environment":
             reading.set(("env",), _environment(value, reading, above + key), above + key)
         elif key == "env":
             made = [_environment(entry, reading, above + key) for entry in value]
             reading.set(("env",), made[0] if len(made) == 1 else made, above + key)
+        elif key == "train":
+            for name in value.keys() - {"env", "sampling"}:
+                reading.refuse(f"{above}{key}.{name}")
+            _read_orchestrator({k: v for k, v in value.items() if k in ("env", "sampling")}, reading, f"{above}{key}.")
         elif key == "sampling":
-            _pick(value, {name: ("trainer", "args", name) for name in SAMPLING}, above + key, reading)
+            _pick(value, SAMPLED, above + key, reading)
         elif key == "wandb":
             _pick(value, {name: ("wandb", name) for name in WANDB}, above + key, reading)
         elif key == "ckpt":
-            _pick(value, {"interval": ("trainer", "args", "save_steps")}, above + key, reading)
+            _pick(value, {"interval": (*ARGS, "save_steps")}, above + key, reading)
         elif key == "model":
-            _pick(value, {"name": ("model",)}, above + key, reading)
-        else:
+            _read_model(value, reading, above + key)
+        elif key != "lora_name":  # the adapter's name there; here it is named after its policy version
             reading.refuse(above + key)
 
 
 def _read_trainer(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
     for key, value in table.items():
         if key == "optim":
-            _pick(value, {"lr": ("trainer", "args", "learning_rate")}, above + key, reading)
+            _pick(value, {name: (*ARGS, ours) for name, ours in OPTIM.items()}, above + key, reading)
         elif key == "model":
-            _pick(value, {"name": ("model",)}, above + key, reading)
+            _read_model(value, reading, above + key)
         else:
             reading.refuse(above + key)
 
@@ -140,9 +173,36 @@ def _read_inference(table: Mapping[str, Any], reading: _Reading, above: str) -> 
             places = {name: ("inference", "args", flag) for name, flag in PARALLEL.items()}
             _pick(value, places, above + key, reading)
         elif key == "model":
-            _pick(value, {"name": ("model",)}, above + key, reading)
+            _read_model(value, reading, above + key)
+        elif key in SERVER:
+            reading.set(("inference", "args", key), value, above + key)
         else:
             reading.refuse(above + key)
+
+
+def _read_model(table: Any, reading: _Reading, above: str) -> None:
+    """The model as one of the three parts sees it: its name, its adapter, flags of the server."""
+    places = {"name": ("model",), "seq_len": (*ARGS, "max_seq_len")}
+    places |= {name: ("inference", "args", name) for name in SERVER_MODEL}
+    rest = dict(table) if isinstance(table, Mapping) else table
+    if isinstance(rest, dict):
+        if isinstance(older := rest.get("experimental"), Mapping) and older.keys() == {"lora"}:
+            _read_lora(rest.pop("experimental")["lora"], reading, f"{above}.experimental.lora")
+        if "lora" in rest:
+            _read_lora(rest.pop("lora"), reading, f"{above}.lora")
+        if rest.get("impl") in IMPLEMENTATIONS:
+            liger = IMPLEMENTATIONS[rest.pop("impl")]
+            if liger is not None:
+                reading.set((*ARGS, "use_liger"), liger, f"{above}.impl")
+        if rest.get("ac") == {"freq": 1}:
+            rest.pop("ac")
+            reading.set((*ARGS, "gradient_checkpointing"), True, f"{above}.ac")
+    _pick(rest, places, above, reading)
+
+
+def _read_lora(table: Any, reading: _Reading, above: str) -> None:
+    reading.set((*ARGS, "use_lora"), True, above)
+    _pick(table, {name: (*ARGS, ours) for name, ours in LORA.items()}, above, reading)
 
 
 def _pick(table: Any, places: Mapping[str, tuple[str, ...]], above: str, reading: _Reading) -> None:

@@ -99,7 +99,13 @@ class TinkerConfig:
     max_completion_len: ClassVar[int | None] = None
     mask_env_responses: ClassVar[bool] = True
     packing: ClassVar[bool] = False
+    share_prompts: ClassVar[bool] = False
     """A datum of the service is one sample."""
+    skip_solved: ClassVar[bool] = False
+    num_env_workers: ClassVar[int] = 0
+    env_worker_backend: ClassVar[str] = "process"
+    max_concurrent_scoring: ClassVar[int | None] = None
+    max_concurrent_tools: ClassVar[int | None] = None
     micro_batch_tokens: ClassVar[int] = 1
     world_size: ClassVar[int] = 1
 

@@ -1,0 +1,184 @@
+"""P10: how much of generation and training happens at the same time, one step off-policy.
+
+    python benchmarks/trainer_overlap.py [--case "as long as training"] [--quick] [--pairs 5] [--store]
+
+Whole runs of ``RLTrainer``: pipeline, packing, forward, backward, optimizer, metrics. Only the answers are scripted:
+each comes after a given time, as from a server on another machine, so that generation takes none of the cores that
+train. A pair is a synchronous run (``max_off_policy_steps=0``), whose steps show what generating and training take
+alone, and a run one step off-policy. The time of an answer is set from a first synchronous run: generation then takes
+half as long as training, as long, or twice as long. As long is the hardest: nothing may be lost on either side.
+
+The figure is the time of a step over the longer of the two: 1 is perfect, and without any overlap it would be 2 where
+both take as long. Wall times, so a busy machine blurs them; within a pair both runs are equally hindered.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from _measure import Report, options, parse, print_table, versions
+
+from verifiers.testing import ScriptedClient
+from verifiers.types import ModelRequest, Response
+
+CASES = {"half as long as training": 0.5, "as long as training": 1.0, "twice as long as training": 2.0}
+OVERLAPPED = 1.15
+WARM_UP = 2
+SIBLINGS = 8
+
+
+class LatencyEngine:
+    """An engine that exists in name: it is asked for its version and to pause, and its client answers after a time."""
+
+    shares_weights, tools_shown = False, None
+    base_url, api_key, served_model = "http://127.0.0.1:9/v1", "none", "scripted"
+
+    def __init__(self) -> None:
+        self.version = 0
+
+    def set_version(self, version: int) -> None:
+        self.version = version
+
+    def start(self, deadline_s: float) -> None:
+        """It is there."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def check_shared(self) -> None:
+        """It has no weights."""
+
+    def pause(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class LatencyClient(ScriptedClient):
+    """Texts of ``num_tokens`` tokens that differ, ``delay_s`` after they were asked for, with the engine's version."""
+
+    def __init__(self, engine: LatencyEngine, num_tokens: int, delay_s: float):
+        self.engine = engine
+        super().__init__([letter * (num_tokens - 1) for letter in "ab"], tokens=True, delay_s=delay_s)
+
+    async def complete(self, request: ModelRequest) -> Response:
+        version = self.engine.version
+        response = await super().complete(request)
+        self.requests.clear()
+        assert response.tokens is not None
+        return replace(response, version=version, tokens=replace(response.tokens, version=version))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of the model and of a step."""
+
+    hidden: int
+    rollouts: int
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Medians over the steps of a run, in seconds; ``training`` is the step without the wait for rollouts."""
+
+    step: float
+    generation: float
+    training: float
+
+
+def run(size: Size, lag: int, delay_s: float) -> Times:
+    """A training run, of which the first steps do not count."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    import verifiers as vf
+    from verifiers_trainer.builtin_models import build_tiny_tokenizer
+    from verifiers_trainer.config import RLConfig
+    from verifiers_trainer.loggers import METRICS, read_metrics
+    from verifiers_trainer.trainer import RLTrainer
+
+    def is_a(completion: Any, **_: Any) -> float:
+        return float(completion[-1]["content"].startswith("a"))
+
+    class Scripted(RLTrainer):
+        def start_engine(self) -> None:
+            self.engine = self.engine or LatencyEngine()
+
+        def run_context(self, sampling_args: Any = None) -> Any:
+            client = LatencyClient(self.engine, size.tokens, delay_s)
+            return replace(super().run_context(sampling_args), client=client)
+
+        def begin(self) -> None:
+            super().begin()
+            self._self_tested = True  # what is scripted has not the log-probabilities of the model
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    tokenizer = build_tiny_tokenizer()
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=512, hidden_size=size.hidden, intermediate_size=3 * size.hidden, num_hidden_layers=3,
+            num_attention_heads=4, num_key_value_heads=4, head_dim=size.hidden // 4, tie_word_embeddings=True,
+            pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        )
+    )  # fmt: skip
+    rows = [{"question": f"question {number}"} for number in range(64)]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[is_a]))
+    with tempfile.TemporaryDirectory() as folder:
+        config = RLConfig(
+            output_dir=folder, batch_size=size.rollouts, rollouts_per_example=SIBLINGS, max_steps=size.steps + WARM_UP,
+            max_seq_len=size.tokens + 128, max_tokens=size.tokens, max_off_policy_steps=lag, learning_rate=1e-6,
+            use_lora=False, use_cpu=True, inference="embedded", save_strategy="no", micro_batch_size=8,
+        )  # fmt: skip
+        with Scripted(model, env, config, tokenizer) as trainer:
+            trainer.train()
+        steps = [row for row in read_metrics(Path(folder) / METRICS) if "time/step" in row][WARM_UP:]
+    return Times(
+        statistics.median(row["time/step"] for row in steps),
+        statistics.median(row["time/wait_generation"] for row in steps),
+        statistics.median(row["time/step"] - row["time/wait_generation"] for row in steps),
+    )
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--case", choices=CASES, default=None, help="one case only")
+    given = parse(parser)
+    size = Size(64, 16, 16, 2) if given.quick else Size(192, 64, 64, 8)
+    cases = [given.case] if given.case else ["as long as training"] if given.quick else list(CASES)
+    report = Report("trainer_overlap", given)
+    logging.getLogger("verifiers_trainer").setLevel(logging.ERROR)  # of scripted log-probabilities much is to be said
+    print(versions("verifiers-trainer", "torch", "transformers"), "load", round(os.getloadavg()[0], 1))
+    training = run(size, 0, 0.0).training
+    rows = []
+    for case in cases:
+        rounds = []
+        for _ in range(given.pairs):
+            alone = run(size, 0, CASES[case] * training)
+            rounds.append((alone, run(size, 1, CASES[case] * training)))
+            training = alone.training
+        over = [both.step / max(alone.generation, alone.training) for alone, both in rounds]
+        without = [alone.step / max(alone.generation, alone.training) for alone, _ in rounds]
+        shown = [
+            statistics.median(alone.generation for alone, _ in rounds),
+            statistics.median(alone.training for alone, _ in rounds),
+            statistics.median(alone.step for alone, _ in rounds),
+            statistics.median(both.step for _, both in rounds),
+        ]
+        rows.append([case, *(f"{value:.3f}" for value in shown)])
+        report.figure(f"{case}, synchronous, step over the longer", statistics.median(without))
+        report.figure(f"{case}, step over the longer", statistics.median(over), to_reach=OVERLAPPED)
+    title = f"{size.rollouts} rollouts of {size.tokens} tokens, {size.steps} steps, {given.pairs} pairs"
+    print_table(title, ["generation takes", "alone s", "training s", "in turn s", "overlapped s"], rows)
+    report.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What the ranks of a test do with a model that is split over them, as ``configs/fsdp2.yaml`` has it split."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.distributed.tensor import DTensor
+
+from support.ranks_work import group
+from support.training import metrics_of, run, small_trainer
+from verifiers_trainer import checkpoint, sharding
+from verifiers_trainer.batch import build
+from verifiers_trainer.logprobs import install_logprob_forward
+
+ROOT = Path(__file__).parents[2]
+
+
+def as_launched(name: str = "fsdp2", **changed: Any) -> None:
+    """Set what ``accelerate launch --config_file configs/NAME.yaml`` sets for each process."""
+    described = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())["fsdp_config"] | changed
+    values = {
+        key.upper(): str(value).lower() if isinstance(value, bool) else str(value) for key, value in described.items()
+    }
+    os.environ.update({"ACCELERATE_USE_FSDP": "true", **values})
+
+
+def share_of(model: Any) -> float:
+    """The part of all parameters that this process holds."""
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    return held / sum(p.numel() for p in model.parameters())
+
+
+def train(
+    folder: str, resume: bool = False, spoil: str = "", split: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Train; the whole weights as every rank gathers them, and on rank 0 what was logged."""
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        as_launched(**(split or {}))
+    resume = resume and checkpoint.newest_valid(Path(folder)) is not None
+    trainer = small_trainer(Path(folder), **settings)
+    trainer.args.ddp_timeout = 60
+    if spoil == "copy never renewed":
+        trainer.renew = lambda **_: None
+    if spoil == "norm of the own part":
+        trainer._clip_grad_norm = lambda model: _clip_own(model, trainer.args.max_grad_norm)
+    run(trainer, resume_from_checkpoint=resume)
+    weights = {name: tensor for name, tensor in sharding.whole_tensors(trainer.model, trained_only=True)}
+    lines = [row for row in metrics_of(Path(folder)) if "loss" in row] if trainer.ranks.is_main else []
+    evaluated = trainer.evaluate(num_examples=2)["eval_reward"]
+    trainer.save_model(f"{folder}/saved")
+    trainer.close()
+    trainer.ranks.gather([0.0], "the end")  # the store ends with rank 0's process
+    return {
+        "weights": digest(weights),
+        "values": torch.cat([tensor.flatten() for tensor in weights.values()])[::50].tolist(),
+        "share": share_of(trainer.model),
+        "losses": [row["loss"] for row in lines],
+        "norms": [row["grad_norm"] for row in lines],
+        "apart": [row.get("sampler/log_ratio_abs") or 0.0 for row in lines],
+        "penalty": [row.get("kl_ref", 0.0) for row in lines],
+        "evaluated": evaluated,
+    }
+
+
+def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[str, Any]:
+    """Loss and whole gradient of a batch with a group for each list of lengths."""
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        as_launched()
+    trainer = small_trainer(Path(folder), micro_batch_size=1, batch_size=12)
+    trainer._self_tested = True
+    install_logprob_forward(trainer.model, chunk_tokens=chunk_tokens)
+    trainer.create_optimizer()
+    trainer.model, _ = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+    batch = build([group(n, sizes) for n, sizes in enumerate(lengths)], [], trainer.args, trainer.args.world_size)
+    trainer.training_step(trainer.model, batch)
+    found = torch.cat([sharding.whole(p.grad).flatten() for p in trainer.model.parameters()])
+    tokens = [int(row.loss_mask.sum()) for row in batch.rows_R[trainer.ranks.rank]]
+    trainer.ranks.gather([0.0], "the end")
+    return {
+        "loss": trainer.last_step["loss"],
+        "gradient": found[::7].tolist(),
+        "norm": float(found.norm()),
+        "chunks": sum(-(-count // chunk_tokens) for count in tokens),
+    }
+
+
+def digest(weights: dict[str, torch.Tensor]) -> str:
+    """sha256 of whole tensors, bit for bit."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        total.update(name.encode() + weights[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _clip_own(model: Any, max_norm: float) -> torch.Tensor:
+    parts = [p.grad.to_local() for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(parts)
+    for part in parts:
+        part.mul_(min(1.0, max_norm / float(norm)))
+    return norm
