@@ -187,7 +187,7 @@ class LocalClient:
 
     async def _running(self) -> OpenAIChatCompletionsClient:
         """The server's client, once it answers: a server that another call is starting is not there yet."""
-        return self._http or await asyncio.to_thread(self._start)
+        return await asyncio.to_thread(self._start) if self._http is None else self._http
 
     def _start(self) -> OpenAIChatCompletionsClient:
         with self._lock:
