@@ -22,7 +22,7 @@ def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
 
 

@@ -82,6 +82,8 @@ def told(results):
         ("```text\n```python\nx\n```", None),
         (f"<think>\n{block('x')}\n</think>\nIt is 4.", None),
         (f"<think>\n{block('x')}\n</think>\n{block('y')}", "y"),
+        (f"\n<think>\n{block('x')}\nHmm", None),
+        (f"I <think> so.\n{block('x')}", "x"),
     ],
 )
 def test_the_blocks_of_a_reply(reply, code):
@@ -235,9 +237,10 @@ def test_auto_with_a_client_that_says_nothing_offers_the_tool():
     assert results.client.requests[0].tools
 
 
-def test_a_system_prompt_of_the_rows_own_stays_and_there_is_one():
+@pytest.mark.parametrize("form", ["auto", "blocks"])
+def test_a_system_prompt_of_the_rows_own_stays_and_there_is_one(form):
     rows = [{"prompt": [{"role": "system", "content": "Of the row."}, {"role": "user", "content": "Go."}]}]
-    asked = play(client=Knows, code_from="auto", dataset=rows).client.requests[0].prompt
+    asked = play(client=Knows, code_from=form, dataset=rows).client.requests[0].prompt
     assert [m["content"] for m in asked] == [f"Of the row.\n\n{BLOCKS_PROMPT}", f"Go.\n\n{BLOCKS_REMINDER}"]
 
 

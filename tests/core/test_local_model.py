@@ -130,6 +130,19 @@ def test_a_server_that_is_stopped_at_once_ends():
 
 
 @needs_model
+async def test_calls_that_come_while_the_server_starts_wait_for_it():
+    client = as_client("local")
+    try:
+        first = asyncio.create_task(client.shows_tools())
+        while not client.is_running:  # noqa: ASYNC110  (then there is a server, which does not answer yet)
+            await asyncio.sleep(0.001)
+        late = [client.shows_tools() for _ in range(4)]
+        assert await asyncio.gather(first, *late) == [False] * 5
+    finally:
+        await client.aclose()
+
+
+@needs_model
 async def test_it_knows_that_its_chat_template_shows_no_tools():
     client = as_client("local")
     try:

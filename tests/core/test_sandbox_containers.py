@@ -193,6 +193,40 @@ def test_close_leaves_no_container(name):
     assert containers_of(name, os.getpid()) == []
 
 
+FLOOD = """
+import os
+written = 0
+try:
+    fd = os.open("/proc/1/fd/2", os.O_WRONLY)
+    for _ in range(8):
+        written += os.write(fd, bytes(2**20))
+except OSError:
+    pass
+written
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_code_cannot_fill_the_file_that_holds_what_the_program_says(name):
+    """Under gVisor it can open what its first process has open; that was a file of the host's."""
+    if refusal(name):
+        pytest.skip(refusal(name))
+
+    async def play():
+        sandbox = await (await backend_for(name)).open(SandboxSpec())
+        try:
+            said = sandbox._processes._line._errors
+            before = os.fstat(said.fileno()).st_size
+            result = await sandbox.exec(FLOOD, timeout_s=30)
+            assert result.error is None
+            return os.fstat(said.fileno()).st_size - before
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(play()) == 0
+
+
 # --- the command lines
 
 PROGRAM = """#!/bin/sh

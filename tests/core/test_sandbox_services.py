@@ -5,6 +5,7 @@ would not take fails here; what the service would do is done on this machine. Sk
 """
 
 import asyncio
+import base64
 import importlib
 import inspect
 import types
@@ -14,6 +15,7 @@ import pytest
 import verifiers as vf
 from support.machine import Here
 from verifiers.sandbox import SandboxSpec, backend_for, services
+from verifiers.sandbox.inside import frames
 
 SPEC = SandboxSpec(wall_s=90)
 
@@ -214,6 +216,69 @@ def test_a_service_that_fails_on_the_way_is_said_and_the_machine_is_ended(at, mo
     backend = type("Down", (services.RemoteBackend,), {"name": "down", "distribution": "down", "create": create})()
     with pytest.raises(vf.SandboxError, match="the service is down"):
         asyncio.run(backend.open(SPEC))
+    assert machine.ended
+
+
+class Lying(Here):
+    """Its keeper was replaced by the code: it answers every order with ``reply``."""
+
+    reply = None
+    ended = False
+
+    async def run(self, command, timeout_s):
+        if self.reply is not None:
+            return 0, base64.b64encode(frames.LENGTHS.pack(len(self.reply), 0) + self.reply).decode()
+        return await super().run(command, timeout_s)
+
+    async def end(self):
+        self.ended = True
+        await super().end()
+
+
+@pytest.mark.parametrize("reply", [b"[" * 60_000, b'{"sizes": [Infinity, 1]}', b"[]", b"null", b'{"sizes": [9]}'])
+def test_whatever_a_keeper_says_ends_its_own_sandbox_and_nothing_else(reply, monkeypatch):
+    machine = Lying()
+
+    async def create(self, spec):
+        return machine
+
+    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
+    backend = type("Lies", (services.RemoteBackend,), {"name": "lies", "distribution": "lies", "create": create})()
+
+    async def play():
+        sandbox = await backend.open(SPEC)
+        try:
+            machine.reply = reply
+            result = await sandbox.exec("1", timeout_s=2)
+        except vf.SandboxError:
+            return None
+        else:
+            return result.value
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(play()) is None
+    assert machine.ended
+
+
+def test_a_close_that_is_cancelled_still_ends_the_machine(monkeypatch):
+    machine = Lying()
+
+    async def create(self, spec):
+        return machine
+
+    monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
+    backend = type("Slow", (services.RemoteBackend,), {"name": "slow", "distribution": "slow", "create": create})()
+
+    async def play():
+        sandbox = await backend.open(SPEC)
+        closing = asyncio.create_task(sandbox.close())
+        await asyncio.sleep(0)  # it has asked the keeper to end everything, and waits
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        return closing.cancelled()
+
+    assert asyncio.run(play())
     assert machine.ended
 
 

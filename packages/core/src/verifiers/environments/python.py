@@ -123,10 +123,11 @@ class PythonEnv(SandboxEnv):
         if form == "auto":
             form = "blocks" if await shows_tools(self.client_of(state)) is False else "tool"
             if form == "blocks":
-                state["prompt"] = self._prompt_of_blocks(state["prompt"])
                 state["tool_defs"] = _without_python(state["tool_defs"])
-        if form == "blocks" and self.blocks_reminder:
-            state["prompt"] = with_reminder(state["prompt"], self.blocks_reminder)
+        if form == "blocks":
+            state["prompt"] = self._prompt_of_blocks(state["prompt"])
+            if self.blocks_reminder:
+                state["prompt"] = with_reminder(state["prompt"], self.blocks_reminder)
         state["code_from"] = form
 
     def _prompt_of_blocks(self, prompt: Messages) -> Messages:
