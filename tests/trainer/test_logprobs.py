@@ -296,6 +296,21 @@ def test_logits_of_unknown_size_and_those_of_a_fixed_number_of_head_calls_are_ma
     assert calls(lambda values: head(values)) == 2
 
 
+@pytest.mark.parametrize(("fitting", "num_chunks"), [(600, 2), (100, 5)], ids=["small vocabulary", "large"])
+def test_a_chunk_on_a_cpu_is_256_tokens_or_as_many_as_make_a_block_that_is_given_back(fitting, num_chunks, monkeypatch):
+    head, hidden, labels = nn.Linear(4, 50), torch.randn(1200, 4), torch.zeros(1200, dtype=torch.int64)
+    monkeypatch.setattr(logprobs_module, "KEPT_LOGITS_BYTES", fitting * 50 * 4)
+    chunks = []
+
+    def counted(values):
+        chunks.append(len(values))
+        return head(values)
+
+    counted.weight = head.weight
+    chunked_logprobs(hidden, counted, labels)
+    assert chunks == [1200 // num_chunks] * num_chunks
+
+
 # --- samples kept apart -------------------------------------------------------------------------------------------
 
 
