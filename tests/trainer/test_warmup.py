@@ -60,6 +60,26 @@ def test_the_loss_falls_and_the_target_ends_it():
     assert losses[-1][1] < 0.5 * losses[0][1]
 
 
+@pytest.mark.parametrize("parser", [None, vf.Parser()], ids=["tags", "no tags"])
+def test_a_function_of_the_row_says_what_is_right(parser):
+    """With as without an ``XMLParser``: what is learned is what the function gives, not the row's answer."""
+    model, tokenizer, asked = small_policy(), build_tiny_tokenizer(), []
+
+    def answers(row):
+        asked.append(row["answer"])
+        return f"{row['answer'] * 2}!"
+
+    def loss_of(text):
+        row = _encode(tokenizer, [{"role": "user", "content": "c"}], text)
+        with torch.no_grad():
+            return float(_supervised_loss(model, [row], tokenizer.pad_token_id))
+
+    options = {"reward": float, "target": 1.0, "max_steps": 60, "rows_per_step": 6, "learning_rate": 1e-2}
+    warm_up(model, tokenizer, env_of(ROWS, parser), answers=answers, **options)
+    assert sorted(asked) == list("abcdef")
+    assert loss_of("cc!") < 1.0 < 3.0 < loss_of("<answer>c</answer>")
+
+
 def test_without_reaching_the_target_it_ends_at_the_bound_with_cleared_gradients():
     model = small_policy()
     assert warm_up(model, build_tiny_tokenizer(), env_of(ROWS), reward=lambda: 0.0, target=1.0, max_steps=3) == 3
@@ -87,7 +107,7 @@ def test_one_seed_is_one_warm_up():
 
 def test_what_it_needs_is_named():
     tokenizer = build_tiny_tokenizer()
-    with pytest.raises(ConfigError, match="XMLParser, not Parser"):
+    with pytest.raises(ConfigError, match=r"XMLParser, not Parser; or give it answers="):
         warm_up(small_policy(), tokenizer, env_of(ROWS, vf.Parser()), reward=float, target=1.0)
     only_eval = vf.SingleTurnEnv(eval_dataset=ROWS, parser=XMLParser(["answer"]))
     with pytest.raises(ConfigError, match="learns from training rows"):

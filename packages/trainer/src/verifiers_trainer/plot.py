@@ -11,8 +11,8 @@ from verifiers_trainer.loggers import read_metrics
 SMOOTHING_STEPS = 10
 
 
-def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
-    """Write ``picture`` (PNG): reward per step with its running mean, entropy and sampler mismatch below."""
+def draw_learning_curve(metrics: Path, picture: Path, title: str, exact: str = "exact_match") -> None:
+    """Write ``picture`` (PNG): reward and the metric ``exact`` per step with running means, entropy below."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -22,7 +22,7 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str) -> None:
     rows = [row for row in lines if "reward/mean" in row]
     steps = np.array([row["step"] for row in rows])
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(3, 1), sharex=True)
-    for name, colour in (("reward/mean", "tab:blue"), ("reward/exact_match", "tab:green")):
+    for name, colour in (("reward/mean", "tab:blue"), (f"reward/{exact}", "tab:green")):
         values = np.array([row.get(name) if row.get(name) is not None else np.nan for row in rows], float)
         if not np.isnan(values).all():
             top.plot(steps, values, color=colour, alpha=0.25)

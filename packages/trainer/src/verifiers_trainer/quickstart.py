@@ -1,8 +1,9 @@
 """``vf-train quickstart``: a whole training run on a laptop CPU, in minutes, with nothing but this package.
 
 A model of half a million parameters is built, shown the form of the answer by a supervised warm-up, measured on
-held-out words, trained by reinforcement learning, and measured again. Engine, orchestrator, loss and trainer are those
-of every run: this module only chooses their settings, shows what happens, and writes down what came out.
+held-out examples, trained by reinforcement learning, and measured again. ``PRESETS`` holds what differs between the
+environments that it can do this with. Engine, orchestrator, loss and trainer are those of every run: this module only
+chooses their settings, shows what happens, and writes down what came out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,48 @@ from verifiers_trainer.policy import get_model_and_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 from verifiers_trainer.warmup import warm_up
 
-ENVIRONMENT = "reverse-text"
-ENVIRONMENT_ARGS: dict[str, Any] = {
-    "unit": "word",
-    "min_chars": 3,
-    "max_chars": 6,
-    "num_train_examples": 2000,
-    "num_eval_examples": 200,
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What the quickstart does with one environment: ``PRESETS["reverse-text"].noun == "words"``."""
+
+    noun: str
+    """What the examples are, in the plural."""
+    exact: str
+    """The metric that is 1 for a fully right answer."""
+    env_args: Mapping[str, Any]
+    target: float
+    """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
+    warm_up: Mapping[str, Any]
+    """Further arguments of ``warm_up``."""
+    steps: int
+    training: Mapping[str, Any]
+    """Settings of ``RLConfig`` that differ from ``_config``."""
+
+
+EXAMPLES: dict[str, Any] = {"num_train_examples": 2000, "num_eval_examples": 200}
+PRESETS: dict[str, Preset] = {
+    "reverse-text": Preset(
+        noun="words",
+        exact="exact_match",
+        env_args={"unit": "word", "min_chars": 3, "max_chars": 6, **EXAMPLES},
+        target=0.70,
+        warm_up={"max_steps": 200, "probe_every": 5, "learning_rate": 7e-4},
+        steps=250,
+        training={"max_seq_len": 48, "max_tokens": 12},
+    ),
+    "curriculum-sums": Preset(
+        noun="sums",
+        exact="correct_answer",
+        env_args={"min_difficulty": 1, "max_difficulty": 1, "system_prompt": "", **EXAMPLES},
+        target=0.30,
+        warm_up={"max_steps": 600, "probe_every": 10, "learning_rate": 1e-3},
+        steps=250,
+        training={"max_seq_len": 48, "max_tokens": 8},
+    ),
 }
-WARM_UP_TARGET = 0.70
-"""Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
+"""By environment id."""
+DEFAULT_ENVIRONMENT = "reverse-text"
 EVAL_ROLLOUTS = 4
 NUM_TRANSCRIPTS = 3
 
@@ -51,16 +85,20 @@ NUM_TRANSCRIPTS = 3
 def run(
     output_dir: str | Path = "outputs/quickstart",
     *,
+    environment: str = DEFAULT_ENVIRONMENT,
     seed: int = 0,
-    steps: int = 250,
+    steps: int | None = None,
     loss: str = "cispo",
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run it; returns what ``summary.json`` in ``output_dir`` holds.
+    """Run it in ``environment``, a key of ``PRESETS``; returns what ``summary.json`` in ``output_dir`` holds.
 
     ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly right answers) and their 95%
-    intervals over held-out examples. Raises ``ConfigError`` for settings that cannot be used.
+    intervals over held-out examples. ``steps`` defaults to the preset's. Raises ``ConfigError`` for settings that
+    cannot be used.
     """
+    preset = _preset(environment)
+    steps = preset.steps if steps is None else steps
     console = console or Console()
     started = time.perf_counter()
     transformers_logging.set_verbosity_error()
@@ -68,63 +106,76 @@ def run(
     logging.getLogger("verifiers").setLevel(logging.WARNING)
     set_seed(seed)
     output = _fresh(Path(output_dir))
-    env = vf.load_environment(ENVIRONMENT, seed=seed, **ENVIRONMENT_ARGS)
+    env = vf.load_environment(environment, seed=seed, **preset.env_args)
     model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": seed})
     size = sum(parameter.numel() for parameter in model.parameters())
-    console.print(f"[bold]Quickstart[/bold]: {ENVIRONMENT}, a model of {size / 1e6:.2f} M parameters, seed {seed}")
-    config = _config(output, seed, steps, loss)
-    with RLTrainer(model, env, config, tokenizer, callbacks=[_Display(console, steps)]) as trainer:
-        warm_steps = _warm_up(trainer, console)
-        before = _measure(trainer, "before")
+    console.print(f"[bold]Quickstart[/bold]: {environment}, a model of {size / 1e6:.2f} M parameters, seed {seed}")
+    config = _config(output, seed, steps, loss, preset)
+    with RLTrainer(model, env, config, tokenizer, callbacks=[_Display(console, steps, preset.exact)]) as trainer:
+        warm_steps = _warm_up(trainer, console, preset)
+        before = _measure(trainer, "before", preset, console)
         console.print(f"3/4 reinforcement learning: {steps} steps of {config.batch_size} rollouts, loss {loss}")
         rl_started = time.perf_counter()
         trainer.train()
         rl_seconds = time.perf_counter() - rl_started
-        after = _measure(trainer, "after")
+        after = _measure(trainer, "after", preset, console)
         trainer.save_model(str(output / "model"))
     plot = output / "learning_curve.png"
-    draw_learning_curve(output / METRICS, plot, f"{ENVIRONMENT}: {TINY}, {loss}, seed {seed}")
+    draw_learning_curve(output / METRICS, plot, f"{environment}: {TINY}, {loss}, seed {seed}", preset.exact)
     summary = {
-        "environment": ENVIRONMENT,
-        "environment_args": ENVIRONMENT_ARGS,
+        "environment": environment,
+        "environment_args": dict(preset.env_args),
         "model": TINY,
         "seed": seed,
         "steps": steps,
         "loss": loss,
         "warm_up_steps": warm_steps,
-        "before": statistics_of(before),
-        "after": statistics_of(after),
+        "before": statistics_of(before, preset.exact),
+        "after": statistics_of(after, preset.exact),
         "seconds": time.perf_counter() - started,
         "rl_seconds": rl_seconds,
         "plot": str(plot),
         "output_dir": str(output),
     }
     write_json(output / "summary.json", summary)
-    _report(summary, before, after, console)
+    _report(summary, preset, console)
+    _transcripts(before, after, console)
+    _next_steps(summary, console)
     return summary
 
 
-def _config(output: Path, seed: int, steps: int, loss: str) -> RLConfig:
+def _preset(environment: str) -> Preset:
+    if environment not in PRESETS:
+        *others, last = PRESETS
+        raise vf.ConfigError(
+            f"the quickstart knows {', '.join(others)} and {last}, not {environment!r}: train in any other "
+            "environment with vf-train @ file.toml"
+        )
+    return PRESETS[environment]
+
+
+def _config(output: Path, seed: int, steps: int, loss: str, preset: Preset) -> RLConfig:
+    common: dict[str, Any] = {
+        "batch_size": 128,
+        "rollouts_per_example": 8,
+        "micro_batch_size": 8,
+        "zero_truncated_completions": True,
+        "learning_rate": 3e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 20,
+        "advantage": "mean_std",
+        "use_lora": False,
+        "save_steps": max(1, steps),
+        "save_total_limit": 1,
+        "eval_rollouts_per_example": EVAL_ROLLOUTS,
+    }
     return RLConfig(
         output_dir=str(output),
         run_name="quickstart",
         seed=seed,
         loss=loss,
         max_steps=steps,
-        batch_size=128,
-        rollouts_per_example=8,
-        micro_batch_size=8,
-        max_seq_len=48,
-        max_tokens=12,
-        zero_truncated_completions=True,
-        learning_rate=3e-4,
-        lr_scheduler_type="linear",
-        warmup_steps=20,
-        advantage="mean_std",
-        use_lora=False,
-        save_steps=max(1, steps),
-        save_total_limit=1,
-        eval_rollouts_per_example=EVAL_ROLLOUTS,
+        **(common | dict(preset.training)),
     )
 
 
@@ -143,7 +194,7 @@ def _fresh(output: Path) -> Path:
     return path
 
 
-def _warm_up(trainer: RLTrainer, console: Console) -> int:
+def _warm_up(trainer: RLTrainer, console: Console, preset: Preset) -> int:
     console.print("1/4 warm-up: supervised steps on right answers, until the form is known")
 
     rows = [example.row for example in (trainer.env.train_table or [])[:64]]
@@ -152,7 +203,7 @@ def _warm_up(trainer: RLTrainer, console: Console) -> int:
         return play(trainer, inputs=rows).metadata["avg_reward"]
 
     def show(step: int, loss: float, reached: float | None) -> None:
-        if reached is not None and (step % 20 == 0 or reached >= WARM_UP_TARGET):
+        if reached is not None and (step % 20 == 0 or reached >= preset.target):
             console.print(f"    step {step:3d}  loss {loss:.3f}  sampled reward {reached:.3f}")
 
     steps = warm_up(
@@ -160,41 +211,39 @@ def _warm_up(trainer: RLTrainer, console: Console) -> int:
         trainer.tokenizer,
         trainer.env,
         reward=reward,
-        target=WARM_UP_TARGET,
-        max_steps=200,
-        probe_every=5,
-        learning_rate=7e-4,
+        target=preset.target,
         seed=trainer.args.seed,
         on_step=show,
+        **preset.warm_up,
     )
     trainer.model.zero_grad()
     return steps
 
 
-def _measure(trainer: RLTrainer, name: str) -> GenerateOutputs:
+def _measure(trainer: RLTrainer, name: str, preset: Preset, console: Console) -> GenerateOutputs:
     results = play(trainer, num_examples=-1, folder=Path(str(trainer.args.output_dir)) / "eval" / name)
     step = "2/4" if name == "before" else "4/4"
-    trainer_console(trainer).print(
-        f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out words, "
+    console.print(
+        f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out {preset.noun}, "
         f"mean reward {results.metadata['avg_reward']:.3f}"
     )
     return results
 
 
-def trainer_console(trainer: RLTrainer) -> Console:
-    """The console of the run's display."""
-    return next(c.console for c in trainer.callback_handler.callbacks if isinstance(c, _Display))
+def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
+    """Mean reward and share of exact answers (the metric ``exact``), with their standard errors and 95% intervals.
 
-
-def statistics_of(results: GenerateOutputs) -> dict[str, Any]:
-    """Mean reward and share of exact answers, each with its 95% interval over examples (clustered)."""
+    Both are over examples: rollouts of one example are not independent.
+    """
     examples = results["example_ids"]
-    reward, exact = results["rewards"], results["metrics"]["exact_match"]
+    reward, right = results["rewards"], results["metrics"][exact]
     return {
         "mean_reward": mean(reward),
+        "mean_reward_stderr": clustered_stderr(reward, examples),
         "mean_reward_interval": _interval(reward, examples),
-        "exact": mean(exact),
-        "exact_interval": _interval(exact, examples),
+        "exact": mean(right),
+        "exact_stderr": clustered_stderr(right, examples),
+        "exact_interval": _interval(right, examples),
         "rollouts": len(results),
         "examples": len(set(examples)),
     }
@@ -208,8 +257,8 @@ def _interval(values: Sequence[float], examples: Sequence[Any]) -> list[float]:
 class _Display(TrainerCallback):
     """One line of progress on a terminal; elsewhere a line every 25 steps."""
 
-    def __init__(self, console: Console, steps: int):
-        self.console, self.steps = console, steps
+    def __init__(self, console: Console, steps: int, exact: str):
+        self.console, self.steps, self.exact = console, steps, f"reward/{exact}"
         self.progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -224,10 +273,10 @@ class _Display(TrainerCallback):
         if rows is None:
             return
         recent = [row for row in rows if "reward/mean" in row][-10:]
-        shown = {name: _recent(recent, name) for name in ("reward/mean", "reward/exact_match", "loss", "entropy")}
+        shown = {name: _recent(recent, name) for name in ("reward/mean", self.exact, "loss", "entropy")}
         line = (
             f"step {state.global_step:3d}/{self.steps}  reward {shown['reward/mean']:.3f}  "
-            f"exact {shown['reward/exact_match']:.3f}  loss {shown['loss']:+.4f}  entropy {shown['entropy']:.3f}"
+            f"exact {shown[self.exact]:.3f}  loss {shown['loss']:+.4f}  entropy {shown['entropy']:.3f}"
         )
         if self.progress is not None:
             self.progress.update(self.task, completed=state.global_step, description=line)
@@ -243,32 +292,18 @@ def _recent(rows: Sequence[dict[str, Any]], name: str) -> float:
     return mean(math.nan if row.get(name) is None else float(row[name]) for row in rows)
 
 
-def _report(summary: dict[str, Any], before: GenerateOutputs, after: GenerateOutputs, console: Console) -> None:
-    table = Table(title=f"Held-out words, before and after {summary['steps']} steps", title_justify="left")
+def _report(summary: dict[str, Any], preset: Preset, console: Console) -> None:
+    title = f"Held-out {preset.noun}, before and after {summary['steps']} steps"
+    table = Table(title=title, title_justify="left")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
+    was, now = summary["before"], summary["after"]
     for label, name in (("mean reward", "mean_reward"), ("exactly right", "exact")):
-        was, now = summary["before"], summary["after"]
-        cells = [f"{s[name]:.3f}  [{s[f'{name}_interval'][0]:.3f}, {s[f'{name}_interval'][1]:.3f}]" for s in (was, now)]
+        cells = [f"{s[name]:.3f} ± {s[f'{name}_stderr']:.3f}" for s in (was, now)]
         table.add_row(label, *cells, f"{now[name] - was[name]:+.3f}")
     console.print()
     console.print(table)
-    console.print("(intervals: 95%, over examples)\n")
-    _transcripts(before, after, console)
-    output = summary["output_dir"]
-    console.print(
-        f"\nDone in {summary['seconds']:.0f} s, of which reinforcement learning {summary['rl_seconds']:.0f} s.\n"
-        f"  learning curve   {summary['plot']}\n"
-        f"  numbers          {output}/summary.json, {output}/{METRICS}\n"
-        f"  rollouts         {output}/completions/ (trained), {output}/eval/ (held-out)\n"
-        f"  model            {output}/model\n"
-        "What to try next:\n"
-        "  vf-train quickstart --loss dr_grpo --seed 1\n"
-        "  vf-train @ configs/vf-train/tiny-cpu.toml\n"
-        "  vf-eval alphabet-sort -n 5",
-        highlight=False,
-        markup=False,
-    )
+    console.print("(± one standard error, over examples; a 95% interval is 1.96 of them either way)\n")
 
 
 def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Console) -> None:
@@ -276,7 +311,26 @@ def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Conso
     now = {o["example_id"]: o for o in reversed(after.outputs)}
     for example in list(then)[:: max(1, len(then) // NUM_TRANSCRIPTS)][:NUM_TRANSCRIPTS]:
         asked, right = then[example]["prompt"][-1]["content"], then[example]["answer"]
-        console.print(f"word: {asked}   right answer: {right}", highlight=False, markup=False)
+        console.print(f"asked: {asked}   right answer: {right}", highlight=False, markup=False)
         for name, output in (("before", then[example]), ("after", now[example])):
             text = escape_control(str(output["completion"][-1]["content"])) if output["completion"] else ""
             console.print(f"  {name:6s} {output['reward']:.2f}  {text}", highlight=False, markup=False)
+
+
+def _next_steps(summary: dict[str, Any], console: Console) -> None:
+    output = summary["output_dir"]
+    other = next(name for name in reversed(PRESETS) if name != summary["environment"])
+    console.print(
+        f"\nDone in {summary['seconds']:.0f} s, of which reinforcement learning {summary['rl_seconds']:.0f} s.\n"
+        f"  learning curve   {summary['plot']}\n"
+        f"  numbers          {output}/summary.json, {output}/{METRICS}\n"
+        f"  rollouts         {output}/completions/ (trained), {output}/eval/ (held-out)\n"
+        f"  model            {output}/model\n"
+        "What to try next:\n"
+        f"  vf-train quickstart --env {other}\n"
+        "  vf-train quickstart --loss dr_grpo --seed 1\n"
+        "  vf-train @ configs/vf-train/tiny-cpu.toml\n"
+        "  vf-eval alphabet-sort -n 5",
+        highlight=False,
+        markup=False,
+    )

@@ -28,6 +28,7 @@ def warm_up(
     *,
     reward: Callable[[], float],
     target: float,
+    answers: Callable[[dict[str, Any]], str] | None = None,
     max_steps: int = 120,
     probe_every: int = 10,
     rows_per_step: int = 64,
@@ -37,13 +38,16 @@ def warm_up(
 ) -> int:
     """Train ``model`` on right answers until ``reward()`` reaches ``target``; returns the steps it took.
 
-    ``reward`` measures the present model, every ``probe_every`` steps. ``on_step(step, loss, reward or None)`` reports.
-    Gradients are cleared at the end. Raises ``ConfigError`` without training rows or an ``XMLParser``.
+    ``answers`` gives the assistant's right text for a row; by default the row's ``answer`` inside the tags that the
+    environment's ``XMLParser`` reads. ``reward`` measures the present model, every ``probe_every`` steps.
+    ``on_step(step, loss, reward or None)`` reports. Gradients are cleared at the end. Raises ``ConfigError`` without
+    training rows, and when ``answers`` is left out and the parser is no ``XMLParser``.
     """
     rows = [example.row for example in env.train_table or ()]
     if not rows:
         raise ConfigError("a warm-up learns from training rows, and the environment has none: give it dataset=…")
-    encoded = [_encode(tokenizer, row["prompt"], _answer(env, row)) for row in rows]
+    answers = answers or tagged_answers(env)
+    encoded = [_encode(tokenizer, row["prompt"], answers(row)) for row in rows]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     order = random.Random(seed)
     for step in range(1, max_steps + 1):
@@ -60,12 +64,16 @@ def warm_up(
     return max_steps
 
 
-def _answer(env: Environment, row: dict[str, Any]) -> str:
-    """The right answer in the form the environment's parser reads."""
+def tagged_answers(env: Environment) -> Callable[[dict[str, Any]], str]:
+    """A function from a row to its ``answer`` in the form the environment's parser reads."""
     parser = env.parser
     if not isinstance(parser, XMLParser):
-        raise ConfigError(f"a warm-up needs an environment whose parser is an XMLParser, not {type(parser).__name__}")
-    return f"<{parser.answer_field}>{row['answer']}</{parser.answer_field}>"
+        raise ConfigError(
+            f"a warm-up needs an environment whose parser is an XMLParser, not {type(parser).__name__}; or give it "
+            "answers=, a function from a row to the assistant's right text"
+        )
+    tag = parser.answer_field
+    return lambda row: f"<{tag}>{row['answer']}</{tag}>"
 
 
 def _encode(tokenizer: Any, prompt: Any, answer: str) -> tuple[list[int], list[int]]:

@@ -88,16 +88,24 @@ def train_command(context: click.Context, words: tuple[str, ...], as_json: bool,
 
 
 @click.command("vf-train quickstart", epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--env",
+    "environment",
+    metavar="ID",
+    default="reverse-text",
+    show_default=True,
+    help="One of reverse-text and curriculum-sums.",
+)
 @click.option("--output-dir", metavar="DIR", default="outputs/quickstart", show_default=True, help="Folder of the run.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the model, the data and the sampling.")
-@click.option("--steps", type=click.IntRange(min=1), default=250, show_default=True, help="Optimizer steps.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps; default: what the environment takes.")
 @click.option("--loss", default="cispo", show_default=True, help="A name of verifiers_trainer.losses.LOSSES.")
 @_common
 @click.pass_context
 def quickstart_command(
-    context: click.Context, output_dir: str, seed: int, steps: int, loss: str, as_json: bool, verbose: bool, quiet: bool
+    context: click.Context, as_json: bool, verbose: bool, quiet: bool, output_dir: str, **options: Any
 ) -> None:
-    """A whole training run on a laptop CPU, in two to four minutes: tiny model, real environment, rising reward."""
+    """A whole training run on a laptop CPU, in two to five minutes: tiny model, real environment, rising reward."""
 
     def body(result: dict[str, Any]) -> int:
         from rich.console import Console
@@ -105,8 +113,8 @@ def quickstart_command(
         from verifiers_trainer import quickstart
 
         console = Console(stderr=True, quiet=quiet)
-        summary = quickstart.run(output_dir, seed=seed, steps=steps, loss=loss, console=console)
-        result.update(run_dir=summary["output_dir"], step=steps, metrics=summary["after"], checkpoint=None)
+        summary = quickstart.run(output_dir, console=console, **options)
+        result.update(run_dir=summary["output_dir"], step=summary["steps"], metrics=summary["after"], checkpoint=None)
         return 0
 
     context.exit(finish(body, verbose=verbose, as_json=as_json))
