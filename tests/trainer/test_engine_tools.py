@@ -121,11 +121,14 @@ def test_calls_results_and_answers_are_trained_exactly_as_sampled(tmp_path, teac
 def row_logprobs(model: Any, row: Any, temperature: float) -> torch.Tensor:
     """Log-probs of a packed row's tokens by plain forward passes over its samples, float32 [T]."""
     parts = []
+    prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
     for sample in np.unique(row.seq_ids):
-        ids = torch.tensor(row.token_ids[row.seq_ids == sample])[None].long()
+        own = row.seq_ids == sample
+        prompt = (row.seq_ids == prompts[own][0]) & ~own  # what it stands behind, if it shares a prompt
+        ids = torch.tensor(np.concatenate([row.token_ids[prompt], row.token_ids[own]]))[None].long()
         with torch.no_grad():
             logp = torch.log_softmax(model(ids).logits[0, :-1] / temperature, dim=-1)
-        parts += [torch.zeros(1), logp.gather(1, ids[0, 1:, None])[:, 0]]
+        parts.append(torch.cat([torch.zeros(1), logp.gather(1, ids[0, 1:, None])[:, 0]])[int(prompt.sum()) :])
     return torch.cat(parts)
 
 

@@ -176,3 +176,10 @@ def test_the_running_mean_looks_back_ten_steps_over_gaps():
     values = np.array([1.0, np.nan, 3.0, *[5.0] * 10])
     assert running_mean(values)[[0, 1, 2, 12]].tolist() == [1, 1, 2, 5]
     assert np.isnan(running_mean(np.array([np.nan]))).all()
+
+
+def test_a_run_that_ended_before_its_first_step_is_an_earlier_run_too(tmp_path):
+    ours = MetricsFile(tmp_path)
+    ours.write(0, 0, {"eval_reward": 0.1})  # an evaluation before training: part of this run
+    assert not ours.holds_earlier
+    assert MetricsFile(tmp_path).holds_earlier  # in another process that line is of a run that is over

@@ -31,9 +31,9 @@ class MetricsFile:
         self._before: list[str] = []
 
     @property
-    def holds_steps(self) -> bool:
-        """Whether there are lines of optimizer steps."""
-        return self.path.is_file() and any(row["step"] > 0 for row in read_metrics(self.path))
+    def holds_earlier(self) -> bool:
+        """Whether there are lines that this object did not write before the first step: those of an earlier run."""
+        return self.path.is_file() and len(read_metrics(self.path)) > len(self._before)
 
     def resume(self, step: int) -> None:
         """Drop the lines of steps after ``step``; they will be trained again."""
