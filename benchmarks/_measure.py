@@ -101,7 +101,8 @@ class Report:
             words.append(f"to reach <= {to_reach:g}{unit}: {'yes' if value <= to_reach else 'NO'}")
         if stored := self._stored.get(name):
             before = stored["value"]
-            words.append(f"stored {before:.2f}{unit} ({(value / before - 1) * 100:+.0f}%)")
+            change = f" ({(value / before - 1) * 100:+.0f}%)" if before else ""
+            words.append(f"stored {before:.2f}{unit}{change}")
         print("; ".join(words))
 
     def close(self) -> None:
