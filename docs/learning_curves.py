@@ -21,8 +21,8 @@ COLUMNS = ("run", "step", "reward", "held_out_reward", "held_out_stderr")
 
 
 def table_of(runs: list[Path]) -> list[dict[str, float | str]]:
-    """A row for each step, and one for each evaluation, of runs numbered from 0 in their order."""
-    rows: list[dict[str, float | str]] = []
+    """A row for each step and one for each evaluation, the last of several, of runs numbered from 0 in their order."""
+    rows: dict[tuple[float | bool, ...], dict[str, float | str]] = {}
     for number, run in enumerate(runs):
         for line in read_metrics(run / "metrics.jsonl"):
             row: dict[str, float | str] = {"run": number, "step": line["step"]}
@@ -30,8 +30,8 @@ def table_of(runs: list[Path]) -> list[dict[str, float | str]]:
                 row |= {"held_out_reward": line["eval_reward"], "held_out_stderr": line["eval_reward_stderr"]}
             elif line.get("reward/mean") is not None:
                 row["reward"] = line["reward/mean"]
-            rows.append(row)
-    return rows
+            rows[number, line["step"], "reward" in row] = row
+    return list(rows.values())
 
 
 def write_table(path: Path, rows: list[dict[str, float | str]]) -> None:
