@@ -8,15 +8,17 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, serving, small_model
 from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.engines import continuous, padded
 from verifiers_trainer.engines.continuous import ContinuousGenerator
 from verifiers_trainer.engines.embedded import EmbeddedEngine
+from verifiers_trainer.engines.requests import GenerationRequest, SamplingParams
 from verifiers_trainer.reference import Reference
 
 UPDATES = 4
@@ -283,3 +285,57 @@ async def test_on_an_accelerator_the_sampled_logprobs_are_the_trainers(device):
     with full:
         (answer,) = await complete(full, ask(seed=1))
     assert (sampled_logprobs(answer) - forward_logprobs(model.cpu(), answer)).abs().max() < 1e-3
+
+
+def play_in_a_small_cache(model: Any, num_rows: int = 6, max_tokens: int = 120) -> list[tuple[Any, float]]:
+    """(what was generated, its largest error in nats) of rows that evict each other while the engine pauses."""
+    done: list[Any] = []
+    all_done = threading.Event()
+
+    def finished(generations: Any) -> None:
+        done.extend(generations)
+        if len(done) == num_rows:
+            all_done.set()
+
+    engine = ContinuousGenerator(
+        model,
+        decode=lambda tokens: "",
+        version=lambda: 0,
+        max_rows=num_rows,
+        max_seq_len=160,
+        num_blocks=20,
+        page_size=16,
+        max_batch_tokens=8,
+    )
+    engine.start(finished, 60)
+    try:
+        for index in range(num_rows):
+            prompt = torch.randint(3, 64, (12,), generator=torch.Generator().manual_seed(index)).numpy()
+            params = SamplingParams(max_tokens=max_tokens, seed=index, temperature=1.0)
+            engine.submit(GenerationRequest(f"row-{index}", prompt.astype(np.int32), params))
+        given_up = time.monotonic() + 90
+        while not all_done.wait(0.01) and time.monotonic() < given_up:
+            with engine.pause():
+                pass
+    finally:
+        engine.stop()
+    return [(generation, error_of(model, generation)) for generation in done]
+
+
+@torch.no_grad()
+def error_of(model: Any, generation: Any) -> float:
+    prompt = generation.request.prompt_ids
+    ids = torch.from_numpy(np.concatenate([prompt, generation.token_ids])).long()
+    logp = torch.log_softmax(model(ids[None]).logits[0].float(), -1)[len(prompt) - 1 : -1]
+    return float(np.abs(logp.gather(-1, ids[len(prompt) :, None])[:, 0].numpy() - generation.logprobs).max())
+
+
+def test_a_row_that_was_evicted_keeps_its_tokens_over_a_pause():
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape, max_position_embeddings=512, initializer_range=0.5))
+    played = play_in_a_small_cache(model.eval())
+    assert len(played) == 6
+    for generation, error in played:
+        assert len(generation.token_ids) <= 120
+        assert error < 1e-3

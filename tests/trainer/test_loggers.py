@@ -183,3 +183,14 @@ def test_a_run_that_ended_before_its_first_step_is_an_earlier_run_too(tmp_path):
     ours.write(0, 0, {"eval_reward": 0.1})  # an evaluation before training: part of this run
     assert not ours.holds_earlier
     assert MetricsFile(tmp_path).holds_earlier  # in another process that line is of a run that is over
+
+
+def test_a_second_training_does_not_take_over_what_stood_before_the_first(tmp_path):
+    file = MetricsFile(tmp_path)
+    file.write(0, 0, {"eval_reward": 0.1})
+    file.start(anew=False)
+    file.write(1, 1, {})
+    assert file.holds_earlier
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "aside")
+    file.start(anew=True)
+    assert not (tmp_path / "metrics.jsonl").exists()

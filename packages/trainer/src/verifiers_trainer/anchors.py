@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verifiers_trainer.losses import LossInput
 from verifiers_trainer.packing import Row
+from verifiers_trainer.ranks import Ranks
 from verifiers_trainer.samples import NOT_SAMPLED
 
 Forward = Callable[..., Any]
@@ -57,6 +58,13 @@ def needs_old(config: Any, rows: list[Row]) -> bool:
     if config.num_iterations == 1:
         return False
     return config.anchor == "recomputed" or any(((row.version == NOT_SAMPLED) & row.loss_mask).any() for row in rows)
+
+
+def some_rank_needs_old(config: Any, rows: list[Row], ranks: Ranks) -> bool:
+    """`needs_old` of any rank's rows: a forward pass of a model that is split is one that every rank makes."""
+    if config.num_iterations == 1:
+        return False
+    return ranks.any([needs_old(config, rows)], "whose rows need the policy of the batch")[0]
 
 
 def tokens_of(row: Mapping[str, Tensor], log_pi: Tensor, anchor: str) -> LossInput:

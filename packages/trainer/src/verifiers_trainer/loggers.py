@@ -29,10 +29,11 @@ class MetricsFile:
     def __init__(self, folder: Path):
         self.path = folder / METRICS
         self._before: list[str] = []
+        self._is_training = False
 
     @property
     def holds_earlier(self) -> bool:
-        """Whether there are lines that this object did not write before the first step: those of an earlier run."""
+        """Whether there are lines that this object did not write before it trains: those of an earlier run."""
         return self.path.is_file() and len(read_metrics(self.path)) > len(self._before)
 
     def resume(self, step: int) -> None:
@@ -41,16 +42,16 @@ class MetricsFile:
             kept = [row for row in read_metrics(self.path) if row["step"] <= step]
             atomic_write(self.path, "".join(_line(row) for row in kept).encode("ascii"))
 
-    def restart(self) -> None:
-        """Begin the file anew with what this object wrote before the first step (an earlier run's was moved away)."""
-        if self._before:
+    def start(self, anew: bool) -> None:
+        """Training begins; ``anew``: in a file with what this object wrote before (an earlier run's was moved away)."""
+        if anew and self._before:
             atomic_write(self.path, "".join(self._before).encode("ascii"))
-        self._before = []
+        self._before, self._is_training = [], True
 
     def write(self, step: int, version: int, values: Mapping[str, Any]) -> None:
         """Append one line."""
         line = _line({"step": step, "policy_version": version, "time": time.time(), **values})
-        if step == 0:
+        if step == 0 and not self._is_training:
             self._before.append(line)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="ascii") as file:

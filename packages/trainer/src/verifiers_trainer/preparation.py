@@ -208,8 +208,12 @@ def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = N
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder, state_dict=state_dict)
         return
-    targets = {name for peft in model.peft_config.values() for name in peft.target_modules or ()}
-    model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=bool(targets & EMBEDDINGS))
+    model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=_adapts_embeddings(model))
+
+
+def _adapts_embeddings(model: Any) -> bool:
+    """Whether its adapter has parts on embeddings or the head, whose own weights are then kept with it."""
+    return bool({name for peft in model.peft_config.values() for name in peft.target_modules or ()} & EMBEDDINGS)
 
 
 def save_merged(model: Any, folder: Path) -> None:
@@ -238,7 +242,7 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     tensors = load_file(folder / "adapter_model.safetensors")
-    own = get_peft_model_state_dict(model, save_embedding_layers=False)
+    own = get_peft_model_state_dict(model, save_embedding_layers=_adapts_embeddings(model))
     if sharding.is_split(model):
         return sharding.scatter(tensors, own)
     missing = sorted(own.keys() - tensors.keys())

@@ -152,14 +152,14 @@ def load(trainer: RLTrainer, folder: Path) -> tuple[PipelineState, int]:
 def start_afresh(trainer: RLTrainer) -> None:
     """Move what an earlier run left in the output folder aside: two runs are never mixed, and nothing is lost."""
     output = trainer.args.folder
-    if checkpoint.steps_in(output) or trainer.metrics_file.holds_earlier:
+    if earlier := bool(checkpoint.steps_in(output) or trainer.metrics_file.holds_earlier):
         aside = checkpoint.set_aside(output, (METRICS, COMPLETIONS))
         log.warning(
             "%s holds an earlier run, now in %s; train(resume_from_checkpoint=True) would have continued it",
             output,
             aside,
         )
-        trainer.metrics_file.restart()
+    trainer.metrics_file.start(anew=earlier)
 
 
 def _plain(value: Any) -> Any:

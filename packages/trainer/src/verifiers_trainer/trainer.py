@@ -277,7 +277,7 @@ class RLTrainer(ServingTrainer):
         started = time.perf_counter()
         self._batch = inputs
         rows = inputs.rows_R[self.accelerator.process_index]
-        old = self.model if anchors.needs_old(self.args, rows) else None
+        old = self.model if anchors.some_rank_needs_old(self.args, rows, self.ranks) else None
         anchors.annotate(rows, self.args.device, old=old, reference=self.reference)
         model.train()
         if (found := guards.not_a_number(inputs, rows)) is not None:

@@ -220,10 +220,14 @@ class ContinuousGenerator:
         return accepted is not None
 
     def _begin_prompts_anew(self) -> None:
-        """Drop what is computed of prompts that are half done, and queue them again; called in a pause."""
+        """Drop what is computed of prompts that are half done, and queue them again; called in a pause.
+
+        Not those of rows that were evicted when they had tokens already: these go on where they were, as rows that
+        are being decoded do.
+        """
         begun, self._half_done = self._half_done, set()
         with self._lock:
-            rows = [row for name in begun if (row := self._rows.get(name)) is not None]
+            rows = [row for name in begun if (row := self._rows.get(name)) is not None and not row.tokens]
             for row in rows:
                 self._manager.cancel_request(row.name)
                 del self._rows[row.name]

@@ -207,10 +207,10 @@ class TinkerTrainer:
         return folder
 
     def _start_afresh(self) -> PipelineState:
-        if checkpoint.steps_in(self.config.folder) or self.metrics_file.holds_earlier:
+        if earlier := bool(checkpoint.steps_in(self.config.folder) or self.metrics_file.holds_earlier):
             aside = checkpoint.set_aside(self.config.folder, (METRICS, COMPLETIONS))
             log.warning("%s holds an earlier run, now in %s", self.config.folder, aside)
-            self.metrics_file.restart()
+        self.metrics_file.start(anew=earlier)
         self.step = 0
         return PipelineState()
 
