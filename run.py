@@ -29,6 +29,9 @@ PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / ".verifiers-setup"
 MEMBERS = ["packages/core", "packages/trainer", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/envs/*"))]
 
+HANGS_END = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
+"""A test that hangs shows where, and fails; pytest-xdist starts another process for the rest."""
+
 
 def main() -> int:
     """Set up, then run the command that was asked for."""
@@ -38,7 +41,7 @@ def main() -> int:
     commands = {
         "setup": [],
         "quickstart": [str(BIN / "vf-train"), "quickstart", *arguments],
-        "test": [str(PYTHON), "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *arguments],
+        "test": [str(PYTHON), "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *HANGS_END, *arguments],
     }
     if command not in commands:
         print(__doc__)

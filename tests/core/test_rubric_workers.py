@@ -164,7 +164,7 @@ def test_workers_end_with_their_loop():
     before = threading.active_count()
     first, second = asyncio.run(use()), asyncio.run(use())
     assert first is not second
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # others may have ended meanwhile
 
 
 def test_a_loop_that_is_only_closed_loses_its_threads_soon():
@@ -179,4 +179,4 @@ def test_a_loop_that_is_only_closed_loses_its_threads_soon():
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # others may have ended meanwhile
