@@ -4,10 +4,14 @@ libuv's process-wide signal lock had been lost by then; who loses it is not know
 """
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+ENVIRONMENTS = Path(__file__).parent / "packages" / "envs"
+
 
 @pytest.fixture(autouse=True)
-def standard_loop(monkeypatch):
-    monkeypatch.setattr("verifiers.dual._new_event_loop", asyncio.new_event_loop)
+def standard_loop(request, monkeypatch):
+    if ENVIRONMENTS in request.path.parents:
+        monkeypatch.setattr("verifiers.dual._new_event_loop", asyncio.new_event_loop)
