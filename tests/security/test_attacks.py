@@ -70,6 +70,19 @@ def test_the_twin_without_a_sandbox_it_succeeds(attack):
     assert outcome.reached, outcome
 
 
+def test_an_attack_that_succeeds_leaves_what_waits_in_pipes():
+    """A byte in a pipe may be the lock of an event loop: once it is read elsewhere, the next process start hangs."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"1")
+        assert tried("unsafe_subprocess", next(attack for attack in ATTACKS if attack.name == "open files")).reached
+        os.set_blocking(reading, False)
+        assert os.read(reading, 9) == b"1"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_the_twin_without_a_bound_all_the_output_arrives():
     code = "import sys\nfor _ in range(20): sys.stdout.write('x' * 2**20)"
     assert len(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout) == 20 * 2**20

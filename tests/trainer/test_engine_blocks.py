@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import verifiers as vf
-from support.embedded import small_model
+from support.embedded import fine_tuned, small_model
 from support.training import first_batch, small_config
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.engines.chat import shows_tools
@@ -56,20 +55,7 @@ def taught() -> Any:
     for turn in (1, 3):
         prompt = tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True)["input_ids"]
         examples.append((prompt, [*prompt, *tokenizer(messages[turn]["content"])["input_ids"], tokenizer.eos_token_id]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(400):
-        losses = []
-        for prompt, whole in examples:
-            labels = torch.tensor([whole])
-            labels[:, : len(prompt)] = -100
-            losses.append(model(torch.tensor([whole]), labels=labels).loss)
-        loss = sum(losses)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if loss < 0.02:
-            break
-    return model
+    return fine_tuned(model, examples)
 
 
 def trainer_of(folder, environment, model):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import verifiers as vf
-from support.embedded import small_model
+from support.embedded import fine_tuned, small_model
 from support.training import first_batch, run, small_trainer
 from verifiers.errors import NoLearningSignal
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
@@ -58,20 +58,7 @@ def taught() -> Any:
         whole = render(messages[: turn + 1])["input_ids"]
         assert whole[: len(prompt)] == prompt
         examples.append((prompt, whole[: len(whole) - whole[::-1].index(tokenizer.eos_token_id)]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(400):
-        losses = []
-        for prompt, whole in examples:
-            labels = torch.tensor([whole])
-            labels[:, : len(prompt)] = -100
-            losses.append(model(torch.tensor([whole]), labels=labels).loss)
-        loss = sum(losses)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if loss < 0.02:
-            break
-    return model
+    return fine_tuned(model, examples)
 
 
 @pytest.fixture(scope="module")

@@ -61,9 +61,10 @@ READING = (
     ),
     Attack(
         "open files",
-        "import glob, os\nfound = b''\nfor path in glob.glob(f\"/proc/{BAIT['run']}/fd/*\"):\n"
-        "    try:\n        with open(path, 'rb', opener=lambda p, f: os.open(p, f | os.O_NONBLOCK)) as file:\n"
-        "            found += file.read(999) or b''\n    except OSError: pass\nfound.decode('utf-8', 'replace')",
+        # Only files: what is read out of a pipe is gone, and pipes are what the run's event loops live by.
+        "import glob, os\nfound = b''\nfor path in filter(os.path.isfile, glob.glob(f\"/proc/{BAIT['run']}/fd/*\")):\n"
+        "    try:\n        with open(path, 'rb') as file:\n"
+        "            found += file.read(999)\n    except OSError: pass\nfound.decode('utf-8', 'replace')",
         "a file the run has open",
     ),
 )
