@@ -27,7 +27,8 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / ".verifiers-setup"
-MEMBERS = ["packages/core", "packages/trainer", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/envs/*"))]
+ENVIRONMENTS = sorted(str(path.parent.relative_to(ROOT)) for path in ROOT.glob("packages/envs/*/pyproject.toml"))
+MEMBERS = ["packages/core", "packages/trainer", *ENVIRONMENTS]
 
 HANGS_END = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
 """A test that hangs shows where, and fails; pytest-xdist starts another process for the rest."""

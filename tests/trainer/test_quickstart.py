@@ -51,6 +51,15 @@ def test_every_prompt_and_right_answer_fit(name):
         assert tokenizer.unk_token_id not in ids
 
 
+def test_held_out_rows_that_are_trained_on_as_well_are_left_out():
+    env = environment_of("reasoning-gym")
+    trained_on = {example.row["prompt"][-1]["content"] for example in env.train_table}
+    held_out = [row["prompt"][-1]["content"] for row in quickstart._held_out(env)]
+    assert len(held_out) >= 190
+    assert not trained_on.intersection(held_out)
+    assert trained_on.intersection(e.row["prompt"][-1]["content"] for e in env.eval_table), "the generator repeats"
+
+
 # --- a run ------------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +107,6 @@ def test_an_unknown_environment_is_one_sentence_with_the_way_out(tmp_path, monke
 
 
 def test_help_names_every_preset():
-    said = CliRunner().invoke(quickstart_command, ["--help"]).stdout
+    said = CliRunner().invoke(quickstart_command, ["--help"], terminal_width=120).stdout
     assert all(name in said for name in PRESETS)
     assert "[default: reverse-text]" in " ".join(said.split())

@@ -23,6 +23,7 @@ from transformers import TrainerCallback, set_seed
 from transformers.utils import logging as transformers_logging
 
 import verifiers as vf
+from verifiers.encoding import canonical_json
 from verifiers.messages import escape_control
 from verifiers.results import GenerateOutputs
 from verifiers.statistics import clustered_stderr, mean
@@ -44,7 +45,7 @@ class Preset:
     noun: str
     """What the examples are, in the plural."""
     exact: str
-    """The metric that is 1 for a fully right answer."""
+    """The metric that is 1 for a fully right answer, and less for any other."""
     env_args: Mapping[str, Any]
     target: float
     """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
@@ -56,6 +57,7 @@ class Preset:
 
 
 EXAMPLES: dict[str, Any] = {"num_train_examples": 2000, "num_eval_examples": 200}
+THREE_TERMS = {"min_terms": 3, "max_terms": 3, "max_digits": 1, "allow_parentheses": False, "allow_negation": False}
 PRESETS: dict[str, Preset] = {
     "reverse-text": Preset(
         noun="words",
@@ -74,6 +76,20 @@ PRESETS: dict[str, Preset] = {
         warm_up={"max_steps": 600, "probe_every": 10, "learning_rate": 1e-3},
         steps=250,
         training={"max_seq_len": 48, "max_tokens": 8},
+    ),
+    "reasoning-gym": Preset(
+        noun="problems",
+        exact="generator_score",
+        env_args={
+            "gym": [{"name": "basic_arithmetic", "config": {**THREE_TERMS, "operators": ["+", "-"]}}],
+            "system_prompt": "",
+            "num_train_examples": 2000,
+            "num_eval_examples": 280,  # of which some 80 are training problems too, and left out
+        },
+        target=0.30,
+        warm_up={"max_steps": 600, "probe_every": 10, "learning_rate": 1e-3},
+        steps=250,
+        training={"max_seq_len": 64, "max_tokens": 8},
     ),
 }
 """By environment id."""
@@ -167,7 +183,6 @@ def _config(output: Path, seed: int, steps: int, loss: str, preset: Preset) -> R
         "use_lora": False,
         "save_steps": max(1, steps),
         "save_total_limit": 1,
-        "eval_rollouts_per_example": EVAL_ROLLOUTS,
     }
     return RLConfig(
         output_dir=str(output),
@@ -221,7 +236,8 @@ def _warm_up(trainer: RLTrainer, console: Console, preset: Preset) -> int:
 
 
 def _measure(trainer: RLTrainer, name: str, preset: Preset, console: Console) -> GenerateOutputs:
-    results = play(trainer, num_examples=-1, folder=Path(str(trainer.args.output_dir)) / "eval" / name)
+    rows = [row for row in _held_out(trainer.env) for _ in range(EVAL_ROLLOUTS)]
+    results = play(trainer, inputs=rows, folder=Path(str(trainer.args.output_dir)) / "eval" / name)
     step = "2/4" if name == "before" else "4/4"
     console.print(
         f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out {preset.noun}, "
@@ -230,13 +246,20 @@ def _measure(trainer: RLTrainer, name: str, preset: Preset, console: Console) ->
     return results
 
 
+def _held_out(env: vf.Environment) -> list[dict[str, Any]]:
+    """The rows to measure on: those that are not training rows as well, since a generator may ask the same twice."""
+    trained_on = {canonical_json(example.row["prompt"]) for example in env.train_table or ()}
+    return [example.row for example in env.eval_table if canonical_json(example.row["prompt"]) not in trained_on]
+
+
 def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
     """Mean reward and share of exact answers (the metric ``exact``), with their standard errors and 95% intervals.
 
     Both are over examples: rollouts of one example are not independent.
     """
     examples = results["example_ids"]
-    reward, right = results["rewards"], results["metrics"][exact]
+    reward = results["rewards"]
+    right = [value if math.isnan(value) else float(value == 1) for value in results["metrics"][exact]]
     return {
         "mean_reward": mean(reward),
         "mean_reward_stderr": clustered_stderr(reward, examples),

@@ -94,7 +94,7 @@ def train_command(context: click.Context, words: tuple[str, ...], as_json: bool,
     metavar="ID",
     default="reverse-text",
     show_default=True,
-    help="One of reverse-text and curriculum-sums.",
+    help="One of reverse-text, curriculum-sums and reasoning-gym.",
 )
 @click.option("--output-dir", metavar="DIR", default="outputs/quickstart", show_default=True, help="Folder of the run.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the model, the data and the sampling.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -39,7 +40,9 @@ class Extra:
         """The imported package. *Raises* ConfigError when it is not installed, its own error when it is broken."""
         if not self.is_installed:
             raise ConfigError(self.is_missing_for(user))
-        return importlib.import_module(self.package)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of its source, which its users cannot mend
+            return importlib.import_module(self.package)
 
 
 GYM = Extra("gym", "gymnasium", "Gymnasium")
