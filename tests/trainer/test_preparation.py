@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 import verifiers as vf
 from support.tiny_models import tiny_gpt2
-from support.training import small_config, small_policy, toy_env, weights_hash
+from support.training import run, small_config, small_policy, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, ConfigError
 from verifiers_trainer import preparation
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
@@ -195,6 +195,27 @@ def test_trainable_weights_are_fp32_and_frozen_ones_stay_as_they_are(tmp_path):
     adapted = preparation.prepare(small_policy().to(torch.bfloat16), small_config(tmp_path, use_lora=True), None)
     kinds = {(p.requires_grad, p.dtype) for p in adapted.parameters()}
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_on_a_cpu_bf16_is_for_the_frozen_weights_under_an_adapter(tmp_path, monkeypatch, has_instructions):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_instructions})
+
+    def frozen(**settings):
+        prepared = preparation.prepare(small_policy(), small_config(tmp_path, **settings), None)
+        assert {p.dtype for p in prepared.parameters() if p.requires_grad} == {torch.float32}
+        return {p.dtype for p in prepared.parameters() if not p.requires_grad}
+
+    assert frozen(use_lora=True, bf16=True) == {torch.bfloat16 if has_instructions else torch.float32}
+    assert frozen(use_lora=True) == {torch.float32}
+    assert frozen(bf16=True) == set()
+
+
+def test_a_run_with_the_frozen_weights_in_bf16_agrees_with_its_sampler_and_learns(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    done = run(small_trainer(tmp_path, use_lora=True, bf16=True, max_steps=2, deterministic=True))
+    assert 0 < done.steps[0]["sampler/log_ratio_abs"] < 0.1
+    assert done.steps[1]["grad_norm"] > 0
 
 
 def test_a_model_without_anything_to_train_is_refused(tmp_path):

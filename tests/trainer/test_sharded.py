@@ -9,7 +9,9 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from support import split
 from support.embedded import small_model
@@ -54,6 +56,14 @@ KINDS = {
     "full, reference": {"beta": 0.1},
     "full, reference that follows": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
     "lora, reference": {"use_lora": True, "beta": 0.1},
+    "lora on the head": {"use_lora": True, "lora_target_modules": ["q_proj", "lm_head"]},
+    "lora and a head of its own": {
+        **{"use_lora": True, "lora_target_modules": ["q_proj"], "lora_modules_to_save": ["lm_head"], "beta": 0.1},
+    },
+    "everything that follows": {
+        **{"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "loss": "ppo", "anchor": "recomputed"},
+        **{"num_iterations": 2, "max_steps": 6, "max_off_policy_steps": 1},
+    },
     "recomputed anchor": {"loss": "ppo", "anchor": "recomputed", "num_iterations": 2, "max_steps": 4},
     "gradient checkpointing": {"gradient_checkpointing": True},
 }
@@ -136,13 +146,39 @@ def test_what_is_saved_is_the_whole_policy(on, tmp_path):
     assert split.digest({name: saved[name] for name in saved.keys() - tied}) == first["weights"]
 
 
+def test_modules_that_share_a_weight_share_one_on_another_device_though_an_adapter_is_on_one_of_them():
+    def adapted():
+        return get_peft_model(small_policy(), LoraConfig(r=2, target_modules=["lm_head"])).base_model.model
+
+    model = adapted()
+    with sharding.ties_kept(model):
+        model.to("meta").tie_weights()
+    assert model.lm_head.base_layer.weight is model.model.embed_tokens.weight
+    assert model.lm_head.base_layer.weight.is_meta
+    assert "tie_weights" not in vars(model)
+
+    with pytest.raises(KeyError, match="already exists"):  # what transformers does, which accelerate calls
+        adapted().to("meta").tie_weights()
+
+
+def test_the_parts_of_an_adapter_are_found_in_layers_that_are_wrapped():
+    model = get_peft_model(small_policy(), LoraConfig(r=2, target_modules=["q_proj"]))
+    names = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    layers = model.base_model.model.model.layers
+    layers[0] = checkpoint_wrapper(layers[0])
+    found = get_peft_model_state_dict(model, state_dict=sharding.held(model), save_embedding_layers=False)
+    assert {sharding.plain(name) for name in found} == names
+    assert len(names) == 2
+    assert not get_peft_model_state_dict(model, save_embedding_layers=False)  # by names that its modules do not have
+
+
 # --- checkpoints --------------------------------------------------------------------------------------------------
 
 SAVING = {"deterministic": True, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["full", "lora", "full, reference that follows"])
+@pytest.mark.parametrize("kind", ["full", "lora", "lora on the head", "full, reference that follows"])
 @pytest.mark.parametrize("failpoint", ["checkpoint.before_rename:2", "1/checkpoint.before_sending:2"])
 def test_killed_while_it_saves_a_split_run_ends_with_the_same_weights(on, kind, failpoint):
     if kind != "full" and failpoint.startswith("1/"):
@@ -170,10 +206,12 @@ def test_a_checkpoint_is_plain_files_that_do_not_show_how_the_run_was_split(on, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_another_number_of_ranks_goes_on_from_it(on, before, after):
-    (one,) = on("one", world=1, **SAVING)
-    on("moved", world=before, **SAVING | {"max_steps": 2})
-    moved = on("moved", world=after, resume=True, **SAVING)[0]
+@pytest.mark.parametrize("kind", ["full", "lora on the head"])
+def test_another_number_of_ranks_goes_on_from_it(on, kind, before, after):
+    settings = SAVING | KINDS[kind]
+    (one,) = on("one", world=1, **settings)
+    on("moved", world=before, **settings | {"max_steps": 2})
+    moved = on("moved", world=after, resume=True, **settings)[0]
     np.testing.assert_allclose(moved["losses"], one["losses"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(moved["values"], one["values"], rtol=1e-3, atol=2e-6)
 
@@ -185,15 +223,14 @@ def test_another_number_of_ranks_goes_on_from_it(on, before, after):
     ("kind", "version", "said"),
     [
         (DistributedType.FSDP, 1, "set fsdp_version: 2"),
-        (DistributedType.DEEPSPEED, 2, "splits the model by DEEPSPEED, which is not supported: use FSDP2"),
         (DistributedType.MEGATRON_LM, 2, "splits the model by MEGATRON_LM, which is not supported: use FSDP2"),
     ],
 )
 def test_other_ways_of_splitting_are_refused_with_what_to_do(kind, version, said):
     with pytest.raises(ConfigError, match=said):
         sharding.require_supported(kind, version)
-    sharding.require_supported(DistributedType.FSDP, 2)
-    sharding.require_supported(DistributedType.MULTI_GPU)
+    for supported in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MULTI_GPU):
+        sharding.require_supported(supported, 2)
 
 
 def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_replaced(monkeypatch, tmp_path):
@@ -204,10 +241,9 @@ def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_replaced(monke
         small_trainer(tmp_path, optimizers=(torch.optim.SGD([torch.zeros(1)]), None))
 
 
-@pytest.mark.parametrize("flag", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
-def test_on_a_cpu_too_where_accelerate_would_split_nothing_and_say_nothing(monkeypatch, flag):
+def test_on_a_cpu_too_where_accelerate_would_split_nothing_and_say_nothing(monkeypatch):
     sharding.require_launchable((None, None))
-    monkeypatch.setenv(flag, "true")
+    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
     with pytest.raises(ConfigError, match="which is not supported: use FSDP2"):
         sharding.require_launchable((None, None))
 

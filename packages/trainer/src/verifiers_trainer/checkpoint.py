@@ -37,7 +37,7 @@ from safetensors.torch import save, save_file
 from verifiers.durable import sync_folder
 from verifiers.errors import CheckpointError
 from verifiers.failpoints import failpoint
-from verifiers_trainer import sharding
+from verifiers_trainer import sharding, zero
 
 log = logging.getLogger(__name__)
 
@@ -216,15 +216,21 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     with reading(folder), safe_open(folder / "optimizer.safetensors", "pt") as file:
         described = read_json(folder / "optimizer.json")
         state: dict[int, dict[str, Any]] = {}
-        current = optimizer.state_dict()["param_groups"]
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for key in [*file.keys(), *described["state"]]:
             index, _, name = key.partition(".")
             value = described["state"][key] if key in described["state"] else file.get_tensor(key)
-            if isinstance(value, torch.Tensor) and value.shape == parameters[int(index)].shape:
-                value = sharding.part_like(value, parameters[int(index)])
             state.setdefault(int(index), {})[name] = value
-        groups = [{**now, **then} for now, then in zip(current, described["param_groups"], strict=True)]
+        written = [group for group in described["param_groups"] if group["params"]]  # older ones had empty groups
+        if zero.is_split_optimizer(optimizer):
+            zero.load_state(optimizer, state, written)
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for index, values in state.items():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and value.shape == parameters[index].shape:
+                    values[name] = sharding.part_like(value, parameters[index])
+        current = optimizer.state_dict()["param_groups"]
+        groups = [{**now, **then} for now, then in zip(current, written, strict=True)]
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -236,7 +242,11 @@ def save_scheduler(folder: Path, scheduler: Any) -> None:
 def load_scheduler(folder: Path, scheduler: Any) -> None:
     """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
     with reading(folder):
-        scheduler.load_state_dict({**scheduler.state_dict(), **read_json(folder / "scheduler.json")})
+        current, saved = scheduler.state_dict(), read_json(folder / "scheduler.json")
+        for name in ("base_lrs", "_last_lr"):  # older ones had another for a group without parameters
+            if name in saved:
+                saved[name] = saved[name][: len(current[name])]
+        scheduler.load_state_dict({**current, **saved})
 
 
 def rng_to_bytes() -> bytes:

@@ -26,7 +26,7 @@ import torch
 
 from verifiers.errors import ConfigError
 from verifiers.suggest import check_keywords, close_match
-from verifiers_trainer import compat
+from verifiers_trainer import compat, zero
 from verifiers_trainer.fields import RLFields
 from verifiers_trainer.rules import CHECKS, INFERENCE, RESHAPING, choice_problem
 
@@ -59,6 +59,7 @@ class RLConfig(RLFields):
     """What a subclass sets differently."""
     batch_is = ""
     """Where ``batch_size`` comes from, for messages, when it was not simply given."""
+    _asked_for_bf16 = False
 
     @functools.wraps(RLFields.__init__)  # type: ignore[misc]
     def __init__(self, **settings: Any):
@@ -90,15 +91,28 @@ class RLConfig(RLFields):
         for ours, theirs in compat.TWINS:
             self.__dict__[theirs] = getattr(self, ours)
         super().__post_init__()
+        if self.deepspeed_plugin is not None:
+            zero.load_models_whole()
 
     def _set_precision(self) -> None:
         """Half precision where an accelerator has it, float32 elsewhere, with a warning if more was asked for."""
         if self.use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()):
             if self.bf16 or self.fp16:
                 log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
+            self._asked_for_bf16 = self._asked_for_bf16 or bool(self.bf16)
             self.use_cpu, self.bf16, self.fp16 = True, False, False
         elif self.bf16 is None:
             self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+    @property
+    def keeps_base_in_bf16(self) -> bool:
+        """Whether a LoRA run holds the weights it does not train in bfloat16 on a CPU.
+
+        Where ``bf16=True`` was given, and the CPU has instructions for it: generation is then several times as fast.
+        """
+        able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch that we run with
+        has_bf16 = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+        return bool(self.use_cpu and has_bf16 and self._asked_for_bf16 and self.is_given("bf16"))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_given" not in self.__dict__ or name not in known_names():

@@ -23,13 +23,13 @@ from verifiers.errors import ConfigError
 from verifiers.tool_examples import example_arguments
 from verifiers_trainer.engines.chat import BadRequest, _plain_message
 
-MAX_REMEMBERED = 65_536
-"""Answers; those that were not asked for longest are forgotten first."""
+MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
+"""Answers, and tokens of all of them (512 MiB); those that were not asked for longest are forgotten first."""
 MARK = "\u2402vf-sampled\u2403"
 """Stands for the sampled answer while the messages after it are rendered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Answer:
     """A conversation up to a sampled answer; what it shares with the one before is kept once."""
 
@@ -37,6 +37,8 @@ class _Answer:
     new: np.ndarray
     """int32, the ids after those of ``before``."""
     num_tokens: int
+    num_holders: int = 0
+    """How many hold it in memory: the list of known answers, and those that it is ``before``."""
 
     def ids(self) -> np.ndarray:
         """int32, of the whole conversation."""
@@ -54,6 +56,8 @@ class ExactHistory:
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
         self._known: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()
+        self.num_tokens = 0
+        """Ids in memory: those of known answers, and of forgotten ones that a known answer goes on from."""
 
     def remember(
         self,
@@ -71,9 +75,27 @@ class ExactHistory:
         if before is not None and not np.array_equal(ids[: before.num_tokens], before.ids()):
             before = None  # that turn was rendered anew, or cut at its beginning
         new = ids if before is None else ids[before.num_tokens :].copy()
-        self._known[rollout_id, _digest([*messages, message])] = _Answer(before, new, len(ids))
-        while len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        self._hold((rollout_id, _digest([*messages, message])), _Answer(before, new, len(ids)))
+        while len(self._known) > MAX_REMEMBERED or (self.num_tokens > MAX_TOKENS and len(self._known) > 1):
+            self._release(self._known.popitem(last=False)[1])
+
+    def _hold(self, key: tuple[str | None, str], answer: _Answer) -> None:
+        answer.num_holders = 1
+        self.num_tokens += len(answer.new)
+        if answer.before is not None:
+            answer.before.num_holders += 1
+        if (same := self._known.pop(key, None)) is not None:
+            self._release(same)
+        self._known[key] = answer
+
+    def _release(self, answer: _Answer | None) -> None:
+        """One holder less; the last one's going frees the answer, and what it alone goes on from."""
+        while answer is not None:
+            answer.num_holders -= 1
+            if answer.num_holders:
+                return
+            self.num_tokens -= len(answer.new)
+            answer = answer.before
 
     def prompt_ids(
         self,

@@ -25,7 +25,8 @@ class RLFields(TrainingArguments):
     max_steps: int = 500
     """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the examples."""
     bf16: bool | None = None  # type: ignore[assignment]
-    """Compute in bfloat16; None = where an accelerator can. Without one everything is float32."""
+    """Compute in bfloat16; None = where an accelerator can. Without one training is in float32; True then keeps the
+    frozen weights under a LoRA adapter in bfloat16, if the CPU has instructions for it."""
     max_grad_norm: float = 1.0
     logging_steps: float = 1
     save_strategy: str = "steps"

@@ -18,13 +18,7 @@ from verifiers.errors import ConfigError, NonFiniteLoss
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.checkpoint import write_json
 from verifiers_trainer.config import RLConfig
-from verifiers_trainer.forward_checks import (
-    HALF_SHAPE_TOLERANCE,
-    HALF_TOLERANCE,
-    check_head,
-    check_packing,
-    check_sharing,
-)
+from verifiers_trainer.forward_checks import HALF_TOLERANCE, check_head, check_packing, check_sharing
 from verifiers_trainer.logprobs import install_logprob_forward
 from verifiers_trainer.meters import RatioMeter
 from verifiers_trainer.packing import Row
@@ -52,13 +46,11 @@ def check_forward(model: Any, config: RLConfig) -> None:
     if not config.packing:
         config.share_prompts = False
         return
-    packed = check_packing(model)
-    if not packed.ok and not (is_half and packed.difference <= HALF_SHAPE_TOLERANCE):
+    packed = check_packing(model, is_half=is_half)
+    if not packed.ok:
         log.warning("packed samples see each other (difference %.2g): packing is switched off", packed.difference)
         config.packing = False
-    sharing = check_sharing(model)
-    allowed = max(sharing.tolerance, HALF_SHAPE_TOLERANCE if is_half else 0)
-    config.share_prompts = config.share_prompts and config.packing and sharing.difference <= allowed
+    config.share_prompts = check_sharing(model, is_half=is_half).ok and config.share_prompts and config.packing
 
 
 def not_a_number(batch: StepBatch, rows: Sequence[Row]) -> tuple[str, list[Row]] | None:

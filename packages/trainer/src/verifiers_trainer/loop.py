@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from verifiers.errors import VerifiersError
-from verifiers_trainer import checkpoint, hooks, preparation, resuming, sharding, shards
+from verifiers_trainer import checkpoint, hooks, preparation, resuming, sharding, shards, zero
 from verifiers_trainer.batch import StepBatch
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.evaluation import numbers_of
@@ -112,18 +112,40 @@ class LoopTrainer(Trainer):
     """The whole policy on rank 0, where it is split."""
     _batch: StepBatch | None
     _held_back = (False, False)
+    _withheld: Any = None
+    """DeepSpeed's engine of an earlier ``train``, until the next one begins."""
     _step: dict[str, Any]
     _between: dict[str, float]
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        self.splits = sharding.adopt(self.accelerator)
+        self.splits = sharding.adopt(self.accelerator, self.args)
+        self.is_deepspeed_enabled = zero.is_used(self.accelerator)  # so the model is not placed whole
         self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+
+    def train(self, *args: Any, **keywords: Any) -> Any:
+        self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
+        if zero.is_used(self.accelerator):
+            self._withheld = zero.withheld(self.accelerator)
+        return super().train(*args, **keywords)
+
+    def _prepare_for_training(self, *args: Any, **keywords: Any) -> Any:
+        if zero.is_used(self.accelerator):
+            zero.in_one_precision(self.model, self.args)
+        with sharding.ties_kept(self.model):
+            prepared = super()._prepare_for_training(*args, **keywords)
+        if self._withheld is not None:
+            self.accelerator.deepspeed_engine_wrapped, self._withheld = self._withheld, None
+        return prepared
 
     @property
     def whole_model(self) -> Any:
         """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
-        return self.model if self.whole is None else self.whole.model
+        if self.whole is None:
+            return self.model
+        if not sharding.is_managed(self.model):  # not yet: a warm-up may have changed the weights, which no step renews
+            self.whole.refresh(self.model, trained_only=False)
+        return self.whole.model
 
     def renew(self, *, trained_only: bool = True) -> None:
         """Bring ``whole_model`` up to the policy; every rank calls it. Nothing to do unless the model is split."""
@@ -152,6 +174,9 @@ class LoopTrainer(Trainer):
 
         Of a model that is split, with every row: what is not exchanged would be held whole.
         """
+        if zero.is_used(self.accelerator):  # it exchanges with every row by itself, and steps when told it is the last
+            self.accelerator.gradient_state._set_sync_gradients(exchanged)
+            return nullcontext()
         exchanged = exchanged or self.splits
         self.accelerator.gradient_state._set_sync_gradients(exchanged)
         return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
@@ -225,7 +250,17 @@ class LoopTrainer(Trainer):
         preparation.save_weights(self.whole_model, folder, state_dict)
         self.processing_class.save_pretrained(folder)
 
+    def create_optimizer(self, model: Any = None) -> Any:
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new:
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+            zero.remember(optimizer)
+        return optimizer
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if zero.is_used(self.accelerator) and not any(map(zero.holds, self.model.parameters())):
+            return  # transformers is too early: DeepSpeed may round what it takes over
         preparation.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
         self.open_reference()
         if self.reference is not None:
@@ -237,6 +272,8 @@ class LoopTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
+            if zero.is_used(self.accelerator):
+                self._load_from_checkpoint(checkpoint_folder)
             checkpoint.load_optimizer(Path(checkpoint_folder), self.optimizer)
             checkpoint.load_scheduler(Path(checkpoint_folder), self.lr_scheduler)
             if self.ranks.is_main:
@@ -251,7 +288,8 @@ class LoopTrainer(Trainer):
             checkpoint.load_scaler(Path(checkpoint_folder), self.accelerator.scaler)
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        return sharding.whole(super()._clip_grad_norm(model))
+        norm = super()._clip_grad_norm(model)
+        return sharding.whole(norm) if isinstance(norm, Tensor) else norm
 
     def scale_is_too_large(self) -> bool:
         """Whether gradients that are no numbers may be fp16's scale alone: its scaler skips the step and halves it."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from verifiers.errors import NoLearningSignal, TooManyFaults
+from verifiers_trainer import zero
 from verifiers_trainer.batch import Group, reward_histogram
 from verifiers_trainer.config import RLConfig
 
@@ -196,7 +197,7 @@ def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, flo
     """``memory/peak`` in bytes and, for a device that is known, ``throughput/mfu``; nothing without CUDA."""
     if not torch.cuda.is_available():
         return {}
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    counts = [(zero.size(parameter).numel(), parameter.requires_grad) for parameter in model.parameters()]
     parameters, trained = sum(n for n, _ in counts), sum(n for n, is_trained in counts if is_trained)
     share = flops_utilisation(parameters, trained, tokens_per_s, torch.cuda.get_device_name())
     numbers = {"memory/peak": float(torch.cuda.max_memory_allocated())}

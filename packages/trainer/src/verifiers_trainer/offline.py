@@ -204,7 +204,7 @@ class OfflineRollouts:
             number, place = divmod(self.state.next_index, self.num_batches)
             taken = self._pass(number)[place]
             self.state.next_index += 1
-            batch = build(taken, [], self.config)
+            batch = build(taken, [], self.config, self.config.world_size)
             if batch.num_tokens:
                 self.state.delivered += 1
                 return self._numbered(batch, number, place)

@@ -20,7 +20,7 @@ from verifiers.dataset import Example
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import CheckpointError, ConfigError, DatasetError
-from verifiers_trainer import sharding
+from verifiers_trainer import sharding, zero
 from verifiers_trainer.checkpoint import reading
 from verifiers_trainer.config import RLConfig
 from verifiers_trainer.engines.chat import BadRequest
@@ -148,6 +148,7 @@ def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
 
     The adapter's first weights depend on ``config.seed`` alone. Raises ``ConfigError`` for two adapters.
     """
+    zero.require_whole(model)
     is_peft = hasattr(model, "peft_config")
     if is_peft and peft_config is not None:
         raise ConfigError("the model has an adapter already: give it without peft_config, or give the plain model")
@@ -158,6 +159,10 @@ def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
         model = get_peft_model(model, peft_config or config.lora_config or lora_config(config))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("no parameter of the model requires a gradient: load the adapter with is_trainable=True")
+    if hasattr(model, "peft_config") and config.keeps_base_in_bf16:
+        for parameter in model.parameters():
+            if not parameter.requires_grad and parameter.dtype == torch.float32:
+                parameter.data = parameter.data.bfloat16()
     if config.disable_dropout:
         if config.use_lora and config.lora_dropout:
             log.warning(
@@ -231,6 +236,7 @@ def load_weights(model: Any, folder: Path) -> None:
         missing, unexpected = (
             _load_adapter(model, folder) if hasattr(model, "peft_config") else _load_all(model, folder)
         )
+        sharding.forget_whole(model)
     if missing or unexpected:
         raise CheckpointError(
             f"the weights in {folder} do not fit this model: missing {missing[:3]}, unexpected {unexpected[:3]}",
@@ -242,9 +248,10 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     tensors = load_file(folder / "adapter_model.safetensors")
-    own = get_peft_model_state_dict(model, save_embedding_layers=_adapts_embeddings(model))
-    if sharding.is_split(model):
-        return sharding.scatter(tensors, own)
+    held = sharding.held(model) if sharding.is_managed(model) else None
+    own = get_peft_model_state_dict(model, state_dict=held, save_embedding_layers=_adapts_embeddings(model))
+    if sharding.is_managed(model):
+        return sharding.scatter(tensors, {sharding.plain(name): tensor for name, tensor in own.items()})
     missing = sorted(own.keys() - tensors.keys())
     outcome: Any = set_peft_model_state_dict(model, tensors)
     return missing, list(outcome.unexpected_keys)
@@ -255,8 +262,8 @@ def _load_all(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     if not files:
         raise FileNotFoundError("it holds no model weights (model*.safetensors)")
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    if sharding.is_split(model):
-        missing, unexpected = sharding.scatter(tensors, model.state_dict())
+    if sharding.is_managed(model):
+        missing, unexpected = sharding.scatter(tensors, model.state_dict(keep_vars=True))
     else:
         missing, unexpected = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())

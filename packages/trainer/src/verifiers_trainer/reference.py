@@ -35,7 +35,7 @@ class Reference:
         self.weights: dict[str, Tensor] | None = None
         """Frozen values of the trained parameters; None: the adapter is switched off instead."""
         if sync_steps is not None or not hasattr(model, "peft_config"):
-            self.weights = {name: parameter.detach().clone() for name, parameter in _trained(model)}
+            self.weights = {name: sharding.part(parameter).clone() for name, parameter in _trained(model)}
 
     @classmethod
     def of(cls, model: Any, config: Any) -> Reference | None:
@@ -56,7 +56,7 @@ class Reference:
                         return self.model(**arguments)
                 if sharding.is_split(self.model):
                     return self._in_place(arguments)
-                return functional_call(self.model, self.weights, (), arguments)
+                return functional_call(self.model, self._as_computed_with(), (), arguments)
         finally:
             self.model.train(was_training)
 
@@ -71,6 +71,11 @@ class Reference:
         finally:
             sharding.forget_whole(self.model)
 
+    def _as_computed_with(self) -> dict[str, Tensor]:
+        """The copy in the precision of the policy's layers, which DeepSpeed may have halved."""
+        assert self.weights is not None
+        return {name: self.weights[name].to(parameter.dtype) for name, parameter in _trained(self.model)}
+
     def after_step(self, step: int) -> None:
         """Follow the policy, when it is time to after the ``step``-th step."""
         if self.sync_steps is None or step % self.sync_steps:
@@ -78,12 +83,15 @@ class Reference:
         assert self.weights is not None
         with torch.no_grad():
             for name, parameter in _trained(self.model):
-                self.weights[name].mul_(1 - self.alpha).add_(parameter.detach(), alpha=self.alpha)
+                self.weights[name].mul_(1 - self.alpha).add_(sharding.part(parameter), alpha=self.alpha)
 
     def state(self, *, keep: bool = True) -> dict[str, Tensor]:
         """The copy as whole tensors on the CPU, where ``keep`` is set; every rank of a split run calls it."""
-        gathered = ((name, sharding.whole(weight)) for name, weight in (self.weights or {}).items())
-        return {name: weight.cpu().contiguous() for name, weight in gathered if keep}
+        parameters = dict(_trained(self.model)) if self.weights else {}
+        gathered = (
+            (name, sharding.whole_of_part(weight, parameters[name])) for name, weight in (self.weights or {}).items()
+        )
+        return {sharding.plain(name): weight.cpu().contiguous() for name, weight in gathered if keep}
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
         """Write the copy, if there is one; of a split model, the ``state`` that was gathered."""
@@ -96,9 +104,10 @@ class Reference:
             return
         with reading(folder):
             saved = load_file(folder / FILE)
-            if saved.keys() != self.weights.keys():
+            if saved.keys() != set(map(sharding.plain, self.weights)):
                 raise ValueError(f"{FILE} does not hold the parameters that are trained")
-            sharding.scatter(saved, self.weights)
+            for name, parameter in _trained(self.model):
+                self.weights[name].copy_(sharding.part_like(saved[sharding.plain(name)], parameter))
 
 
 @contextmanager

@@ -132,8 +132,9 @@ class ServingTrainer(LoopTrainer):
         """Serve the present weights, if they are not served yet. Raises ``ConfigError`` on any rank but 0."""
         if not self.ranks.is_main:
             raise ConfigError(f"rank 0 generates, and this is rank {self.ranks.rank}: ask there")
+        model = self.whole_model  # asked for each time, which brings it up to the policy
         if self.engine is None:
-            self.engine = open_engine(self.whole_model, self.tokenizer, self.args, self.env)
+            self.engine = open_engine(model, self.tokenizer, self.args, self.env)
             self.engine.start(deadline_s=max(120.0, self.args.vllm_server_timeout))
             self.engine.set_version(self.policy_version)
 

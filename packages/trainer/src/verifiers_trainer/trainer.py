@@ -159,6 +159,7 @@ class RLTrainer(ServingTrainer):
             )
         self.remove_callback(PrinterCallback)
         if self.splits:
+            sharding.part_originals(self.model)
             self.whole = sharding.WholeCopy(self.model, keep=self.ranks.is_main, device=self._device_of_copy())
         else:
             self.open_reference()

@@ -1,0 +1,358 @@
+"""Policies that DeepSpeed splits over the processes (ZeRO stages 1, 2 and 3): their whole tensors and the way back.
+
+Stage 3 leaves each process a piece of every parameter; stages 1 and 2 a whole copy to compute with, and a piece of the
+float32 one that is trained. ``sharding`` asks here for such parameters, so that the rest of the trainer knows one kind
+of split model. Nothing of DeepSpeed's own checkpoints is used: files are those of a run that is not split.
+
+DeepSpeed takes its optimizer step inside the last backward pass of a step. So the gradient norm is known only then;
+where it is no number, DeepSpeed leaves the weights as they were.
+
+``adopt`` reads what the launcher set, and makes accelerate use DeepSpeed on a CPU too, which it does not do by itself.
+This module knows no trainer; DeepSpeed is imported when it is used. What reaches into it is in the last section.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import DistributedType, parse_flag_from_env
+from torch import Tensor, nn
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from verifiers.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FLAG = "ACCELERATE_USE_DEEPSPEED"
+GROUPS = "whole_groups"
+"""Where ``remember`` keeps the parameters of a torch optimizer on it."""
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether ZeRO-3 has left this process only pieces of the parameters."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def holds(parameter: Any) -> bool:
+    """Whether a parameter is DeepSpeed's; frozen ones of stages 1 and 2 are not."""
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
+
+
+def size(parameter: Any) -> torch.Size:
+    """The shape of the whole."""
+    return parameter.ds_shape if hasattr(parameter, "ds_id") else parameter.shape
+
+
+# --- out: whole tensors -----------------------------------------------------------------------------------------
+
+
+def whole(parameter: Any) -> Tensor:
+    """The whole of a parameter: in float32 where it is trained. Every process calls it."""
+    if _is_trained(parameter):
+        piece = _piece(parameter)
+        return _gathered(parameter, piece.master, piece.start)
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach()
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()
+
+
+def gathered(part: Tensor, parameter: Any) -> Tensor:
+    """The whole of which every process has what ``part`` gave for a parameter of stage 3. Every process calls it."""
+    piece = _piece(parameter)
+    return _gathered(parameter, part[: len(piece.master)], piece.start)
+
+
+def _gathered(parameter: Any, values: Tensor, start: int) -> Tensor:
+    buffer = torch.zeros(size(parameter).numel(), dtype=values.dtype, device=_device())
+    buffer[start : start + len(values)] = values
+    dist.all_reduce(buffer.view(torch.uint8), group=_group(parameter))  # bytes, since -0.0 + 0.0 is 0.0
+    return buffer.view(size(parameter))
+
+
+def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
+    """What ``state_dict`` of the optimizer gave if nothing were split, where ``keep`` is set; None elsewhere."""
+    inner = _inner(optimizer)
+    state: dict[int, dict[str, Any]] = {}
+    groups: list[dict[str, Any]] = []
+    for index, number, parameter, piece, flat in _trained(optimizer):
+        for name, value in inner.state.get(flat, {}).items():
+            if isinstance(value, Tensor) and value.dim():
+                found: Any = _gathered(parameter, piece.within(value), piece.start).cpu()
+            else:
+                found = value.clone() if isinstance(value, Tensor) else value
+            if keep:
+                state.setdefault(index, {})[name] = found
+        if len(groups) == number:
+            groups.append({**inner.param_groups[number], "params": []})
+        groups[number]["params"].append(index)
+    return {"state": state, "param_groups": groups} if keep else None
+
+
+# --- in: whole tensors into the pieces of this process ----------------------------------------------------------
+
+
+def part(parameter: Any) -> Tensor:
+    """This process's piece of a trained parameter of stage 3, in float32, with the padding at its end."""
+    from deepspeed.utils import safe_get_local_fp32_param
+
+    return safe_get_local_fp32_param(parameter).detach()
+
+
+def part_like(value: Tensor, parameter: Any) -> Tensor:
+    """``value`` as ``part`` gives it."""
+    piece, found = _piece(parameter), torch.zeros_like(part(parameter))
+    found[: len(piece.master)] = piece.of(value)
+    return found
+
+
+@torch.no_grad()
+def assign(parameter: Any, value: Tensor) -> None:
+    """Give a parameter the values of a whole tensor, that every process has; ``forget_whole`` afterwards."""
+    if _is_trained(parameter):
+        piece = _piece(parameter)
+        piece.master.copy_(piece.of(value))
+    if not hasattr(parameter, "ds_id"):
+        parameter.copy_(value)
+        return
+    start = dist.get_rank(group=parameter.ds_process_group) * parameter.ds_tensor.numel()
+    mine = value.flatten()[start : start + parameter.ds_tensor.numel()]
+    parameter.ds_tensor.data[: len(mine)].copy_(mine)
+
+
+def load_state(optimizer: Any, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+    """Take over what ``whole_state`` gave. Raises ``ValueError`` when it does not fit."""
+    inner = _inner(optimizer)
+    inner.state.clear()
+    for index, number, parameter, piece, flat in _trained(optimizer):
+        own = inner.state[flat]
+        on_device = any(inner.param_groups[number].get(flag) for flag in ("fused", "capturable"))
+        for name, value in state.get(index, {}).items():
+            if not isinstance(value, Tensor) or not value.dim():
+                own[name] = value.to(flat.device) if on_device and isinstance(value, Tensor) else value
+                continue
+            if value.shape != size(parameter):
+                raise ValueError(f"{name} is {list(value.shape)} there, and its parameter {list(size(parameter))}")
+            mine = own.setdefault(name, torch.zeros_like(flat, dtype=value.dtype, requires_grad=False))
+            piece.within(mine).copy_(piece.of(value))
+    for group, described in zip(inner.param_groups, groups, strict=True):
+        group.update({name: value for name, value in described.items() if name != "params"})
+
+
+def forget_whole(model: nn.Module) -> None:
+    """Drop the whole weights that stage 3 keeps after a forward pass; the next one gathers them anew."""
+    offload = next((p._z3_optimizer.parameter_offload for p in model.parameters() if hasattr(p, "_z3_optimizer")), None)
+    if offload is not None:
+        offload.partition_all_parameters()
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------
+
+
+def load_models_whole() -> None:
+    """Let transformers load models as without DeepSpeed: they are split when training begins, and not before.
+
+    It would also make ``generate`` wait for processes that do not generate.
+    """
+    unset_hf_deepspeed_config()
+
+
+def require_installed() -> None:
+    """Raise ``ConfigError`` when DeepSpeed is asked for and not there."""
+    if parse_flag_from_env(FLAG) and importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            "the launcher's configuration asks for DeepSpeed, which is not installed: uv pip install deepspeed, or use "
+            "FSDP2 (configs/fsdp2.yaml), which needs nothing besides torch"
+        )
+
+
+def require_whole(model: nn.Module) -> None:
+    """Raise ``ConfigError`` for a model that was split when it was made."""
+    if is_split(model):
+        raise ConfigError(
+            "the model is split already, by deepspeed.zero.Init: give its name, or make it outside of that block; the "
+            "trainer splits it when training begins"
+        )
+
+
+def in_one_precision(model: nn.Module, settings: Any) -> None:
+    """Make every parameter float32 where DeepSpeed is to compute in it, since it takes no model of two precisions."""
+    if not settings.bf16 and not any(map(holds, model.parameters())):
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+
+
+def adopt(accelerator: Any, settings: Any) -> bool:
+    """Whether DeepSpeed splits the model; its configuration then says what ``settings`` do.
+
+    Raises ``ConfigError`` for what of it is not supported.
+    """
+    state, plugin = accelerator.state, getattr(settings, "deepspeed_plugin", None)
+    if plugin is None:
+        return False
+    load_models_whole()  # accelerate has just made it otherwise
+    if state.distributed_type == DistributedType.NO:
+        log.warning("one process on a CPU splits nothing: training goes on without DeepSpeed")
+        return False
+    if state.distributed_type == DistributedType.MULTI_CPU:
+        if torch.accelerator.is_available():  # DeepSpeed would use the accelerators that training does not use
+            log.warning("the model is not split: it is trained on the CPU of a machine that has an accelerator")
+            return False
+        state.deepspeed_plugins = plugin
+        state.distributed_type = DistributedType.DEEPSPEED
+    if not torch.accelerator.is_available():
+        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no" and not dist.get_rank():
+            log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
+        _without_compiler()
+    warnings.filterwarnings("ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning)  # DeepSpeed's calls
+    settle(plugin.deepspeed_config, settings)
+    return True
+
+
+def is_used(accelerator: Any) -> bool:
+    """Whether DeepSpeed splits the model of this run, or will when training begins."""
+    return accelerator.distributed_type == DistributedType.DEEPSPEED
+
+
+def withheld(accelerator: Any) -> Any:
+    """DeepSpeed's engine, taken out of accelerate, which destroys it when training begins a second time."""
+    engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
+    return engine
+
+
+def settle(config: dict[str, Any], settings: Any) -> None:
+    """Write into DeepSpeed's configuration what the trainer decides, and say where that changes something.
+
+    Raises ``ConfigError`` for what is not supported.
+    """
+    split = config["zero_optimization"]
+    if split.get("stage") not in (1, 2, 3):
+        raise ConfigError(f"zero_stage {split.get('stage')} splits nothing: set it to 1, 2 or 3")
+    for section in ("optimizer", "scheduler"):
+        if section in config:
+            raise ConfigError(
+                f"the DeepSpeed configuration has a section {section!r}, which the trainer would not follow: remove "
+                "it, and use optim, learning_rate and lr_scheduler_type"
+            )
+    if settings.fp16:
+        raise ConfigError("fp16 is not supported under DeepSpeed: use bf16 (mixed_precision: bf16)")
+    for kind in ("offload_optimizer", "offload_param"):
+        if (device := (split.get(kind) or {}).get("device", "none")) not in ("none", "cpu", None):
+            raise ConfigError(f"{kind}_device {device!r} is not supported: set it to cpu or none")
+    config.setdefault("zero_force_ds_cpu_optimizer", False)  # torch's own AdamW: DeepSpeed's would be compiled first
+    ours = {
+        "gradient_accumulation_steps": 1,  # the trainer says which backward pass is the last of a step
+        "gradient_clipping": float(settings.max_grad_norm or 0.0),
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": settings.world_size,
+    }
+    for name in ("gradient_accumulation_steps", "gradient_clipping"):
+        if (theirs := config.get(name, "auto")) not in ("auto", value := ours[name]):
+            log.warning(
+                "DeepSpeed's %s is %s, not the %s of its configuration: the trainer decides", name, value, theirs
+            )
+    config.update(ours, fp16={"enabled": False}, bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)})
+    if settings.bf16:  # of its own accord it would sum gradients in half precision
+        config.setdefault("communication_data_type", "fp32")
+        config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+
+
+def remember(optimizer: Any) -> None:
+    """Note which parameters a torch optimizer has, before DeepSpeed takes them from it."""
+    setattr(optimizer, GROUPS, [list(group["params"]) for group in optimizer.param_groups])
+
+
+def is_split_optimizer(optimizer: Any) -> bool:
+    """Whether DeepSpeed took its parameters."""
+    return hasattr(getattr(getattr(optimizer, "optimizer", None), "optimizer", None), GROUPS)
+
+
+# --- inside DeepSpeed -------------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """What of a trained parameter is on this process."""
+
+    master: Tensor
+    """Its float32 values here: a view of what is trained."""
+    start: int
+    """Which of the whole parameter's elements is the first of them."""
+    offset: int
+    """Where they are in flat tensors that are as long as the one that ``master`` is a view of."""
+    flat: Tensor | None
+    """That one, where the parameter knows it."""
+
+    def of(self, value: Tensor) -> Tensor:
+        """The elements of a whole tensor that are here."""
+        return value.flatten()[self.start : self.start + len(self.master)]
+
+    def within(self, flat: Tensor) -> Tensor:
+        """The parameter's elements of a flat tensor."""
+        return flat[self.offset : self.offset + len(self.master)]
+
+
+def _is_trained(parameter: Any) -> bool:
+    if hasattr(parameter, "ds_id"):
+        return hasattr(parameter, "_z3_optimizer") and parameter.ds_id in parameter._z3_optimizer.grad_position
+    return hasattr(parameter, "_hp_mapping")
+
+
+def _piece(parameter: Any) -> Piece:
+    if hasattr(parameter, "ds_id"):
+        zero = parameter._z3_optimizer
+        number, offset, held = zero.grad_position[parameter.ds_id]
+        start = dist.get_rank(group=parameter.ds_process_group) * held
+        length = max(0, min(held, parameter.ds_numel - start))  # the rest is padding
+        flat = zero.fp32_partitioned_groups_flat[number]
+        return Piece(flat.detach()[offset : offset + length], start, offset, flat)
+    mapping = parameter._hp_mapping
+    if mapping is None:  # all of it is on other processes
+        return Piece(torch.empty(0, device=parameter.device), 0, 0, None)
+    offset = mapping.hp_fragment_address.start
+    return Piece(mapping.hp_fragment.detach(), mapping.lp_fragment_address.start, offset, None)
+
+
+def _trained(optimizer: Any) -> Iterator[tuple[int, int, Any, Piece, Tensor]]:
+    """(number, its group's, parameter, its piece, the flat tensor that the optimizer knows), in the unsplit order."""
+    inner, index = _inner(optimizer), 0
+    for number, parameters in enumerate(getattr(inner, GROUPS)):
+        for parameter in parameters:
+            piece = _piece(parameter)
+            flat = inner.param_groups[number]["params"][0] if piece.flat is None else piece.flat
+            yield index, number, parameter, piece, flat
+            index += 1
+
+
+def _inner(optimizer: Any) -> Any:
+    """torch's optimizer, within DeepSpeed's, within accelerate's."""
+    return optimizer.optimizer.optimizer
+
+
+def _group(parameter: Any) -> Any:
+    return parameter.ds_process_group if hasattr(parameter, "ds_id") else parameter._dp_group
+
+
+def _device() -> torch.device:
+    from deepspeed.accelerator import get_accelerator
+
+    return torch.device(get_accelerator().current_device_name())
+
+
+def _without_compiler() -> None:
+    """On a CPU let processes talk by gloo alone: for shared memory DeepSpeed would compile an extension first.
+
+    The lock that a killed compilation leaves is waited for without end.
+    """
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
