@@ -87,7 +87,7 @@ PRESETS: dict[str, Preset] = {
             "num_eval_examples": 280,  # of which some 80 are training problems too, and left out
         },
         target=0.30,
-        warm_up={"max_steps": 600, "probe_every": 10, "learning_rate": 1e-3},
+        warm_up={"max_steps": 600, "probe_every": 40, "learning_rate": 1e-3},
         steps=250,
         training={"max_seq_len": 64, "max_tokens": 8},
     ),
