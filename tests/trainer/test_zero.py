@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +24,7 @@ RUN |= {"micro_batch_size": 1, "max_seq_len": 32}  # so a step has several rows 
 
 
 def needs_deepspeed():
-    pytest.importorskip("deepspeed", reason="needs deepspeed: uv pip install deepspeed")
+    pytest.importorskip("deepspeed", reason="needs deepspeed: uv pip install 'verifiers-trainer[deepspeed]'")
 
 
 @pytest.fixture(scope="module")
@@ -292,8 +294,8 @@ def test_the_trainers_clipping_and_accumulation_win_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         zero.settle(given, settings())
     assert (given["gradient_clipping"], given["gradient_accumulation_steps"]) == (0.01, 1)
-    assert "gradient_clipping is 0.01, not the 1.0 of its configuration: the trainer decides" in caplog.text
-    assert "gradient_accumulation_steps is 1, not the 4" in caplog.text
+    assert "gradient_clipping is 0.01 (max_grad_norm), not the 1.0 of its file" in caplog.text
+    assert "gradient_accumulation_steps is 1 (one step per batch), not the 4 of its file" in caplog.text
 
     caplog.clear()
     zero.settle(config(gradient_clipping="auto", gradient_accumulation_steps="auto"), settings())
@@ -337,7 +339,7 @@ def test_without_deepspeed_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     sharding.require_launchable((None, None))
     monkeypatch.setenv(zero.FLAG, "true")
-    with pytest.raises(ConfigError, match="asks for DeepSpeed, which is not installed: uv pip install deepspeed"):
+    with pytest.raises(ConfigError, match=r"not installed: uv pip install 'verifiers-trainer\[deepspeed\]'"):
         sharding.require_launchable((None, None))
 
 
@@ -347,3 +349,16 @@ def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_emptied(monkey
     sharding.require_launchable((None, None))
     with pytest.raises(ConfigError, match="optimizers= cannot be given under DeepSpeed"):
         small_trainer(tmp_path, optimizers=(object(), None))
+
+
+def test_where_it_is_installed_and_not_used_it_says_nothing_on_stdout():
+    """accelerate imports it in every training, and what a command prints there may be read by a program."""
+    needs_deepspeed()
+
+    def said(preamble):
+        words = [sys.executable, "-c", f"{preamble}; import deepspeed.accelerator as a; a.get_accelerator()"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    assert said("import verifiers_trainer.zero") == ""
+    if not torch.cuda.is_available():
+        assert "Setting accelerator to CPU" in said("pass")

@@ -9,8 +9,8 @@ them, as the same error where it is one of ours; with one process nothing is con
     sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every rank
     with ranks.together(): ...                                     an error in here ends all ranks
 
-Gradients are reduced by DDP, FSDP2 or DeepSpeed, whose parts ``sharding`` makes whole; only the bound of their collectives is set
-here. A rank that waits inside one is woken when the process it waits for ends, not earlier.
+Gradients are reduced by DDP, FSDP2 or DeepSpeed, whose parts ``sharding`` makes whole; only the bound of their
+collectives is set here. A rank that waits inside one is woken when the process it waits for ends, not earlier.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ from verifiers.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
+# which accelerate makes it say, on stdout, in every training where it is installed and not used
+
 FLAG = "ACCELERATE_USE_DEEPSPEED"
 GROUPS = "whole_groups"
 """Where ``remember`` keeps the parameters of a torch optimizer on it."""
@@ -170,8 +173,8 @@ def require_installed() -> None:
     """Raise ``ConfigError`` when DeepSpeed is asked for and not there."""
     if parse_flag_from_env(FLAG) and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
-            "the launcher's configuration asks for DeepSpeed, which is not installed: uv pip install deepspeed, or use "
-            "FSDP2 (configs/fsdp2.yaml), which needs nothing besides torch"
+            "the launcher's configuration asks for DeepSpeed, which is not installed: uv pip install "
+            "'verifiers-trainer[deepspeed]', or use FSDP2 (configs/fsdp2.yaml), which needs nothing besides torch"
         )
 
 
@@ -211,7 +214,7 @@ def adopt(accelerator: Any, settings: Any) -> bool:
         state.deepspeed_plugins = plugin
         state.distributed_type = DistributedType.DEEPSPEED
     if not torch.accelerator.is_available():
-        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no" and not dist.get_rank():
+        if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no" and _is_first():
             log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
         _without_compiler()
     warnings.filterwarnings("ignore", "`torch.distributed.[a-z_]*` is deprecated", FutureWarning)  # DeepSpeed's calls
@@ -249,22 +252,28 @@ def settle(config: dict[str, Any], settings: Any) -> None:
     for kind in ("offload_optimizer", "offload_param"):
         if (device := (split.get(kind) or {}).get("device", "none")) not in ("none", "cpu", None):
             raise ConfigError(f"{kind}_device {device!r} is not supported: set it to cpu or none")
-    config.setdefault("zero_force_ds_cpu_optimizer", False)  # torch's own AdamW: DeepSpeed's would be compiled first
+    config["zero_force_ds_cpu_optimizer"] = False  # the trainer's own, of torch: DeepSpeed's would be compiled first
     ours = {
         "gradient_accumulation_steps": 1,  # the trainer says which backward pass is the last of a step
         "gradient_clipping": float(settings.max_grad_norm or 0.0),
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": settings.world_size,
     }
-    for name in ("gradient_accumulation_steps", "gradient_clipping"):
-        if (theirs := config.get(name, "auto")) not in ("auto", value := ours[name]):
-            log.warning(
-                "DeepSpeed's %s is %s, not the %s of its configuration: the trainer decides", name, value, theirs
-            )
+    for name, because in (
+        ("gradient_accumulation_steps", "one step per batch"),
+        ("gradient_clipping", "max_grad_norm"),
+    ):
+        if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
+            log.warning("DeepSpeed's %s is %s (%s), not the %s of its file", name, ours[name], because, theirs)
     config.update(ours, fp16={"enabled": False}, bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)})
     if settings.bf16:  # of its own accord it would sum gradients in half precision
         config.setdefault("communication_data_type", "fp32")
         config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+
+
+def _is_first() -> bool:
+    """Whether this process is the one that speaks for all."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def remember(optimizer: Any) -> None:
