@@ -128,7 +128,7 @@ def test_a_failure_in_a_worker_keeps_its_chain_and_traceback(game):
 
 
 def test_a_killed_worker_costs_what_it_held_and_that_is_played_again(game, tmp_path, caplog):
-    env = game(num=20, seconds=0.05)
+    env = game(num=20, seconds=0.3)  # in all more than a second, so that it is killed while it plays
 
     async def kill_one():
         while not (started := list(tmp_path.glob("played-*"))):  # noqa: ASYNC110 - another process writes them

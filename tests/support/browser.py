@@ -32,6 +32,10 @@ class Page:
         self.driver.get(url)
         self.wait(lambda: self.js("return Boolean(document.getElementById('main')?.dataset.ready)"))
 
+    def leave(self) -> None:
+        """Go nowhere: the page asks its server for nothing more."""
+        self.driver.get("about:blank")
+
     def js(self, script: str, *given: Any) -> Any:
         """What ``script`` returns in the page."""
         return self.driver.execute_script(script, *given)

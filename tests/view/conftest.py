@@ -91,8 +91,10 @@ def browser_window(tmp_path_factory) -> Iterator[browser.Page]:
 
 
 @pytest.fixture
-def page(browser_window) -> Iterator[browser.Page]:
-    """The browser; a test fails when the page complained in its console."""
+def page(browser_window, serve) -> Iterator[browser.Page]:
+    """The browser; a test fails when the page complained in its console. It leaves the page before servers end."""
     browser_window.complaints()
     yield browser_window
-    assert browser_window.complaints() == []
+    complaints = browser_window.complaints()
+    browser_window.leave()
+    assert complaints == []
