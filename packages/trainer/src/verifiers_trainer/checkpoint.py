@@ -25,6 +25,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -62,10 +63,14 @@ def writing(folder: Path) -> Iterator[Path]:
         yield temporary
         failpoint("checkpoint.before_manifest")
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        manifest = {path.relative_to(temporary).as_posix(): _describe(path) for path in files}
+        with ThreadPoolExecutor() as pool:  # the disk and the hashes need no Python meanwhile
+            described, synced = pool.map(_describe, files), pool.map(_sync, files)
+            manifest = {
+                path.relative_to(temporary).as_posix(): found for path, found in zip(files, described, strict=True)
+            }
+            list(synced)  # raises what one of them raised
         write_json(temporary / MANIFEST, {"schema": SCHEMA, "files": manifest})
-        for path in [*files, temporary / MANIFEST]:
-            _sync(path)
+        _sync(temporary / MANIFEST)
         for inner in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:
             sync_folder(inner)
         failpoint("checkpoint.before_rename")
