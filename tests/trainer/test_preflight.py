@@ -40,7 +40,8 @@ def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):
     assert "mean reward 0.000" in found["rollouts"].said
 
 
-def test_a_tracker_that_is_not_there_is_a_note(findings):
+def test_a_tracker_that_is_not_there_is_a_note(findings, monkeypatch):
+    monkeypatch.setattr("verifiers_trainer.preflight.find_spec", lambda _: None)
     assert findings(report_to="trackio")["tracker trackio"].ok is None
 
 
