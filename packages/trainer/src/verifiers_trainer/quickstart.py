@@ -342,7 +342,7 @@ def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Conso
 
 def _next_steps(summary: dict[str, Any], console: Console) -> None:
     output = summary["output_dir"]
-    other = next(name for name in reversed(PRESETS) if name != summary["environment"])
+    other = next(name for name in PRESETS if name != summary["environment"])
     console.print(
         f"\nDone in {summary['seconds']:.0f} s, of which reinforcement learning {summary['rl_seconds']:.0f} s.\n"
         f"  learning curve   {summary['plot']}\n"
