@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import yaml
 from torch.distributed.tensor import DTensor
@@ -55,16 +57,32 @@ def train(
     trainer.save_model(f"{folder}/saved")
     trainer.close()
     trainer.ranks.gather([0.0], "the end")  # the store ends with rank 0's process
+    return {**told(weights, lines, evaluated), "share": share_of(trainer.model)}
+
+
+def told(weights: dict[str, torch.Tensor], lines: list[dict[str, Any]], evaluated: float) -> dict[str, Any]:
+    """What a rank tells of a run: its whole weights, the lines of its steps (rank 0 alone has them), its evaluation."""
     return {
         "weights": digest(weights),
         "values": torch.cat([tensor.flatten() for tensor in weights.values()])[::50].tolist(),
-        "share": share_of(trainer.model),
         "losses": [row["loss"] for row in lines],
         "norms": [row["grad_norm"] for row in lines],
         "apart": [row.get("sampler/log_ratio_abs") or 0.0 for row in lines],
         "penalty": [row.get("kl_ref", 0.0) for row in lines],
         "evaluated": evaluated,
     }
+
+
+def require_as_one(first: dict[str, Any], second: dict[str, Any], one: dict[str, Any], *, has_penalty: bool) -> None:
+    """What two ranks ``told`` is what one process told, within rounding."""
+    assert first["weights"] == second["weights"], "the ranks gathered different weights"
+    np.testing.assert_allclose(first["losses"], one["losses"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(first["norms"], one["norms"], rtol=1e-4)
+    np.testing.assert_allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
+    np.testing.assert_allclose(first["penalty"], one["penalty"], rtol=1e-3, atol=1e-7)
+    assert max(first["apart"]) < 1e-5, "what is sampled from is not what is trained"
+    assert first["evaluated"] == second["evaluated"] == pytest.approx(one["evaluated"])
+    assert max(first["penalty"]) > 0 or not has_penalty, "the penalty is never felt"
 
 
 def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import yaml
 
-from support.split import ROOT, digest
+from support.split import ROOT, digest, told
 from support.training import metrics_of, run, small_policy, small_trainer
 from verifiers_trainer import checkpoint, guards, sharding, zero
 
@@ -99,17 +99,11 @@ def train(
     trainer.close()
     trainer.ranks.gather([0.0], "the end")  # the store ends with rank 0's process
     return {
-        "weights": digest(weights),
+        **told(weights, lines, evaluated),
         "dtypes": sorted({str(p.dtype) for p in trainer.model.parameters()}),
-        "values": torch.cat([tensor.flatten() for tensor in weights.values()])[::50].tolist(),
         "share": share_of(trainer.model),
-        "losses": [row["loss"] for row in lines],
-        "norms": [row["grad_norm"] for row in lines],
-        "apart": [row.get("sampler/log_ratio_abs") or 0.0 for row in lines],
         "rows": [row["packing/rows"] for row in lines],
         "best": trainer.state.best_global_step,
-        "penalty": [row.get("kl_ref", 0.0) for row in lines],
-        "evaluated": evaluated,
     }
 
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import torch
 
-from support.embedded import ask, complete, forward_logprobs, post, sampled_logprobs, serving, small_model
+from support.embedded import ask, complete, fine_tuned, forward_logprobs, post, sampled_logprobs, serving, small_model
 from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.engines.embedded import EmbeddedEngine
 
@@ -34,18 +34,7 @@ def taught(text: str, answer: str) -> object:
     tokenizer, model = build_tiny_tokenizer(), small_model()
     body = [{"role": "user", "content": text}]
     prompt = tokenizer.apply_chat_template(body, tools=TOOLS, add_generation_prompt=True)["input_ids"]
-    ids = torch.tensor([prompt + tokenizer(answer)["input_ids"] + [tokenizer.eos_token_id]])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(300):
-        labels = ids.clone()
-        labels[:, : len(prompt)] = -100
-        loss = model(ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if loss < 0.02:
-            break
-    return model
+    return fine_tuned(model, [(prompt, [*prompt, *tokenizer(answer)["input_ids"], tokenizer.eos_token_id])])
 
 
 # --- responses --------------------------------------------------------------------------------------------------

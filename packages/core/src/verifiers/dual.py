@@ -59,7 +59,7 @@ class _InThread:
                 if caller is not None and caller.cancelling() > requests:
                     requests = caller.cancelling()
                     self._cancel()
-        except BaseException:
+        except BaseException:  # an interrupt: the work is cancelled and cleans up first; raised again
             self._cancel()
             self._thread.join(CLEANUP_S)
             raise
@@ -92,7 +92,7 @@ def run_in_private_loop(
             on_start(loop, task)
         try:
             return loop.run_until_complete(task)
-        except BaseException:
+        except BaseException:  # an interrupt of the loop leaves the task unfinished: it cleans up; raised again
             if not task.done():
                 task.cancel()
                 loop.run_until_complete(asyncio.wait([task], timeout=CLEANUP_S))

@@ -52,7 +52,7 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
             os.close(fd)
         failpoint("atomic_write.before_rename")
         os.replace(neighbour, path)
-    except BaseException:
+    except BaseException:  # whatever it was, no half file stays beside the old one; raised again
         neighbour.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

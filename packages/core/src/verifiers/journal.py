@@ -97,7 +97,7 @@ class Journal:
         except OSError as error:
             journal._file.release()
             raise journal._failure(error) from error
-        except BaseException:
+        except BaseException:  # the lock is let go, or nobody could open it again; raised again
             journal._file.release()
             raise
         journal._writer = threading.Thread(target=journal._run_writer, name=f"journal {path}", daemon=True)

@@ -196,7 +196,7 @@ class RunDirectory:
                     leftover.unlink(missing_ok=True)
                 if stored is None:
                     atomic_write(path / CONFIG_NAME, _pretty(given))
-            except BaseException:
+            except BaseException:  # the lock is let go and nothing new stays; raised again
                 if stored is None and not (path / CONFIG_NAME).exists():
                     lock.path.unlink(missing_ok=True)
                 lock.release()

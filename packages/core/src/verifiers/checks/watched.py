@@ -48,7 +48,7 @@ def run_watched(work: Callable[[], Coroutine[Any, Any, None]], is_watched: Calla
                 raise Hanging(sys._current_frames().get(thread.ident or 0))
     except Hanging:
         raise
-    except BaseException:
+    except BaseException:  # an interrupt of the caller: the work ends first; raised again
         thread.cancel()
         thread.join(CLEANUP_S)
         raise

@@ -129,7 +129,7 @@ def run(
                     print(line, end="", file=sys.stderr, flush=True)
                 if line.strip():
                     lines.append(line.rstrip())
-        except BaseException:
+        except BaseException:  # an interrupt too: the installer does not outlive us; raised again
             process.terminate()
             raise
     return Finished(command, process.returncode, tuple(lines))

@@ -174,7 +174,7 @@ class SandboxEnv(StatefulToolEnv):
         started = time.perf_counter()
         try:
             result = await sandbox.exec(code_or_argv, timeout_s=timeout_s or self.timeout_per_command_seconds)
-        except BaseException:
+        except BaseException:  # counted as an error of this rollout; raised again
             use.num_errors += 1
             raise
         finally:

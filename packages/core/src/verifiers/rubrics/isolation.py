@@ -57,7 +57,7 @@ class Processes:
             process = self._take()
             try:
                 answer = process.exchange(pickle.dumps((sys.path, limit_s, call)), limit_s)
-            except BaseException:
+            except BaseException:  # the process is in the midst of a call and of no more use; raised again
                 process.kill()
                 raise
             finally:

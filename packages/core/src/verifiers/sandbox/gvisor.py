@@ -40,7 +40,7 @@ class GVisor(ContainerBackend):
         try:
             (folder / "state").mkdir()
             (folder / "config.json").write_text(json.dumps(_bundle(root, spec, keeper)), encoding="utf-8")
-        except BaseException:
+        except BaseException:  # the folder goes, whatever it was; raised again
             shutil.rmtree(folder, ignore_errors=True)
             raise
         runsc = [program, f"--root={folder}/state", "--network=none", "--ignore-cgroups", *self._options]
