@@ -70,7 +70,7 @@ def environment(given: dict[str, Any]) -> Any:
 
 
 def config_of(given: dict[str, Any], run: Path, **others: Any) -> Any:
-    from verifiers_trainer.config import RLConfig
+    from verifiers_trainer.settings.config import RLConfig
 
     told = TASKS[given["task"]]["settings"]
     return RLConfig(
@@ -83,8 +83,8 @@ def config_of(given: dict[str, Any], run: Path, **others: Any) -> Any:
 
 def warm(given: dict[str, Any], run: Path) -> dict[str, Any]:
     """Teach a new model the form of an answer, as ``vf-train quickstart`` does, and save it."""
-    from verifiers_trainer.builtin_models import TINY
-    from verifiers_trainer.policy import get_model_and_tokenizer
+    from verifiers_trainer.policy.builtin_models import TINY
+    from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.trainer import RLTrainer
 
     env, told = environment(given), TASKS[given["task"]]["warm_up"]
@@ -100,8 +100,8 @@ def warm(given: dict[str, Any], run: Path) -> dict[str, Any]:
 
 def shown_answers(trainer: Any, teaching: Any, told: dict[str, Any]) -> dict[str, Any]:
     """The supervised steps, until the sampled reward is high enough."""
-    from verifiers_trainer.evaluation import play
-    from verifiers_trainer.warmup import warm_up
+    from verifiers_trainer.policy.warmup import warm_up
+    from verifiers_trainer.run.evaluation import play
 
     rows = [example.row for example in trainer.env.train_table[:64]]
     reached = [0.0]
@@ -136,8 +136,8 @@ def teacher(task: str, env: Any) -> Any:
 
 def ours(given: dict[str, Any], run: Path) -> dict[str, Any]:
     """``RLTrainer`` with its defaults: one step off-policy, groups without a difference dropped and others played."""
-    from verifiers_trainer.loggers import METRICS, read_metrics
-    from verifiers_trainer.policy import get_model_and_tokenizer
+    from verifiers_trainer.policy.loading import get_model_and_tokenizer
+    from verifiers_trainer.run.metrics_files import METRICS, read_metrics
     from verifiers_trainer.trainer import RLTrainer
 
     model, tokenizer = get_model_and_tokenizer(str(Path(given["folder"]) / "model"))

@@ -78,10 +78,10 @@ def memory_mb(name: str) -> float:
 def open_ours(given: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) -> Any:
     """An ``RLTrainer`` whose ``get_batch`` returns the recorded groups, so that nothing is played."""
     import verifiers as vf
-    from verifiers_trainer.batch import Group, Record
-    from verifiers_trainer.config import RLConfig
-    from verifiers_trainer.policy import get_model_and_tokenizer
-    from verifiers_trainer.samples import Turn
+    from verifiers_trainer.algorithm.batch import Group, Record
+    from verifiers_trainer.algorithm.samples import Turn
+    from verifiers_trainer.policy.loading import get_model_and_tokenizer
+    from verifiers_trainer.settings.config import RLConfig
     from verifiers_trainer.trainer import RLTrainer
 
     recorded = json.loads((Path(given["folder"]) / "rollouts.json").read_text())

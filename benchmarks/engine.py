@@ -34,8 +34,8 @@ import aiohttp
 import torch
 from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio, versions
 
-from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
-from verifiers_trainer.engines.embedded import EmbeddedEngine
+from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
 
 MODES = ("padded", "continuous", "deterministic")
 GENERATE = "generate"

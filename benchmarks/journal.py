@@ -20,8 +20,8 @@ from typing import Any
 
 from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio
 
-from verifiers.encoding import encode_row
-from verifiers.journal import Journal, read_journal
+from verifiers.runtime.json import encode_row
+from verifiers.storage.journal import Journal, read_journal
 
 TO_REACH_US = 150
 FLOOR, DURABLE = "one write per record", "journal, durable"

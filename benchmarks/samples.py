@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from _measure import Cost, Report, Stopwatch, interleaved, median, options, parse, print_table, ratio, versions
 
-from verifiers.state import State, TrajectoryStep, record_tokens
+from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
 from verifiers.types import AssistantMessage, ResponseTokens, UserMessage
 
 TURNS = (1, 4, 16, 32)
@@ -88,15 +88,15 @@ def keep_as_arrays(sent: list[Sent]) -> tuple[np.ndarray, ...]:
 
 def trainers_way() -> Callable[[State], Any]:
     """A finished state in, the trainer's samples out. Imported when it is needed: the trainer brings torch."""
-    from verifiers_trainer.batch import Record
-    from verifiers_trainer.samples import rollout_samples
+    from verifiers_trainer.algorithm.batch import Record
+    from verifiers_trainer.algorithm.samples import rollout_samples
 
     return lambda state: rollout_samples(Record.of(state).turns, 0.5, rollout=3, group=1)
 
 
 def retokeniser() -> Callable[[Any], Any]:
     """Messages in, ids out, by the tokenizer of ``builtin:tiny``. Takes seconds to import; left out of ``--quick``."""
-    from verifiers_trainer.builtin_models import build_tiny_tokenizer
+    from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
     tokenizer = build_tiny_tokenizer()
     tokenizer.model_max_length = 10**9  # it warns of longer texts

@@ -22,7 +22,7 @@ import _measure
 from _measure import Report, options, parse, print_table
 
 from verifiers.sandbox import Sandbox, SandboxBackend, SandboxSpec, backend_for
-from verifiers.sandbox.inside.warden import descendants
+from verifiers.sandbox.guest.supervisor import descendants
 
 _measure.RESULTS = Path(__file__).with_name("results_sandbox.json")
 PACKAGES = ("numpy", "sympy")

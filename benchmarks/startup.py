@@ -21,7 +21,7 @@ from _measure import Cost, Report, interleaved, median, options, parse, print_ta
 from verifiers.testing import FakeServer
 
 EPILOGUE = "import atexit, os, time; atexit.register(lambda: os.write(2, b'%.6f' % time.process_time()))\n"
-COMMAND = "import sys; sys.argv = ['vf-eval', *sys.argv[1:]]\nfrom verifiers.cli.eval import main; main()"
+COMMAND = "import sys; sys.argv = ['vf-eval', *sys.argv[1:]]\nfrom verifiers.cli.evaluate.command import main; main()"
 FLOOR = "bare interpreter"
 IMPORT, HELP, FIRST_REQUEST = "import verifiers", "vf-eval --help", "vf-eval, first request"
 TO_REACH_S = {IMPORT: 0.3, HELP: 0.5}

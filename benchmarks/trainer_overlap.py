@@ -99,9 +99,9 @@ def run(size: Size, lag: int, delay_s: float) -> Times:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     import verifiers as vf
-    from verifiers_trainer.builtin_models import build_tiny_tokenizer
-    from verifiers_trainer.config import RLConfig
-    from verifiers_trainer.loggers import METRICS, read_metrics
+    from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+    from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+    from verifiers_trainer.settings.config import RLConfig
     from verifiers_trainer.trainer import RLTrainer
 
     def is_a(completion: Any, **_: Any) -> float:

@@ -47,7 +47,7 @@ def head_mb(num_tokens: int, vocabulary: int, width: int = 32) -> float:
     """How far memory rises above what stands before, in a forward and backward pass of the head."""
     import torch
 
-    from verifiers_trainer.logprobs import chunked_logprobs
+    from verifiers_trainer.policy.logprobs import chunked_logprobs
 
     torch.manual_seed(0)
     head = torch.nn.Linear(width, vocabulary, bias=False)
@@ -65,7 +65,7 @@ def head_mb(num_tokens: int, vocabulary: int, width: int = 32) -> float:
 
 
 def head(quick: bool, report: Report) -> None:
-    from verifiers_trainer.logprobs import KEPT_LOGITS_BYTES
+    from verifiers_trainer.policy.logprobs import KEPT_LOGITS_BYTES
 
     tokens, vocabularies = (512, (8_000, 16_000)) if quick else (1024, (16_000, 64_000))
     head_mb(CHUNK, 1000)  # what torch sets up once
@@ -92,8 +92,8 @@ def head(quick: bool, report: Report) -> None:
 def packing(quick: bool, report: Report, pairs: int) -> None:
     import numpy as np
 
-    from verifiers_trainer.packing import fill, pack
-    from verifiers_trainer.samples import NOT_SAMPLED, Sample
+    from verifiers_trainer.algorithm.packing import fill, pack
+    from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample
 
     count = 500 if quick else 10_000
     rng = np.random.default_rng(0)
@@ -124,10 +124,10 @@ def packing(quick: bool, report: Report, pairs: int) -> None:
 
 def pipeline(quick: bool, report: Report, pairs: int) -> None:
     import verifiers as vf
-    from verifiers.runner import RunContext
+    from verifiers.runs.runner import RunContext
     from verifiers.testing import ScriptedClient
-    from verifiers_trainer.config import RLConfig
-    from verifiers_trainer.orchestrator import Orchestrator
+    from verifiers_trainer.pipeline.orchestrator import Orchestrator
+    from verifiers_trainer.settings.config import RLConfig
 
     def is_a(completion: Any, **_: Any) -> float:
         return float(completion[-1]["content"].startswith("a"))
@@ -240,8 +240,8 @@ def trained(quick: bool, lora: bool, then: Callable[[Any, Path], None]) -> Itera
 def sync(quick: bool, report: Report, pairs: int) -> None:
     import copy
 
-    from verifiers_trainer.sync import opening
-    from verifiers_trainer.sync.choice import Choice
+    from verifiers_trainer.engines.vllm.weights import opening
+    from verifiers_trainer.engines.vllm.weights.choice import Choice
 
     rows: list[list[str]] = []
 

@@ -42,8 +42,8 @@ def record(folder: Path, hidden: int, num_rollouts: int, mean: int) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from verifiers_trainer.builtin_models import build_tiny_tokenizer
-    from verifiers_trainer.logprobs import install_logprob_forward
+    from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+    from verifiers_trainer.policy.logprobs import install_logprob_forward
 
     torch.manual_seed(0)
     tokenizer = build_tiny_tokenizer()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from verifiers_trainer.loggers import read_metrics
-from verifiers_trainer.plot import running_mean
+from verifiers_trainer.run.metrics_files import read_metrics
+from verifiers_trainer.run.plot import running_mean
 
 FOLDER = Path(__file__).parent / "train" / "learning"
 COLUMNS = ("run", "step", "reward", "held_out_reward", "held_out_stderr")

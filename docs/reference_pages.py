@@ -72,11 +72,11 @@ def settings() -> str:
         "## Training: RLConfig\n\nKeys of `[trainer.args]`, keywords of `vf.RLConfig` and `vf.GRPOConfig`. Every field "
         "of `transformers.TrainingArguments` is one too; shown here are those with another default and our own. Other "
         "names of them: [older spellings](compat.md).\n",
-        _table(importlib.import_module("verifiers_trainer.fields"), "RLFields"),
+        _table(importlib.import_module("verifiers_trainer.settings.fields"), "RLFields"),
         "## What GRPOConfig sets differently\n",
         _rows(("setting", "default"), sorted(_grpo_defaults().items())),
         "## Evaluations: options of evaluate and generate\n",
-        _table(importlib.import_module("verifiers.options"), "RunOptions"),
+        _table(importlib.import_module("verifiers.runs.options"), "RunOptions"),
     ]
     return "\n".join(parts)
 

@@ -37,7 +37,7 @@ def device(given: argparse.Namespace) -> torch.device:
 
 def policy(given: argparse.Namespace, where: torch.device) -> tuple[Any, Any]:
     """(model, tokenizer): SmolLM2-135M in bf16, or with ``--tiny`` the built-in toy in float32."""
-    from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
+    from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
 
     if given.tiny:
         return build_tiny_model().to(where), build_tiny_tokenizer()

@@ -49,8 +49,8 @@ def plan(given: argparse.Namespace) -> dict[str, Any]:
 def ours(given: argparse.Namespace, told: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Steps of ``RLTrainer``; the model is saved to ``folder``/model for the other contender."""
     import verifiers as vf
-    from verifiers_trainer.config import RLConfig
-    from verifiers_trainer.loggers import METRICS, read_metrics
+    from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+    from verifiers_trainer.settings.config import RLConfig
     from verifiers_trainer.trainer import RLTrainer
 
     def digits(completion: Any, **_: Any) -> float:

@@ -51,7 +51,7 @@ def embedded(model: Any, tokenizer: Any, tiny: bool) -> float:
     """Seconds that a pause waits while requests are computed, at the 99th percentile."""
     from engine import loads, p99, pauses_ms
 
-    from verifiers_trainer.engines.embedded import EmbeddedEngine
+    from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 
     load = loads(len(tokenizer), 16 if tiny else 256, 64 if tiny else 256)["ragged"]
     with EmbeddedEngine(model, tokenizer, max_seq_len=2048, concurrency=64) as engine:
@@ -74,7 +74,7 @@ def write(num_bytes: int, folder: Path) -> Callable[[], None]:
 def files(model: Any, folder: Path) -> Callable[[], None]:
     from safetensors.torch import save_file
 
-    from verifiers_trainer.sync.export import apart, exported
+    from verifiers_trainer.engines.vllm.weights.export import apart, exported
 
     def run() -> None:
         save_file({name: tensor.cpu() for name, tensor in apart(exported(model)).items()}, folder / "weights.st")
@@ -87,8 +87,8 @@ def files(model: Any, folder: Path) -> Callable[[], None]:
 def pushed(model: Any, tokenizer: Any, given: Any, where: torch.device) -> float:
     """Seconds of one push of all weights to the server."""
     import verifiers as vf
-    from verifiers_trainer.config import RLConfig
-    from verifiers_trainer.inference import open_engine
+    from verifiers_trainer.engines.inference import open_engine
+    from verifiers_trainer.settings.config import RLConfig
 
     env = vf.SingleTurnEnv(dataset=[{"question": "hi"}], rubric=vf.Rubric(funcs=[lambda completion: 0.0]))
     with tempfile.TemporaryDirectory() as folder:

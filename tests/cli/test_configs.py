@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from verifiers.cli.eval import run_command
+from verifiers.cli.evaluate.command import run_command
 from verifiers.clients import load_endpoints
 
 ROOT = Path(__file__).parents[2]

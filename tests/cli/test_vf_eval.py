@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from support.eval_command import TOY, last_word, odd_only
-from verifiers.cli.options import CLIENT_TYPES, layered
-from verifiers.clients import base
+from verifiers.cli.evaluate.options import CLIENT_TYPES, layered
+from verifiers.clients import protocol
 from verifiers.clients.local import is_installed
 from verifiers.results import load_results
 from verifiers.testing import FakeServer
@@ -279,7 +279,7 @@ def test_with_a_key_the_default_model_is_taken_and_a_key_problem_never_falls_bac
 
 
 def test_without_key_server_or_local_model_three_ways_are_named(vf_eval, monkeypatch):
-    monkeypatch.setattr("verifiers.cli.models.is_installed", lambda: False)
+    monkeypatch.setattr("verifiers.cli.evaluate.models.is_installed", lambda: False)
     paragraph = vf_eval("toy").paragraph
     for way in ("set OPENAI_API_KEY", "point -b at a server", "pip install xllamacpp"):
         assert way in paragraph
@@ -304,26 +304,31 @@ def test_help_is_quick_and_names_every_flag():
     for _ in range(3):  # other processes may hold the machine; one quick start proves it
         started = time.perf_counter()
         ran = subprocess.run(
-            [sys.executable, "-m", "verifiers.cli.eval", "--help"], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "verifiers.cli.evaluate.command", "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         slow.append(time.perf_counter() - started)
         if slow[-1] < 0.5:
             break
     assert min(slow) < 0.5
     assert "--rollouts-per-example" in ran.stdout
-    code = "import sys, verifiers.cli.eval; print({'numpy', 'aiohttp', 'rich', 'datasets'} & {*sys.modules})"
+    code = (
+        "import sys, verifiers.cli.evaluate.command; print({'numpy', 'aiohttp', 'rich', 'datasets'} & {*sys.modules})"
+    )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "set()"
 
 
 def test_version_and_the_client_types_are_those_of_the_library(vf_eval):
     assert vf_eval("--version").out.startswith("vf-eval, verifiers ")
-    assert CLIENT_TYPES == base.CLIENT_TYPES
+    assert CLIENT_TYPES == protocol.CLIENT_TYPES
 
 
 def test_the_flags_are_frozen(vf_eval):
     """A flag is a promise; adding one means adding it here."""
-    from verifiers.cli.arguments import click_command
+    from verifiers.cli.evaluate.arguments import click_command
 
     flags = {flag for option in click_command().params for flag in (*option.opts, *option.secondary_opts)}
     assert {flag for flag in flags if flag.startswith("-") and not flag.startswith("--")} == set(

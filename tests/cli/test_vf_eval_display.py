@@ -13,11 +13,11 @@ import time
 import pytest
 
 from support.eval_command import TOY, last_word
-from verifiers.cli.display import BarDisplay, LogHandler, PlainDisplay, status_line, waiting_lines
-from verifiers.cli.summary import transcript
-from verifiers.rows import ErrorInfo, RolloutOutput
-from verifiers.runner import Progress
-from verifiers.state import State
+from verifiers.cli.evaluate.display import BarDisplay, LogHandler, PlainDisplay, status_line, waiting_lines
+from verifiers.cli.evaluate.summary import transcript
+from verifiers.results.rows import ErrorInfo, RolloutOutput
+from verifiers.rollouts.state import State
+from verifiers.runs.runner import Progress
 from verifiers.testing import FakeServer
 
 
@@ -75,7 +75,20 @@ def test_on_a_real_terminal_the_progress_is_on_stderr_and_the_results_alone_on_s
     with FakeServer(last_word, models=["m"], delay_s=0.1) as server:
         parent, child_end = pty.openpty()
         ran = subprocess.Popen(
-            [sys.executable, "-m", "verifiers.cli.eval", "toy", "-b", server.url, "-n", "4", "-r", "2", "-c", "2"],
+            [
+                sys.executable,
+                "-m",
+                "verifiers.cli.evaluate.command",
+                "toy",
+                "-b",
+                server.url,
+                "-n",
+                "4",
+                "-r",
+                "2",
+                "-c",
+                "2",
+            ],
             stdout=subprocess.PIPE,
             stderr=child_end,
             env={**os.environ, "PYTHONPATH": str(eval_folder), "TERM": "xterm"},

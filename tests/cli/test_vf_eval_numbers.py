@@ -12,8 +12,8 @@ import pytest
 
 import verifiers as vf
 from support.eval_command import last_word, odd_only
-from verifiers.cli import exporting
-from verifiers.cli.options import EXPORT_FORMATS
+from verifiers.cli.evaluate import exporting
+from verifiers.cli.evaluate.options import EXPORT_FORMATS
 from verifiers.clients import load_endpoints
 from verifiers.clients.prices import prices_of
 from verifiers.results import load_results

@@ -20,8 +20,8 @@ import importlib_metadata
 import pytest
 
 from support.fresh_python import Ran, make_fresh_python
-from verifiers.cli.install import COMMAND, RUNS_CODE
-from verifiers.cli.installer import Finished
+from verifiers.cli.install.command import COMMAND, RUNS_CODE
+from verifiers.cli.install.installer import Finished
 
 LOADER = """
 import verifiers as vf
@@ -343,7 +343,7 @@ def is_running(pid: int) -> bool:
 def test_an_interrupt_ends_the_installer_too_and_is_exit_130(tmp_path):
     make_project(Path("environments/word_game"))
     child = subprocess.Popen(
-        [sys.executable, "-m", "verifiers.cli.install", "word-game"],
+        [sys.executable, "-m", "verifiers.cli.install.command", "word-game"],
         env={**os.environ, "TAKES": "30"},
         stderr=subprocess.PIPE,
         text=True,

@@ -12,11 +12,20 @@ from pathlib import Path
 import pytest
 
 from support.fresh_python import Ran, make_fresh_python
-from verifiers import registry
-from verifiers.cli import setup_installs
-from verifiers.cli.eval import run_command as vf_eval_command
-from verifiers.cli.setup import ACCELERATE, COMMAND, ENDPOINTS, ENVIRONMENTS, LAB, PRIME_RL, VF_RL, shipped
+from verifiers.cli.evaluate.command import run_command as vf_eval_command
+from verifiers.cli.install import setup_installs
+from verifiers.cli.install.setup import (
+    ACCELERATE,
+    COMMAND,
+    ENDPOINTS,
+    ENVIRONMENTS,
+    LAB,
+    PRIME_RL,
+    VF_RL,
+    shipped,
+)
 from verifiers.clients import load_endpoints
+from verifiers.environments import registry
 
 REPOSITORY = Path(__file__).parents[2]
 TEMPLATES = REPOSITORY / "packages/core/src/verifiers/templates/configs"
@@ -83,7 +92,7 @@ def test_files_that_are_there_stay_unless_forced(vf_setup, tmp_path):
 
 def test_a_disk_that_fills_up_puts_every_file_back(tmp_path):
     program = (
-        "import resource, sys; from verifiers.cli.setup import COMMAND; "
+        "import resource, sys; from verifiers.cli.install.setup import COMMAND; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); sys.exit(COMMAND.run(sys.argv[1:]))"
     )
     for name in EVERYTHING[:6]:

@@ -22,7 +22,7 @@ from verifiers.clients import (
     resolve,
     use_client,
 )
-from verifiers.clients.base import headers_from_state
+from verifiers.clients.protocol import headers_from_state
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,

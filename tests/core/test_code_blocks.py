@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 import verifiers as vf
-from verifiers.clients.base import shows_tools
+from verifiers.clients.protocol import shows_tools
 from verifiers.environments.code_blocks import (
     BLOCKS_PROMPT,
     BLOCKS_REMINDER,

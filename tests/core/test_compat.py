@@ -10,7 +10,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, exact, row, single_turn
 from verifiers import compat
-from verifiers.options import COUNTS, SAMPLING_NAMES, RunOptions
+from verifiers.runs.options import COUNTS, SAMPLING_NAMES, RunOptions
 from verifiers.testing import ByteTokenizer, ScriptedClient
 
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 import verifiers as vf
-from verifiers import compat, older_modules
+from verifiers import compat
+from verifiers.legacy import modules
 
 ROWS = {
     "envs": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv EnvGroup",
@@ -186,10 +187,13 @@ def test_registering_imports_nothing_and_keeps_a_module_that_is_there():
         "print(list(ours.values()).count('OlderModule'))\n"
     )
     loaded, count = run(code).splitlines()
-    assert loaded == "['verifiers.compat', 'verifiers.errors', 'verifiers.older_modules']"
+    assert (
+        loaded
+        == "['verifiers.compat', 'verifiers.errors', 'verifiers.legacy', 'verifiers.legacy.modules', 'verifiers.legacy.moved']"
+    )
     assert int(count) == len(compat.MODULES)
     before = sys.modules["verifiers.utils"]
-    older_modules.register()
+    modules.register()
     assert sys.modules["verifiers.utils"] is before
 
 
@@ -197,7 +201,7 @@ def test_a_use_is_noted_once_per_process(caplog):
     compat.note.cache_clear()
     with caplog.at_level(logging.DEBUG, "verifiers.compat"):
         for _ in range(2):
-            older_modules.resolve("verifiers.utils.async_utils", "maybe_semaphore")
+            modules.resolve("verifiers.utils.async_utils", "maybe_semaphore")
     assert len(caplog.records) == 1
 
 

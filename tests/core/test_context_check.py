@@ -2,7 +2,7 @@
 
 import pytest
 
-from verifiers.context_check import AROUND, check_increasing_context
+from verifiers.checks.chat_template import AROUND, check_increasing_context
 from verifiers.errors import ConfigError
 from verifiers.testing import ByteTokenizer
 

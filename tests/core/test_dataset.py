@@ -13,8 +13,8 @@ import datasets
 import numpy as np
 import pytest
 
-from verifiers import example_datasets
-from verifiers.dataset import RowFormat, Table, copy_row, examples_from, format_row, load_example_dataset
+from verifiers.data import example_sets
+from verifiers.data.examples import RowFormat, Table, copy_row, examples_from, format_row, load_example_dataset
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.types import AssistantMessage, ImageUrlContentPart, SystemMessage, TextContentPart, ToolCall, UserMessage
 
@@ -446,7 +446,8 @@ def test_plain_arrow_would_have_changed_these_rows():  # the twin of the exactne
 
 def test_a_list_of_dicts_needs_no_datasets_library():
     script = (
-        "import sys; from verifiers.dataset import Table; table = Table.of([{'question': 'q'}] * 3, system_prompt='S');"
+        "import sys; from verifiers.data.examples import Table;"
+        "table = Table.of([{'question': 'q'}] * 3, system_prompt='S');"
         "table.take(2, seed=1); table.sample(2); list(table);"
         "assert not {'datasets', 'pyarrow', 'pandas', 'openai'} & set(sys.modules)"
     )
@@ -482,7 +483,7 @@ def test_unknown_names_and_splits_are_refused():
 
 def test_an_unreachable_set_is_an_error_that_names_the_offline_one(tmp_path):
     script = (
-        "import verifiers.dataset as d\n"
+        "import verifiers.data.examples as d\n"
         "try: d.load_example_dataset('gsm8k')\n"
         "except d.DatasetError as error: print(error, '|', error.__cause__ is not None)\n"
     )
@@ -505,7 +506,7 @@ def test_an_unreachable_set_is_an_error_that_names_the_offline_one(tmp_path):
     ],
 )
 def test_published_rows_become_question_and_answer(name, row, question, answer):
-    hub = example_datasets.HUB_SETS[name]
+    hub = example_sets.HUB_SETS[name]
     assert (hub.question(row), hub.answer(row)) == (question, answer)
 
 
@@ -513,7 +514,7 @@ def test_the_right_choice_of_gpqa_is_found_wherever_it_is_listed():
     letters = set()
     for i in range(20):
         row = {"Question": f"q{i}", "Correct Answer": "yes"} | {f"Incorrect Answer {k}": f"no {k}" for k in (1, 2, 3)}
-        hub = example_datasets.HUB_SETS["gpqa_diamond"]
+        hub = example_sets.HUB_SETS["gpqa_diamond"]
         assert f"{hub.answer(row)}. yes" in hub.question(row)
         letters.add(hub.answer(row))
     assert len(letters) > 1

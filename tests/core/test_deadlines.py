@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from verifiers import deadlines
-from verifiers.deadlines import COARSE_FROM_S, TICK_S, Deadline
+from verifiers.runtime import deadlines
+from verifiers.runtime.deadlines import COARSE_FROM_S, TICK_S, Deadline
 
 
 @pytest.fixture(params=["own timer", "shared timer"])

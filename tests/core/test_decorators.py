@@ -2,9 +2,9 @@
 
 import pytest
 
-import verifiers.decorators as vf
-from verifiers.decorators import decorated
+import verifiers.rollouts.decorators as vf
 from verifiers.errors import ConfigError
+from verifiers.rollouts.decorators import decorated
 
 
 class Game:

@@ -14,7 +14,7 @@ import warnings
 
 import pytest
 
-from verifiers.dual import blocking, dual, maybe_await, run_in_private_loop
+from verifiers.runtime.sync_async import blocking, dual, maybe_await, run_in_private_loop
 
 
 async def double(x):
@@ -118,7 +118,7 @@ def test_signal_handlers_are_left_alone():
 
 INTERRUPTED = """
 import asyncio, os, signal, sys, threading
-from verifiers.dual import {call}
+from verifiers.runtime.sync_async import {call}
 log = []
 async def work():
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-import verifiers.decorators as mark
+import verifiers.rollouts.decorators as mark
 from verifiers.environments import MultiTurnEnv, SingleTurnEnv
 from verifiers.environments.group import EnvGroup, route_of
 from verifiers.environments.tool import ToolEnv
 from verifiers.errors import ConfigError, DatasetError, EnvironmentFault
 from verifiers.parsers import XMLParser
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
-from verifiers.state import State
 from verifiers.testing import ScriptedClient
 from verifiers.types import ToolCall
 

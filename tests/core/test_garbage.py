@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from verifiers.garbage import THRESHOLDS, fewer_collections
+from verifiers.runtime.gc import THRESHOLDS, fewer_collections
 
 
 @pytest.fixture(autouse=True)

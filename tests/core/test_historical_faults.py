@@ -112,7 +112,7 @@ def test_the_default_rubric_scores_independently():
 
 
 def test_the_first_example_has_its_number():
-    from verifiers.cli.summary import print_summary, run_facts
+    from verifiers.cli.evaluate.summary import print_summary, run_facts
 
     results = single_turn(1).evaluate(ScriptedClient("no"), "m")
     shown = io.StringIO()

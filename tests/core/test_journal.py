@@ -12,10 +12,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from verifiers.encoding import UNSERIALIZABLE
 from verifiers.errors import ConfigError, RunBusy, UsageError
-from verifiers.failpoints import armed
-from verifiers.journal import Journal, read_journal
+from verifiers.runtime.failpoints import armed
+from verifiers.runtime.json import UNSERIALIZABLE
+from verifiers.storage.journal import Journal, read_journal
 
 
 def keys(path):
@@ -165,7 +165,7 @@ if os.fork() == 0:
 
 async def test_1024_writers_each_get_their_acknowledgement_and_share_the_fsyncs(tmp_path, monkeypatch):
     path, commits = tmp_path / "results.jsonl", []
-    monkeypatch.setattr("verifiers.journal.sync_file", lambda fd: (commits.append(fd), os.fdatasync(fd)))
+    monkeypatch.setattr("verifiers.storage.journal.sync_file", lambda fd: (commits.append(fd), os.fdatasync(fd)))
 
     async def writer(number):
         for turn in range(3):

@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from verifiers.clients import ClientConfig, use_client
 from verifiers.errors import AuthenticationFailed, ConfigError, ModelUnavailable, ScoringError
 from verifiers.parsers import XMLParser
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers.rubrics.judge_rubric import JudgeRubric
 from verifiers.rubrics.judging import AGGREGATIONS, DEFAULT_JUDGE_PROMPT
-from verifiers.state import State
 from verifiers.testing import FakeServer, ScriptedClient
 from verifiers.types import Message, Response, Usage, UserMessage
 

@@ -14,12 +14,12 @@ import pytest
 
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import XMLParser
+from verifiers.rollouts.state import State
 from verifiers.rubrics import RubricGroup
 from verifiers.rubrics import math_verification as verification
 from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
 from verifiers.rubrics.math_rubric import MathRubric, boxed_answer_parser
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
-from verifiers.state import State
 from verifiers.testing import ScriptedClient
 
 if importlib.util.find_spec("math_verify") is None:

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from verifiers.dataset import RowFormat, format_row
-from verifiers.environments import SingleTurnEnv
-from verifiers.errors import ConfigError, DatasetError
-from verifiers.messages import (
+from verifiers.data.examples import RowFormat, format_row
+from verifiers.data.messages import (
     concat_messages,
     escape_control,
     is_prefix,
@@ -23,6 +21,8 @@ from verifiers.messages import (
     render_text,
     strip_nones,
 )
+from verifiers.environments import SingleTurnEnv
+from verifiers.errors import ConfigError, DatasetError
 from verifiers.types import (
     AssistantMessage,
     ImageUrlContentPart,

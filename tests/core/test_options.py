@@ -6,7 +6,7 @@ import pytest
 
 import verifiers as vf
 from support.small_envs import add_one, single_turn
-from verifiers.options import RunOptions, count, parse
+from verifiers.runs.options import RunOptions, count, parse
 from verifiers.testing import ScriptedClient
 
 

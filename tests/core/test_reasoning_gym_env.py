@@ -15,7 +15,7 @@ import reasoning_gym
 from verifiers.environments.integrations import reasoning_gym_scoring as scoring
 from verifiers.environments.integrations.reasoning_gym import ReasoningGymEnv
 from verifiers.errors import ConfigError, ScoringError
-from verifiers.rubrics.isolation import Processes
+from verifiers.runtime.processes import Processes
 from verifiers.testing import ScriptedClient
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")  # its worker processes take seconds to start

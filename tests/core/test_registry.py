@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
+from verifiers.environments.registry import EnvironmentInfo, list_environments, load_environment, parse_env_id
 from verifiers.errors import ConfigError, DatasetError, EnvironmentLoadError, MissingKeyError, UnknownEnvironment
-from verifiers.registry import EnvironmentInfo, list_environments, load_environment, parse_env_id
 
 LOADER = """
     import verifiers as vf
@@ -195,7 +195,7 @@ def test_a_wrong_id_imports_nothing(site):  # fault 23: load_environment("os") i
             load_environment(env_id)
     assert not hasattr(sys, "imported_innocent")
     script = (
-        "import sys, verifiers.registry as r\n"
+        "import sys, verifiers.environments.registry as r\n"
         "try: r.load_environment('sqlite3')\n"
         "except r.UnknownEnvironment: print('sqlite3' in sys.modules)"
     )

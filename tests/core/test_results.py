@@ -6,9 +6,7 @@ import pickle
 
 import pytest
 
-from verifiers.encoding import encode_row
 from verifiers.errors import ConfigError, JournalError, ModelUnavailable, ScoringError, UsageError
-from verifiers.journal import Journal
 from verifiers.results import (
     GenerateMetadata,
     GenerateOutputs,
@@ -17,8 +15,10 @@ from verifiers.results import (
     make_dataset,
     print_prompt_completions_sample,
 )
-from verifiers.rows import row_for_disk, state_to_output
-from verifiers.state import State, TrajectoryStep, TrajectoryStepTokens
+from verifiers.results.rows import row_for_disk, state_to_output
+from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
+from verifiers.runtime.json import encode_row
+from verifiers.storage.journal import Journal
 from verifiers.types import AssistantMessage, UserMessage
 
 NAN = math.nan

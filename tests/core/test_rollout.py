@@ -8,8 +8,8 @@ import pytest
 
 import verifiers as vf
 from support.small_envs import Talk, row, single_turn
-from verifiers.hooks import Hook
-from verifiers.rollout import play
+from verifiers.rollouts.author_code import Hook
+from verifiers.rollouts.loop import play
 from verifiers.testing import ScriptedClient
 
 
@@ -710,7 +710,7 @@ async def test_a_failing_clean_up_does_not_keep_the_others_from_running(caplog):
 
 
 async def test_a_clean_up_that_hangs_is_bounded(monkeypatch):
-    monkeypatch.setattr("verifiers.rollout.CLEANUP_S", 0.05)
+    monkeypatch.setattr("verifiers.rollouts.loop.CLEANUP_S", 0.05)
     env = Tidy(pause_s=60)
     state = await rollout(env)
     assert env.log == ["begun", "max_turns_reached"]

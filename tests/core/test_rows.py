@@ -7,11 +7,11 @@ import pickle
 import numpy as np
 import pytest
 
-from verifiers.encoding import decode_row, encode_row
 from verifiers.errors import EnvironmentFault, RateLimited, ScoringError
-from verifiers.redaction import redacted_text
-from verifiers.rows import ErrorInfo, output_to_state, row_for_disk, row_from_disk, state_to_output
-from verifiers.state import State, TrajectoryStep, TrajectoryStepTokens
+from verifiers.results.rows import ErrorInfo, output_to_state, row_for_disk, row_from_disk, state_to_output
+from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
+from verifiers.runtime.json import decode_row, encode_row
+from verifiers.runtime.redaction import redacted_text
 from verifiers.types import AssistantMessage, Response, UserMessage
 
 NAN = math.nan

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-import verifiers.decorators as mark
+import verifiers.rollouts.decorators as mark
 from verifiers.errors import (
     ConfigError,
     EnvironmentFault,
@@ -18,8 +18,8 @@ from verifiers.errors import (
     ToolCallError,
     TooManyFaults,
 )
+from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import RolloutScore, Rubric
-from verifiers.state import State, TrajectoryStep
 
 NAN = math.nan
 

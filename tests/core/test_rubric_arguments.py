@@ -5,8 +5,8 @@ import functools
 import pytest
 
 from verifiers.errors import ConfigError, ScoringError
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.state import State
 
 
 def state_of(**more):

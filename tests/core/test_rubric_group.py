@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-import verifiers.decorators as mark
+import verifiers.rollouts.decorators as mark
 from verifiers.errors import ConfigError
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric, RubricGroup
-from verifiers.state import State
 
 
 def state_of(text="4"):

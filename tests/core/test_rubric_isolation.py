@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from verifiers.errors import ConfigError, ScoringError
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.workers import call_isolated, workers
-from verifiers.state import State
+from verifiers.runtime.threads import call_isolated, workers
 
 SOURCE = """
     import os, re, sys, time, subprocess

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from verifiers.errors import ScoringError, TooManyFaults
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.workers import MAX_STUCK, call_in_thread, workers
-from verifiers.state import State
+from verifiers.runtime.threads import MAX_STUCK, call_in_thread, workers
 
 
 def state_of(**more):

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from support.kill import run_child, start_child
-from verifiers.durable import atomic_write
-from verifiers.encoding import canonical_json
 from verifiers.errors import ConfigError, RunBusy, RunMismatch
-from verifiers.failpoints import armed
-from verifiers.journal import read_journal
-from verifiers.run_directory import (
+from verifiers.runtime.failpoints import armed
+from verifiers.runtime.json import canonical_json
+from verifiers.storage.directory import (
     RunDirectory,
     default_root,
     find_resumable,
@@ -26,7 +24,9 @@ from verifiers.run_directory import (
     read_metadata,
     run_path,
 )
-from verifiers.run_identity import config_differences, fingerprint, rollout_key
+from verifiers.storage.files import atomic_write
+from verifiers.storage.identity import config_differences, fingerprint, rollout_key
+from verifiers.storage.journal import read_journal
 from verifiers.types import UserMessage
 
 CONFIG = {
@@ -82,7 +82,7 @@ def test_another_configuration_is_refused_by_its_differences_and_nothing_is_writ
 def test_a_second_process_is_refused_by_pid_and_host_and_the_first_goes_on(tmp_path):
     holder = """
 import sys
-from verifiers.run_directory import RunDirectory
+from verifiers.storage.directory import RunDirectory
 with RunDirectory.create_or_resume(sys.argv[1], {"model": "m"}) as run, run.open_journal() as journal:
     print("held")
     sys.stdin.read()
@@ -104,7 +104,7 @@ with RunDirectory.create_or_resume(sys.argv[1], {"model": "m"}) as run, run.open
 def test_a_killed_holder_leaves_no_lock(tmp_path):
     code = """
 import sys
-from verifiers.run_directory import RunDirectory
+from verifiers.storage.directory import RunDirectory
 run = RunDirectory.create_or_resume(sys.argv[1], {"model": "m"})
 print("held")
 sys.stdin.read()
@@ -116,7 +116,7 @@ sys.stdin.read()
 def test_killed_before_the_configuration_is_in_place_the_run_begins_anew(tmp_path):
     code = """
 import sys
-from verifiers.run_directory import RunDirectory
+from verifiers.storage.directory import RunDirectory
 RunDirectory.create_or_resume(sys.argv[1], {"model": "m"})
 """
     assert run_child(code, tmp_path, failpoint="atomic_write.before_rename:1").killed

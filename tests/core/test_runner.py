@@ -10,8 +10,8 @@ import pytest
 
 import verifiers as vf
 from support.small_envs import Talk, add_one, exact, row, single_turn, sums
-from verifiers.dataset import examples_from
-from verifiers.runner import Job, Progress, RunContext, Runner, play_group
+from verifiers.data.examples import examples_from
+from verifiers.runs.runner import Job, Progress, RunContext, Runner, play_group
 from verifiers.testing import ScriptedClient
 
 

@@ -13,9 +13,9 @@ import pytest
 import verifiers as vf
 from support.machine import Here
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for, choice, register
+from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
+from verifiers.sandbox.host.remote import RemoteBackend
 from verifiers.sandbox.probe import naps
-from verifiers.sandbox.remote import RemoteBackend
-from verifiers.sandbox.unsafe_subprocess import UnsafeSubprocess
 
 SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
 ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]

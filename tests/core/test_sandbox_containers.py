@@ -21,10 +21,10 @@ import pytest
 
 import verifiers as vf
 from verifiers.sandbox import SandboxSpec, backend_for
-from verifiers.sandbox.container import root_for
-from verifiers.sandbox.engines import LABEL, Docker
-from verifiers.sandbox.gvisor import GVisor
-from verifiers.sandbox.nsjail import Nsjail
+from verifiers.sandbox.backends.engines import LABEL, Docker
+from verifiers.sandbox.backends.gvisor import GVisor
+from verifiers.sandbox.backends.nsjail import Nsjail
+from verifiers.sandbox.host.container import root_for
 
 CONTAINERS = ["nsjail", "docker", "podman", "gvisor"]
 ENGINES = ["docker", "podman"]
@@ -302,7 +302,7 @@ def test_a_program_that_is_not_there_is_named(backend, missing, monkeypatch):
 def test_a_root_holds_names_and_no_file_of_the_host():
     root = root_for(())
     assert sum(path.stat().st_size for path in root.folder.rglob("*") if path.is_file()) < 1000
-    assert root.shown["/opt/sandbox/inside"].endswith("/sandbox/inside")
+    assert root.shown["/opt/sandbox/guest"].endswith("/sandbox/inside")
     assert not any("site-packages" in path for place, path in root.shown.items() if place.startswith("/opt/packages"))
     places = [*root.shown]
     assert places == sorted(places), "an outer place is mounted before what lies in it"
@@ -312,7 +312,7 @@ def test_a_root_holds_names_and_no_file_of_the_host():
 
 
 def test_what_a_worker_shares_with_its_owner_cannot_change_its_size():
-    from verifiers.sandbox.inside import kernel
+    from verifiers.sandbox.guest import kernel
 
     fd = kernel.memory_file("area", 100)
     try:
@@ -327,7 +327,7 @@ def test_what_a_worker_shares_with_its_owner_cannot_change_its_size():
 
 
 def test_a_file_that_is_given_to_a_sandbox_cannot_be_written():
-    from verifiers.sandbox.parents import _memory_file
+    from verifiers.sandbox.host.zygotes import _memory_file
 
     fd = _memory_file("root:x:0:0\n")
     try:
@@ -382,7 +382,7 @@ def test_the_twin_an_unsealed_area_is_grown(monkeypatch):
         os.ftruncate(fd, size)
         return fd
 
-    monkeypatch.setattr("verifiers.sandbox.session.kernel.memory_file", unsealed)
+    monkeypatch.setattr("verifiers.sandbox.host.session.kernel.memory_file", unsealed)
     assert grown("bubblewrap") == "['grown']"
 
 

@@ -8,7 +8,7 @@ import pytest
 import verifiers as vf
 from verifiers.environments.sandbox_text import command_text, has_failed
 from verifiers.sandbox import ExecResult, SandboxSpec
-from verifiers.sandbox.unsafe_subprocess import UnsafeSubprocess
+from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
 from verifiers.testing import ScriptedClient
 
 ROW = {"question": "Do it.", "answer": ""}

@@ -14,8 +14,9 @@ import pytest
 
 import verifiers as vf
 from support.machine import Here
-from verifiers.sandbox import SandboxSpec, backend_for, services
-from verifiers.sandbox.inside import frames
+from verifiers.sandbox import SandboxSpec, backend_for
+from verifiers.sandbox.backends import services
+from verifiers.sandbox.guest import frames
 
 SPEC = SandboxSpec(wall_s=90)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import verifiers as vf
-from verifiers.state import State, Timing, TrajectoryStep, TrajectoryStepTokens, record_tokens
+from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens, record_tokens
 from verifiers.types import Response, ResponseTokens
 
 ROW = {"prompt": [vf.UserMessage("2+2")], "answer": "4", "task": "sums", "info": {"n": 1}, "example_id": 5}

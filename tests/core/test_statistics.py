@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifiers.statistics import (
+from verifiers.results.statistics import (
     centered_advantages,
     clustered_stderr,
     mean,

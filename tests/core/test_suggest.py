@@ -3,7 +3,7 @@
 import pytest
 
 from verifiers.errors import ConfigError
-from verifiers.suggest import check_keywords, close_match, close_matches, closest
+from verifiers.runtime.suggest import check_keywords, close_match, close_matches, closest
 
 
 def test_a_near_match_needs_four_fifths_of_the_letters():

@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from verifiers.errors import MissingKeyError
-from verifiers.text import (
+from verifiers.data.text import (
     BOXED_SYSTEM_PROMPT,
     THINK_BOXED_SYSTEM_PROMPT,
     ensure_keys,
@@ -13,6 +12,7 @@ from verifiers.text import (
     extract_hash_answer,
     strip_non_numeric,
 )
+from verifiers.errors import MissingKeyError
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.tool import ToolEnv
 from verifiers.environments.tool_answers import cut
 from verifiers.errors import (
@@ -20,10 +21,9 @@ from verifiers.errors import (
     ToolError,
     ToolParseError,
 )
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.state import State
 from verifiers.testing import ScriptedClient
-from verifiers.tools import ToolFunction
 from verifiers.types import Message, ToolCall, ToolMessage
 
 ROW = {"question": "What is 12 squared?", "answer": "144"}

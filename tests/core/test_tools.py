@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_from_function, tool_name
 from verifiers.errors import ConfigError, ToolCallError, ToolParseError
-from verifiers.tools import ToolFunction, parse_arguments, shortened, tool_from_function, tool_name
 
 
 class Unit(enum.Enum):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import verifiers as vf
+from verifiers.runs.workers.channels import ProcessChannel
 from verifiers.testing import ScriptedClient
-from verifiers.workers.channels import ProcessChannel
 
 ENVIRONMENT = """
 import os, sys, time

@@ -40,7 +40,7 @@ def test_a_stale_page_is_found_and_made_anew(pages, monkeypatch, tmp_path, capsy
 
 
 def test_every_setting_and_command_is_shown(pages):
-    from verifiers_trainer.fields import RLFields
+    from verifiers_trainer.settings.fields import RLFields
 
     shown = pages.settings()
     assert not [name for name in RLFields.__annotations__ if f"| `{name}` |" not in shown]

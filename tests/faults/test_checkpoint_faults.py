@@ -10,7 +10,7 @@ from support import ranks_work
 from support.ranks import on_ranks
 from support.training import files_hash, losses_of, run, small_trainer
 from support.training_child import SAVED, child_context
-from verifiers_trainer import checkpoint
+from verifiers_trainer.policy import checkpoint_files
 
 RUN = {"deterministic": True, "max_steps": 6, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 1}
 SAVED_BY_TWO = (*SAVED, "rng_1.safetensors", "pending.jsonl")
@@ -35,7 +35,7 @@ def killed_and_resumed_ends_the_same(children, undisturbed, folder, failpoint, n
     assert ended[killed].exit_code == -signal.SIGKILL
     assert ended[1 - killed].exit_code == 1  # and not left behind
     assert ended[1 - killed].result[0] == "RunError"
-    found = checkpoint.newest_valid(folder)
+    found = checkpoint_files.newest_valid(folder)
     assert (found and found.name) == newest
 
     again = on_ranks(children, folder, ranks_work.train, str(folder), resume=True, **RUN)
@@ -60,7 +60,7 @@ def test_two_ranks_killed_before_the_rename_resume_to_the_same_weights(children,
         ("checkpoint.after_rename:1", "checkpoint-2"),
         ("checkpoint.before_manifest:2", "checkpoint-2"),
         ("checkpoint.after_rename:2", "checkpoint-4"),
-        ("1/checkpoint.before_sending:2", "checkpoint-2"),
+        ("1/checkpoint_files.before_sending:2", "checkpoint-2"),
     ],
 )
 def test_two_ranks_killed_at_every_failpoint_resume_to_the_same_weights(
@@ -71,14 +71,14 @@ def test_two_ranks_killed_at_every_failpoint_resume_to_the_same_weights(
 
 def test_a_checkpoint_holds_the_random_generators_of_every_rank(undisturbed, tmp_path):
     torch.manual_seed(11)
-    state = checkpoint.rng_to_bytes()
+    state = checkpoint_files.rng_to_bytes()
     expected = torch.rand(3)
-    checkpoint.save_rng(tmp_path, state, 1)
-    checkpoint.save_rng(tmp_path, rank=0)
+    checkpoint_files.save_rng(tmp_path, state, 1)
+    checkpoint_files.save_rng(tmp_path, rank=0)
     torch.manual_seed(5)
-    checkpoint.load_rng(tmp_path, 1)
+    checkpoint_files.load_rng(tmp_path, 1)
     assert torch.equal(torch.rand(3), expected)
-    checkpoint.load_rng(tmp_path, 0)
+    checkpoint_files.load_rng(tmp_path, 0)
     assert not torch.equal(torch.rand(3), expected)  # twin: those of rank 0 alone
     assert (undisturbed / "checkpoint-6" / "rng_1.safetensors").is_file()
 
@@ -89,7 +89,7 @@ def test_two_ranks_go_on_where_one_process_was(children, tmp_path, caplog):
     assert on_ranks(children, tmp_path, ranks_work.train, str(tmp_path), world=1, **one)[0].exit_code == 0
     ended = on_ranks(children, tmp_path, ranks_work.train, str(tmp_path), resume=True, **RUN | {"max_steps": 4})
     assert [e.result["step"] for e in ended] == [4, 4]
-    checkpoint.load_rng(tmp_path / "checkpoint-2", 1)
+    checkpoint_files.load_rng(tmp_path / "checkpoint-2", 1)
     assert "written by fewer processes, so rank 1 begins with fresh random generators" in caplog.text
 
 
@@ -106,7 +106,7 @@ def test_written_in_place_a_save_that_is_killed_leaves_a_folder_that_looks_like_
     naive = max(tmp_path.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
 
     assert naive == torn
-    assert checkpoint.newest_valid(tmp_path) == tmp_path / "checkpoint-2"
+    assert checkpoint_files.newest_valid(tmp_path) == tmp_path / "checkpoint-2"
 
 
 def test_resumed_with_the_weights_alone_the_run_is_another(tmp_path):

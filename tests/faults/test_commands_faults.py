@@ -6,7 +6,7 @@ Every refusal of ``vf-init`` and ``vf-install`` by itself: ``cli/test_vf_init.py
 import pytest
 
 from support.fresh_python import make_fresh_python
-from verifiers.cli.install import RUNS_CODE
+from verifiers.cli.install.command import RUNS_CODE
 
 BROKEN_SETUP = "import sys\nprint('the compiler is on fire', file=sys.stderr)\nsys.exit(7)\n"
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.eval_command import end, install_toy, last_word, rows_on_disk, start
 from support.kill import start_child
-from verifiers.journal import read_journal
+from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer
 
 # --- the commands ---------------------------------------------------------------------------------------------------

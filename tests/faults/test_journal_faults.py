@@ -14,8 +14,8 @@ import pytest
 import verifiers as vf
 from support.small_envs import single_turn
 from verifiers.errors import JournalError, RunBusy
-from verifiers.failpoints import armed
-from verifiers.journal import Journal, read_journal
+from verifiers.runtime.failpoints import armed
+from verifiers.storage.journal import Journal, read_journal
 from verifiers.testing import ScriptedClient
 
 FAILPOINTS = "journal.before_write journal.after_write journal.after_fsync journal.before_ack".split()
@@ -215,7 +215,7 @@ async def test_a_failed_fsync_is_never_asked_again(tmp_path, monkeypatch):
 
     path = tmp_path / "results.jsonl"
     with Journal.open(path) as journal:
-        monkeypatch.setattr("verifiers.journal.sync_file", third_fails)
+        monkeypatch.setattr("verifiers.storage.journal.sync_file", third_fails)
         await journal.append({"key": 0})
         await journal.append({"key": 1})
         for key in (2, 3):
@@ -231,7 +231,7 @@ async def test_a_failed_fsync_is_never_asked_again(tmp_path, monkeypatch):
 FULL_DISK = """
 import resource, sys
 from verifiers.errors import JournalError
-from verifiers.journal import Journal
+from verifiers.storage.journal import Journal
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 with Journal.open(sys.argv[1]) as journal:
     for key in range(1000):
@@ -258,7 +258,7 @@ def test_on_a_full_disk_every_acknowledged_row_is_readable(warm, tmp_path):
 
 WORKERS = """
 import asyncio, sys
-from verifiers.journal import Journal
+from verifiers.storage.journal import Journal
 path, plan, num_workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 async def worker(journal, owed):
@@ -341,7 +341,7 @@ def test_a_second_opener_is_refused_and_the_first_goes_on(tmp_path):
 
 def test_without_the_lock_two_writers_do_the_same_row_twice(tmp_path, monkeypatch):
     """The twin."""
-    monkeypatch.setattr("verifiers.durable.fcntl.flock", lambda *_: None)
+    monkeypatch.setattr("verifiers.storage.files.fcntl.flock", lambda *_: None)
     path = tmp_path / "results.jsonl"
     with ExitStack() as stack:
         for _ in range(2):

@@ -18,8 +18,8 @@ import verifiers as vf
 from support.eval_command import end, install_toy, last_word, rows_on_disk, start
 from support.kill import start_child
 from support.small_envs import add_one, exact, single_turn, sums
-from verifiers.journal import read_journal
-from verifiers.plan import Plan, owed
+from verifiers.runs.plan import Plan, owed
+from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer, ScriptedClient
 
 NUM_EXAMPLES, SIBLINGS = 40, 2
@@ -130,7 +130,7 @@ def test_killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_w
 
 def test_rows_of_a_group_written_one_by_one_are_torn_apart_by_a_kill(warm, tmp_path):
     """The twin of whole groups: the same rows, appended one at a time."""
-    code = "import sys\nfrom verifiers.journal import Journal\nwith Journal.open(sys.argv[1]) as j:\n"
+    code = "import sys\nfrom verifiers.storage.journal import Journal\nwith Journal.open(sys.argv[1]) as j:\n"
     for append, durable in (("[j.append_sync({'key': n}) for n in range(4)]", 2), ("j.append_sync(rows)", 0)):
         file = tmp_path / f"{durable}.jsonl"
         rows = "    rows = [{'key': n} for n in range(4)]\n"

@@ -12,9 +12,9 @@ from verifiers.testing import FakeServer
 ENVIRONMENT = """
 import asyncio, resource, sys, time
 import verifiers as vf
-from verifiers.journal import Journal
-from verifiers.plan import Plan
-from verifiers.runner import RunContext, Runner, play_and_score
+from verifiers.storage.journal import Journal
+from verifiers.runs.plan import Plan
+from verifiers.runs.runner import RunContext, Runner, play_and_score
 from verifiers.testing import ScriptedClient
 
 def exact(completion, answer):

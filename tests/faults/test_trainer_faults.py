@@ -11,8 +11,8 @@ import torch
 from support.pipeline import Policy, advance, counting_env, indices, pipeline, turn_of_each
 from support.training import run, small_trainer, toy_env
 from verifiers.errors import ConfigError, NoLearningSignal
-from verifiers_trainer import guards
-from verifiers_trainer.config import RLConfig
+from verifiers_trainer.run import sanity_checks
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 # --- nothing to learn from ------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_log_probabilities_of_another_distribution_stop_the_run_before_its_first
 
 
 def test_without_the_self_test_it_is_trained_and_nothing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(guards, "test_ratio", lambda *given: None)
+    monkeypatch.setattr(sanity_checks, "test_ratio", lambda *given: None)
     env = Cold(dataset=[{"question": "a"}, {"question": "b"}], rubric=toy_env().rubric)
     log = run(small_trainer(tmp_path, env, max_steps=2))
     assert len(log.steps) == 2
@@ -117,7 +117,7 @@ def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():
 
 
 def test_the_end_of_the_generator_is_the_end_of_training_within_a_second(monkeypatch):
-    from verifiers_trainer import orchestrator as module
+    from verifiers_trainer.pipeline import orchestrator as module
 
     async def gone(env, jobs, context, play):
         raise LookupError("the generator is gone")

@@ -20,9 +20,9 @@ from support.fake_vllm import NO_LABEL, FakeVLLM
 from support.pipeline import Policy, advance, pipeline
 from support.training import small_trainer
 from verifiers.errors import WeightSyncError
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
-from verifiers_trainer.sync.export import exported
+from verifiers_trainer.engines.vllm.weights.export import exported
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 STEPS = 4
 WAYS = [
@@ -248,7 +248,7 @@ def test_rollouts_older_than_the_lag_are_dropped_counted_and_never_trained(lag):
 
 def test_without_the_age_check_they_are_trained(monkeypatch):
     """The twin."""
-    from verifiers_trainer.orchestrator import Orchestrator
+    from verifiers_trainer.pipeline.orchestrator import Orchestrator
 
     monkeypatch.setattr(Orchestrator, "_drop_stale", lambda self: None)
     ages, dropped = overtaken(1)

@@ -13,8 +13,8 @@ import pytest
 import verifiers as vf
 from support.embedded import serving
 from verifiers.types import RolloutInput
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.integrations.prime_rl import emit, is_prime_rl, read
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 

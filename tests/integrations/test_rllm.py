@@ -11,10 +11,10 @@ from support.embedded import serving
 from support.integration_envs import ScriptedTokens, right, tool_env
 from support.peer_double import Recorded, differences, install
 from verifiers.testing import FakeServer
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.integrations import rllm
 from verifiers_trainer.integrations.common import peer_task
 from verifiers_trainer.integrations.token_client import served_generate
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 
 class Workflow(Recorded):

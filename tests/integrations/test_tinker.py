@@ -14,13 +14,13 @@ from support.peer_double import install
 from support.tinker_service import REPLACED, Service
 from verifiers.errors import CheckpointError, ModelError, RunError, RunMismatch
 from verifiers.types import ModelRequest
+from verifiers_trainer.algorithm.packing import pack
+from verifiers_trainer.algorithm.samples import Turn, rollout_samples
 from verifiers_trainer.integrations.common import peer_task, play_group
 from verifiers_trainer.integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
 from verifiers_trainer.integrations.tinker.__main__ import main
 from verifiers_trainer.integrations.tinker.data import datum
-from verifiers_trainer.packing import pack
-from verifiers_trainer.samples import Turn, rollout_samples
-from verifiers_trainer.schedule import PipelineState
+from verifiers_trainer.pipeline.schedule import PipelineState
 
 
 @pytest.fixture(autouse=True)

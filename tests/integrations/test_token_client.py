@@ -9,7 +9,7 @@ import verifiers as vf
 from support.integration_envs import CALL, ScriptedTokens, tool_env
 from verifiers.errors import MalformedResponse, ModelError
 from verifiers.types import ModelRequest
-from verifiers_trainer.engines.reasoning import split_reasoning
+from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.integrations import token_client
 from verifiers_trainer.integrations.common import export_samples, peer_task, play_group
 from verifiers_trainer.integrations.token_client import TokenClient

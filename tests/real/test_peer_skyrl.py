@@ -27,8 +27,8 @@ import verifiers as vf
 from support.embedded import serving
 from support.peer_double import differences
 from verifiers.testing import ByteTokenizer, FakeServer
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.integrations.skyrl import VerifiersGenerator, export_dataset
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 

@@ -22,11 +22,11 @@ from transformers import TrainerCallback
 
 from support.real_vllm import BUILD, RealVLLM, is_built
 from support.training import toy_env
-from verifiers_trainer import builtin_models
-from verifiers_trainer.config import RLConfig
 from verifiers_trainer.engines.vllm.engine import VLLMEngine
-from verifiers_trainer.policy import get_model_and_tokenizer
-from verifiers_trainer.sync.export import exported
+from verifiers_trainer.engines.vllm.weights.export import exported
+from verifiers_trainer.policy import builtin_models
+from verifiers_trainer.policy.loading import get_model_and_tokenizer
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 pytestmark = [
@@ -173,7 +173,16 @@ def train(server, folder, steps, **settings):
 
 
 def test_vf_eval_plays_an_environment_on_it(adapters, tmp_path):
-    command = [sys.executable, "-m", "verifiers.cli.eval", "reverse-text", "-b", f"{adapters.url}/v1", "-m", "smollm2"]
+    command = [
+        sys.executable,
+        "-m",
+        "verifiers.cli.evaluate.command",
+        "reverse-text",
+        "-b",
+        f"{adapters.url}/v1",
+        "-m",
+        "smollm2",
+    ]
     command += ["-n", "2", "-r", "1", "-t", "8", "-o", str(tmp_path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=dict(os.environ), check=False)
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from real.peers import TORCH, Tier, environment_of
-from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
 SERVER = Tier(("skyrl[tinker,jax]==0.3.0", "tinker==0.24.1", TORCH), (), editable=())
 START_S = 180.0

@@ -15,8 +15,8 @@ import pytest
 
 import verifiers as vf
 from verifiers.sandbox import SandboxSpec, backend_for
-from verifiers.sandbox.attacks import ATTACKS, LIMITS
 from verifiers.sandbox.probe import attempt, bait
+from verifiers.sandbox.probe.attacks import ATTACKS, LIMITS
 
 SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
 ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]

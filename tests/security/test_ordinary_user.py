@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from verifiers.sandbox.attacks import ATTACKS
+from verifiers.sandbox.probe.attacks import ATTACKS
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="this user is an ordinary one: test_attacks.py has shown it"),

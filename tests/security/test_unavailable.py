@@ -13,7 +13,7 @@ UNSHARE, CLONE, LANDLOCK = "unshare", "clone", "landlock"
 CHILD = """
 import asyncio, errno, platform, sys
 from verifiers.sandbox import SandboxSpec, backend_for
-from verifiers.sandbox.inside import kernel, seccomp
+from verifiers.sandbox.guest import kernel, seccomp
 
 def forbid(numbers):
     load = seccomp._op(seccomp._LOAD, 0, 0, seccomp._NUMBER)

@@ -8,8 +8,8 @@ import pytest
 
 import verifiers as vf
 from support.training import metrics_of
-from verifiers_trainer.config import known_names
-from verifiers_trainer.rules import trackers
+from verifiers_trainer.settings.config import known_names
+from verifiers_trainer.settings.rules import trackers
 
 MODEL = "builtin:tiny"
 

@@ -14,7 +14,7 @@ from verifiers.envs import SingleTurnEnv
 from verifiers.parsers import XMLParser
 from verifiers.rubrics import Rubric, RubricGroup
 from verifiers.trainers import GRPOConfig, GRPOTrainer
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 SIZE = {
     "max_seq_len": 96,

@@ -161,7 +161,7 @@ def read_toml(block: Block, code: str) -> None:
     """Read a file by its own reader: an evaluation, a registry, an environment's defaults, or a training."""
     content = tomllib.loads(code)
     if {"eval", "ablation"} & content.keys() and "trainer" not in content:
-        from verifiers.cli.toml_args import read_files
+        from verifiers.cli.evaluate.toml_args import read_files
 
         found = read_files([_saved(block, code)]).problems
     elif "endpoint" in content:

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import torch
 
-from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
-from verifiers_trainer.engines.embedded import EmbeddedEngine
+from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
 
 def small_model(seed: int = 0) -> Any:

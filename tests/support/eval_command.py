@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from verifiers.cli.eval import run_command
+from verifiers.cli.evaluate.command import run_command
 
 TOY = """
 import verifiers as vf
@@ -102,7 +102,7 @@ def start(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "VF_"))}
     environment |= {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", **variables}
     return subprocess.Popen(
-        [sys.executable, "-m", "verifiers.cli.eval", *words],
+        [sys.executable, "-m", "verifiers.cli.evaluate.command", *words],
         cwd=folder,
         env=environment,
         text=True,

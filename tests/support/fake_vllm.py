@@ -469,7 +469,7 @@ def main(argv: list[str]) -> None:
     import signal
     import sys
 
-    from verifiers_trainer.policy import get_model, get_tokenizer
+    from verifiers_trainer.policy.loading import get_model, get_tokenizer
 
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import verifiers as vf
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": 1}}\n</tool_call>'
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from verifiers.sandbox.inside.warden import descendants
+from verifiers.sandbox.guest.supervisor import descendants
 
 
 class Here:

@@ -9,8 +9,8 @@ import re
 
 import verifiers as vf
 from verifiers.checks.policies import formatted
-from verifiers.dataset import Example
-from verifiers.messages import message_text
+from verifiers.data.examples import Example
+from verifiers.data.messages import message_text
 from verifiers.testing import ScriptedClient
 
 MAXIMUM = {"wordle": 2.2}

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import verifiers as vf
-from verifiers.runner import RunContext
+from verifiers.runs.runner import RunContext
 from verifiers.testing import ScriptedClient
 from verifiers.testing.replies import response_of
 from verifiers.types import ModelRequest, Response
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.orchestrator import Orchestrator
-from verifiers_trainer.schedule import PipelineState
+from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.settings.config import RLConfig
 
 GROUP = 4
 

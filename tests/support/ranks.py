@@ -72,7 +72,7 @@ def _rank(
     )
     import torch
 
-    from verifiers import failpoints
+    from verifiers.runtime import failpoints
 
     torch.set_num_threads(1)
     where, _, spec = failpoint.rpartition("/")

@@ -13,16 +13,16 @@ import torch
 from transformers import TrainerCallback
 
 from support.training import metrics_of, run, small_trainer, toy_env, weights_hash
-from verifiers_trainer import checkpoint
-from verifiers_trainer.batch import Group, Record, build
-from verifiers_trainer.logprobs import install_logprob_forward
-from verifiers_trainer.ranks import Ranks
-from verifiers_trainer.samples import Turn
+from verifiers_trainer.algorithm.batch import Group, Record, build
+from verifiers_trainer.algorithm.samples import Turn
+from verifiers_trainer.distributed.ranks import Ranks
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 
 def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -> dict[str, Any]:
     """Train; the hash of the weights, and on rank 0 the losses. ``spoil`` is what goes wrong, and where."""
-    resume = resume and checkpoint.newest_valid(Path(folder)) is not None
+    resume = resume and checkpoint_files.newest_valid(Path(folder)) is not None
     trainer = small_trainer(Path(folder), ENVIRONMENTS.get(spoil, toy_env)(), **settings)
     trainer.args.ddp_timeout = settings.get("ddp_timeout", 60)
     SPOILERS.get(spoil, lambda trainer: None)(trainer)

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from support.ranks_work import group
 from support.training import metrics_of, run, small_trainer
-from verifiers_trainer import checkpoint, sharding
-from verifiers_trainer.batch import build
-from verifiers_trainer.logprobs import install_logprob_forward
+from verifiers_trainer.algorithm.batch import build
+from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +44,7 @@ def train(
     """Train; the whole weights as every rank gathers them, and on rank 0 what was logged."""
     if int(os.environ["WORLD_SIZE"]) > 1:
         as_launched(**(split or {}))
-    resume = resume and checkpoint.newest_valid(Path(folder)) is not None
+    resume = resume and checkpoint_files.newest_valid(Path(folder)) is not None
     trainer = small_trainer(Path(folder), **settings)
     trainer.args.ddp_timeout = 60
     if spoil == "copy never renewed":
@@ -51,7 +52,7 @@ def train(
     if spoil == "norm of the own part":
         trainer._clip_grad_norm = lambda model: _clip_own(model, trainer.args.max_grad_norm)
     run(trainer, resume_from_checkpoint=resume)
-    weights = {name: tensor for name, tensor in sharding.whole_tensors(trainer.model, trained_only=True)}
+    weights = {name: tensor for name, tensor in fsdp.whole_tensors(trainer.model, trained_only=True)}
     lines = [row for row in metrics_of(Path(folder)) if "loss" in row] if trainer.ranks.is_main else []
     evaluated = trainer.evaluate(num_examples=2)["eval_reward"]
     trainer.save_model(f"{folder}/saved")
@@ -96,7 +97,7 @@ def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[s
     trainer.model, _ = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
     batch = build([group(n, sizes) for n, sizes in enumerate(lengths)], [], trainer.args, trainer.args.world_size)
     trainer.training_step(trainer.model, batch)
-    found = torch.cat([sharding.whole(p.grad).flatten() for p in trainer.model.parameters()])
+    found = torch.cat([fsdp.whole(p.grad).flatten() for p in trainer.model.parameters()])
     tokens = [int(row.loss_mask.sum()) for row in batch.rows_R[trainer.ranks.rank]]
     trainer.ranks.gather([0.0], "the end")
     return {

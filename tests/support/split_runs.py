@@ -15,12 +15,13 @@ from support import ranks_work
 from support.ranks_work import group
 from support.split import as_launched, digest, share_of, train
 from support.training import metrics_of, rows, small_config, small_policy, small_trainer, toy_env
-from verifiers_trainer import anchors, sharding
-from verifiers_trainer.batch import Group
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.samples import NOT_SAMPLED
+from verifiers_trainer.algorithm import old_logprobs
+from verifiers_trainer.algorithm.batch import Group
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.warmup import warm_up
 from verifiers_trainer.trainer import RLTrainer
-from verifiers_trainer.warmup import warm_up
 
 
 def launched(**split: Any) -> None:
@@ -30,7 +31,7 @@ def launched(**split: Any) -> None:
 
 
 def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    return dict(sharding.whole_tensors(trainer.model, trained_only=True))
+    return dict(fsdp.whole_tensors(trainer.model, trained_only=True))
 
 
 def numbers(weights: dict[str, torch.Tensor]) -> list[float]:
@@ -79,7 +80,7 @@ class GivenRollouts(RLTrainer):
 
     def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
         rows = inputs.rows_R[self.ranks.rank]
-        self.needed.append(anchors.needs_old(self.args, rows))
+        self.needed.append(old_logprobs.needs_old(self.args, rows))
         return super().training_step(model, inputs, *rest)
 
 
@@ -93,7 +94,7 @@ def train_given(folder: str, each_rank_decides: bool = False, **settings: Any) -
     trainer = GivenRollouts(small_policy(), toy_env(), config, build_tiny_tokenizer())
     trainer.needed = []
     if each_rank_decides:
-        anchors.some_rank_needs_old = lambda config, rows, ranks: anchors.needs_old(config, rows)
+        old_logprobs.some_rank_needs_old = lambda config, rows, ranks: old_logprobs.needs_old(config, rows)
     trainer.train()
     return ended(trainer, needed=trainer.needed)
 
@@ -142,7 +143,7 @@ def seen(trainer: Any, name: str) -> dict[str, Any]:
     folder = trainer.args.folder / name
     trainer.save_model(str(folder))
     saved = load_file(folder / "model.safetensors") if trainer.ranks.is_main else None
-    own = {n: t for n, t in sharding.whole_tensors(trainer.model)}
+    own = {n: t for n, t in fsdp.whole_tensors(trainer.model)}
     is_own = saved is None or all(torch.equal(saved[n], own[n]) for n in own)
     return {"evaluated": evaluated, "answers": answers, "is_own": is_own}
 
@@ -199,9 +200,9 @@ def best_at_first(folder: str, stale: bool = False, **settings: Any) -> dict[str
 def spoilt(folder: str, spoil: str, **settings: Any) -> dict[str, Any]:
     """Train where the whole weights that a forward pass left are never dropped, or taken for all that there is."""
     if spoil == "left":
-        sharding.forget_whole = lambda model: None
+        fsdp.forget_whole = lambda model: None
     else:
-        sharding.is_split = lambda model: any(isinstance(p, DTensor) for p in model.parameters())
+        fsdp.is_split = lambda model: any(isinstance(p, DTensor) for p in model.parameters())
     return train(folder, **settings)
 
 

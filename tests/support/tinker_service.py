@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 RATE = 150.0
 """Step size on the logits, for a loss averaged over tokens."""

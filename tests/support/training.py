@@ -12,10 +12,10 @@ import torch
 from transformers import TrainerCallback
 
 import verifiers as vf
-from verifiers_trainer.batch import StepBatch
-from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.loggers import METRICS, read_metrics
+from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -41,11 +41,11 @@ def _train(folder: str, failpoint: str, settings: dict[str, Any]) -> None:
     import torch
 
     from support.training import small_trainer
-    from verifiers import failpoints
-    from verifiers_trainer import checkpoint
+    from verifiers.runtime import failpoints
+    from verifiers_trainer.policy import checkpoint_files
 
     torch.set_num_threads(1)
-    resume = checkpoint.newest_valid(Path(folder)) is not None
+    resume = checkpoint_files.newest_valid(Path(folder)) is not None
     with failpoints.armed(failpoint) if failpoint else nullcontext():
         small_trainer(Path(folder), **settings).train(resume_from_checkpoint=resume)
     sys.stdout.flush()

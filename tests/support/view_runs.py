@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers as vf
-from verifiers.run_directory import RunDirectory
+from verifiers.storage.directory import RunDirectory
 from verifiers.testing import ScriptedClient
 from verifiers.types import AssistantMessage, ToolCall
 

@@ -20,7 +20,8 @@ from support.kill import FAILPOINT_VARIABLE, HELD_UP_AFTER_S, Ended
 WARM = """
 import importlib, json, os, socket, sys
 import verifiers as vf
-import verifiers.failpoints, verifiers.generate, verifiers.clients.http, verifiers.testing, verifiers.rubrics, msgspec
+import verifiers.runtime.failpoints, verifiers.runs.run, verifiers.clients.http, verifiers.testing, verifiers.rubrics
+import msgspec
 
 vf.SingleTurnEnv(dataset=[{"question": "?"}])
 line = socket.socket(fileno=int(sys.argv[1]))
@@ -36,7 +37,7 @@ while True:
             os.dup2(fd, target)
             os.close(fd)
         os.environ.update(order["environment"])
-        importlib.reload(verifiers.failpoints)  # armed by the environment, counting from zero
+        importlib.reload(verifiers.runtime.failpoints)  # armed by the environment, counting from zero
         sys.argv = ["-c", *order["args"]]
         code = 0
         try:

@@ -14,7 +14,9 @@ import yaml
 
 from support.split import ROOT, digest, told
 from support.training import metrics_of, run, small_policy, small_trainer
-from verifiers_trainer import checkpoint, guards, sharding, zero
+from verifiers_trainer.distributed import deepspeed, fsdp
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.run import sanity_checks
 
 NAMES = {
     "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
@@ -53,9 +55,9 @@ def nothing_persists(folder: Path, stage: int) -> str:
 
 def share_of(model: Any) -> float:
     """The part of all parameters that this process holds between two passes."""
-    sharding.forget_whole(model)
+    fsdp.forget_whole(model)
     held = sum(p.ds_tensor.numel() + p.numel() if hasattr(p, "ds_id") else p.numel() for p in model.parameters())
-    return held / sum(zero.size(p).numel() for p in model.parameters())
+    return held / sum(deepspeed.size(p).numel() for p in model.parameters())
 
 
 def train(
@@ -82,7 +84,7 @@ def train(
             "metric_for_best_model": "eval_reward",
             "greater_is_better": False,
         }
-    resume = resume and checkpoint.newest_valid(Path(folder)) is not None
+    resume = resume and checkpoint_files.newest_valid(Path(folder)) is not None
     if half:
         _compute_in_half()
     trainer = small_trainer(Path(folder), **settings)
@@ -93,7 +95,7 @@ def train(
     if again:
         trainer.args.max_steps = again
         run(trainer)
-    weights = dict(sharding.whole_tensors(trainer.model, trained_only=True))
+    weights = dict(fsdp.whole_tensors(trainer.model, trained_only=True))
     evaluated = trainer.evaluate(num_examples=2)["eval_reward"]
     trainer.save_model(f"{folder}/saved")
     trainer.close()
@@ -115,7 +117,7 @@ def stopped_by_a_gradient(folder: str, stage: int) -> dict[str, Any]:
     plain, seen = trainer.training_step, {}
 
     def training_step(model: Any, batch: Any, *rest: Any) -> Any:
-        seen["before"] = digest(dict(sharding.whole_tensors(trainer.model)))
+        seen["before"] = digest(dict(fsdp.whole_tensors(trainer.model)))
         if trainer.state.global_step == 1 and trainer.ranks.rank == 1:
             trainer.model.get_input_embeddings().register_forward_hook(
                 lambda module, inputs, output: output.register_hook(lambda gradient: gradient * float("nan")) and None
@@ -128,7 +130,7 @@ def stopped_by_a_gradient(folder: str, stage: int) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - the test looks at what it is
         raised = [type(error).__name__, str(error)]
     trainer.ranks.gather([0.0], "the end")
-    return {"raised": raised, "moved": digest(dict(sharding.whole_tensors(trainer.model))) != seen["before"]}
+    return {"raised": raised, "moved": digest(dict(fsdp.whole_tensors(trainer.model))) != seen["before"]}
 
 
 def loaded_under_a_config(folder: str) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def loaded_under_a_config(folder: str) -> dict[str, Any]:
     config = small_config(Path(folder))
     model = AutoModelForCausalLM.from_pretrained(f"{folder}/model")
     return {
-        "split": zero.is_split(model),
+        "split": deepspeed.is_split(model),
         "would": is_deepspeed_zero3_enabled(),
         "plugin": config.deepspeed_plugin is not None,
     }
@@ -154,7 +156,7 @@ def made_split(folder: str) -> dict[str, Any]:
 
     as_launched()
     torch.distributed.init_process_group("gloo")
-    zero._without_compiler()
+    deepspeed._without_compiler()
     model = small_policy()
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
     deepspeed.zero.Init(module=model, config_dict_or_path=config)
@@ -166,19 +168,19 @@ def made_split(folder: str) -> dict[str, Any]:
 
 
 def _compute_in_half() -> None:
-    settle = zero.settle
+    settle = deepspeed.settle
 
     def as_on_gpus(config: dict[str, Any], settings: Any) -> None:
         settings = copy.copy(settings)
         settings.__dict__["bf16"] = True
         settle(config, settings)
 
-    zero.settle, zero.in_one_precision = as_on_gpus, lambda *_: None
+    deepspeed.settle, deepspeed.in_one_precision = as_on_gpus, lambda *_: None
 
 
 def _step_with_every_row(trainer: Any) -> None:
     trainer.gradients_exchanged = lambda model, exchanged: _always(trainer)
-    guards.test_ratio = lambda *_: None  # it finds that a row was sampled with other weights
+    sanity_checks.test_ratio = lambda *_: None  # it finds that a row was sampled with other weights
 
 
 def _always(trainer: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.advantages import ADVANTAGES, compute_advantages, is_dead, turn_advantages
+from verifiers_trainer.algorithm.advantages import ADVANTAGES, compute_advantages, is_dead, turn_advantages
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())["advantages"]
 

@@ -15,11 +15,11 @@ import torch
 
 from support.tiny_models import VOCABULARY, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
-from verifiers_trainer.aggregation import AGGREGATIONS, step_weights
-from verifiers_trainer.logprobs import install_logprob_forward
-from verifiers_trainer.losses import LossInput, resolve_loss
-from verifiers_trainer.packing import pack
-from verifiers_trainer.samples import Sample, Turn, rollout_samples
+from verifiers_trainer.algorithm.aggregation import AGGREGATIONS, step_weights
+from verifiers_trainer.algorithm.losses import LossInput, resolve_loss
+from verifiers_trainer.algorithm.packing import pack
+from verifiers_trainer.algorithm.samples import Sample, Turn, rollout_samples
+from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())
 EVERY_AGGREGATION = pytest.mark.parametrize("name", list(AGGREGATIONS))

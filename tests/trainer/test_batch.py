@@ -8,11 +8,11 @@ import pytest
 
 import verifiers as vf
 from support.pipeline import pipeline_config
-from verifiers.state import TrajectoryStep, record_tokens
+from verifiers.rollouts.state import TrajectoryStep, record_tokens
 from verifiers.types import ResponseTokens
-from verifiers_trainer.batch import Group, Record, build, reward_histogram
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.samples import Turn, merge_turns
+from verifiers_trainer.algorithm.batch import Group, Record, build, reward_histogram
+from verifiers_trainer.algorithm.samples import Turn, merge_turns
+from verifiers_trainer.settings.config import RLConfig
 
 
 def record(reward, tokens=3, prompt=2, version=0, error=None, truncated=False, metrics=None):

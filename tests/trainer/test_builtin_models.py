@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from verifiers.errors import ConfigError
-from verifiers_trainer import builtin_models
-from verifiers_trainer.builtin_models import (
+from verifiers_trainer.policy import builtin_models
+from verifiers_trainer.policy.builtin_models import (
     build_tiny_model,
     build_tiny_tokenizer,
     load_smollm2,

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from support.training import run, small_trainer, toy_env, weights_hash
-from verifiers import failpoints
 from verifiers.errors import CheckpointError, RunMismatch
-from verifiers_trainer import checkpoint
-from verifiers_trainer.batch import Group, Record
-from verifiers_trainer.pending import load_pipeline, save_pipeline
-from verifiers_trainer.samples import Turn
-from verifiers_trainer.schedule import PipelineState
+from verifiers.runtime import failpoints
+from verifiers_trainer.algorithm.batch import Group, Record
+from verifiers_trainer.algorithm.samples import Turn
+from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
+from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.policy import checkpoint_files
 
 STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "deterministic": True}
 """Deterministic, so that a checkpoint always has finished rollouts that wait to be trained."""
@@ -40,11 +40,11 @@ def folder(trained, tmp_path):
 
 def test_a_checkpoint_holds_safetensors_and_json_alone_and_verifies(trained):
     made = trained / "checkpoint-4"
-    checkpoint.verify(made)
+    checkpoint_files.verify(made)
     assert {path.suffix for path in made.iterdir()} <= {".safetensors", ".json", ".jsonl", ".jinja"}
     listed = json.loads((made / "MANIFEST.json").read_text())["files"]
     assert set(listed) == {path.name for path in made.iterdir()} - {"MANIFEST.json"}
-    assert checkpoint.newest_valid(trained) == made
+    assert checkpoint_files.newest_valid(trained) == made
     assert not list(trained.glob(".tmp-*"))
 
 
@@ -71,9 +71,9 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(fold
     damage(folder / "checkpoint-4" / name)
 
     with pytest.raises(CheckpointError, match=f"{name} is missing or damaged") as raised:
-        checkpoint.verify(folder / "checkpoint-4")
+        checkpoint_files.verify(folder / "checkpoint-4")
     assert raised.value.file == name
-    assert checkpoint.newest_valid(folder) == folder / "checkpoint-2"
+    assert checkpoint_files.newest_valid(folder) == folder / "checkpoint-2"
     assert f"{name} is missing or damaged" in caplog.text
 
 
@@ -84,15 +84,15 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(fold
 def test_a_manifest_that_cannot_be_one_is_refused(folder, content):
     (folder / "checkpoint-4" / "MANIFEST.json").write_text(content)
     with pytest.raises(CheckpointError):
-        checkpoint.verify(folder / "checkpoint-4")
-    assert checkpoint.newest_valid(folder) == folder / "checkpoint-2"
+        checkpoint_files.verify(folder / "checkpoint-4")
+    assert checkpoint_files.newest_valid(folder) == folder / "checkpoint-2"
 
 
 def test_training_resumes_from_the_last_whole_checkpoint(folder, caplog):
     flip_a_byte(folder / "checkpoint-4" / "model.safetensors")
     trainer = small_trainer(folder, **STEPS)
     assert len(run(trainer, resume_from_checkpoint=True).steps) == 2
-    checkpoint.verify(folder / "checkpoint-4")  # written anew
+    checkpoint_files.verify(folder / "checkpoint-4")  # written anew
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_an_error(folder):
@@ -138,8 +138,8 @@ def test_a_pickle_in_the_place_of_the_weights_is_refused(folder, tmp_path):
     canary = tmp_path / "canary"
     made = folder / "checkpoint-4"
     (made / "model.safetensors").write_bytes(pickle.dumps(Bomb(canary)))
-    files = {p.name: checkpoint._describe(p) for p in made.iterdir() if p.name != "MANIFEST.json"}
-    checkpoint.write_json(made / "MANIFEST.json", {"schema": 1, "files": files})  # even with a forged manifest
+    files = {p.name: checkpoint_files._describe(p) for p in made.iterdir() if p.name != "MANIFEST.json"}
+    checkpoint_files.write_json(made / "MANIFEST.json", {"schema": 1, "files": files})  # even with a forged manifest
 
     with pytest.raises(CheckpointError, match="cannot be continued from: SafetensorError"):
         run(small_trainer(folder, **STEPS | {"max_steps": 5}), resume_from_checkpoint=True)
@@ -159,7 +159,7 @@ def test_a_write_that_fails_leaves_nothing_and_says_where(tmp_path, place):
 
 def test_older_checkpoints_go_only_when_a_newer_one_is_whole(tmp_path, monkeypatch):
     def make(step):
-        with checkpoint.writing(tmp_path / f"checkpoint-{step}") as temporary:
+        with checkpoint_files.writing(tmp_path / f"checkpoint-{step}") as temporary:
             (temporary / "x.json").write_text(str(step))
         return tmp_path / f"checkpoint-{step}"
 
@@ -167,23 +167,23 @@ def test_older_checkpoints_go_only_when_a_newer_one_is_whole(tmp_path, monkeypat
     three = make(3)
     (three / "x.json").write_text("4")
     with pytest.raises(CheckpointError, match="missing or damaged"):
-        checkpoint.prune(three, 1)
-    assert len(checkpoint.steps_in(tmp_path)) == 3
+        checkpoint_files.prune(three, 1)
+    assert len(checkpoint_files.steps_in(tmp_path)) == 3
 
-    checkpoint.prune(make(3), 2)
-    assert [step for step, _ in checkpoint.steps_in(tmp_path)] == [3, 2]
-    checkpoint.prune(make(4), 1, protected=tmp_path / "checkpoint-2")
-    assert [step for step, _ in checkpoint.steps_in(tmp_path)] == [4, 2]
+    checkpoint_files.prune(make(3), 2)
+    assert [step for step, _ in checkpoint_files.steps_in(tmp_path)] == [3, 2]
+    checkpoint_files.prune(make(4), 1, protected=tmp_path / "checkpoint-2")
+    assert [step for step, _ in checkpoint_files.steps_in(tmp_path)] == [4, 2]
 
 
 def test_save_total_limit_keeps_the_newest(tmp_path):
     run(small_trainer(tmp_path, **STEPS | {"save_steps": 1}, save_total_limit=2))
-    assert [step for step, _ in checkpoint.steps_in(tmp_path)] == [4, 3]
+    assert [step for step, _ in checkpoint_files.steps_in(tmp_path)] == [4, 3]
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path):
     (tmp_path / ".tmp-checkpoint-9").mkdir()
-    with checkpoint.writing(tmp_path / "checkpoint-10") as temporary:
+    with checkpoint_files.writing(tmp_path / "checkpoint-10") as temporary:
         (temporary / "x").write_text("y")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-10"]
 
@@ -220,7 +220,7 @@ def test_weights_alone_cannot_be_resumed_and_say_so(tmp_path):
 
 
 def test_weights_of_another_model_are_refused(folder, tmp_path):
-    from verifiers_trainer.builtin_models import build_tiny_model
+    from verifiers_trainer.policy.builtin_models import build_tiny_model
 
     model = build_tiny_model(layers=2, hidden=32, heads=2)
     with pytest.raises(CheckpointError, match="do not fit this model: missing"):
@@ -230,8 +230,8 @@ def test_weights_of_another_model_are_refused(folder, tmp_path):
 def test_a_fresh_run_moves_an_earlier_one_aside_and_mixes_nothing(folder, caplog):
     run(small_trainer(folder, **STEPS | {"max_steps": 2}))
 
-    assert [step for step, _ in checkpoint.steps_in(folder)] == [2]
-    assert [step for step, _ in checkpoint.steps_in(folder / "earlier-1")] == [4, 2]
+    assert [step for step, _ in checkpoint_files.steps_in(folder)] == [2]
+    assert [step for step, _ in checkpoint_files.steps_in(folder / "earlier-1")] == [4, 2]
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
     assert len((folder / "earlier-1" / "metrics.jsonl").read_text().splitlines()) == 4
     assert "holds an earlier run" in caplog.text
@@ -245,9 +245,9 @@ def test_the_generators_continue_exactly_where_they_were(tmp_path):
         return random.random(), float(np.random.rand()), np.random.randn(), float(torch.rand(()))
 
     draw()
-    checkpoint.save_rng(tmp_path)
+    checkpoint_files.save_rng(tmp_path)
     expected = [draw() for _ in range(3)]
-    checkpoint.load_rng(tmp_path)
+    checkpoint_files.load_rng(tmp_path)
     assert [draw() for _ in range(3)] == expected
 
 
@@ -267,10 +267,10 @@ def test_an_optimizer_continues_bit_for_bit(tmp_path, kind):
     one, one_optimizer = make()
     for seed in range(3):
         step(one, one_optimizer, seed)
-    checkpoint.save_optimizer(tmp_path, one_optimizer)
+    checkpoint_files.save_optimizer(tmp_path, one_optimizer)
     other, other_optimizer = make()
     other.load_state_dict(one.state_dict())
-    checkpoint.load_optimizer(tmp_path, other_optimizer)
+    checkpoint_files.load_optimizer(tmp_path, other_optimizer)
     for seed in range(3, 6):
         step(one, one_optimizer, seed)
         step(other, other_optimizer, seed)
@@ -279,9 +279,9 @@ def test_an_optimizer_continues_bit_for_bit(tmp_path, kind):
 
 def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
     layer = torch.nn.Linear(2, 2)
-    checkpoint.save_optimizer(tmp_path, torch.optim.AdamW([{"params": [layer.weight]}, {"params": [layer.bias]}]))
+    checkpoint_files.save_optimizer(tmp_path, torch.optim.AdamW([{"params": [layer.weight]}, {"params": [layer.bias]}]))
     with pytest.raises(CheckpointError, match="cannot be continued from"):
-        checkpoint.load_optimizer(tmp_path, torch.optim.AdamW(layer.parameters()))
+        checkpoint_files.load_optimizer(tmp_path, torch.optim.AdamW(layer.parameters()))
 
 
 def test_pending_rollouts_come_back_as_they_were(tmp_path):
@@ -308,8 +308,8 @@ def test_pending_rollouts_come_back_as_they_were(tmp_path):
 
 def test_another_format_is_refused_by_its_number(tmp_path):
     save_pipeline(tmp_path, PipelineState(), 0, {})
-    saved = checkpoint.read_json(tmp_path / "rl_state.json")
-    checkpoint.write_json(tmp_path / "rl_state.json", saved | {"schema": 99})
+    saved = checkpoint_files.read_json(tmp_path / "rl_state.json")
+    checkpoint_files.write_json(tmp_path / "rl_state.json", saved | {"schema": 99})
     with pytest.raises(CheckpointError, match="its format is number 99"):
         load_pipeline(tmp_path)
 

@@ -16,12 +16,12 @@ from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
 from support.kill import run_child
-from verifiers.durable import LOCK_NAME, HeldFile
-from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli.display import ProgressLine, duration, edge_rewards, show_logs, two_columns
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
-from verifiers_trainer.loggers import read_metrics
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.run.metrics_files import read_metrics
 
 ENVIRONMENT = """
 import os, signal

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from verifiers.errors import ConfigError
-from verifiers_trainer import compat
-from verifiers_trainer.config import RLConfig, field_names
 from verifiers_trainer.grpo import GRPOConfig, grpo_defaults, lora_defaults
+from verifiers_trainer.settings import compat
+from verifiers_trainer.settings.config import RLConfig, field_names
 
 ROWS = [
     ("num_generations", 4, {"rollouts_per_example": 4}),

@@ -8,9 +8,9 @@ import torch
 
 import verifiers_trainer
 from verifiers.errors import ConfigError
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.fields import RLFields
-from verifiers_trainer.rules import REFUSED, trackers
+from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.fields import RLFields
+from verifiers_trainer.settings.rules import REFUSED, trackers
 
 
 def problems(**settings):
@@ -165,7 +165,7 @@ def test_auto_reports_to_wandb_only_where_it_is_installed_and_configured(monkeyp
     config.resolve()
     assert trackers(config.report_to) == []
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr("verifiers_trainer.rules.find_spec", lambda name: object())
+    monkeypatch.setattr("verifiers_trainer.settings.rules.find_spec", lambda name: object())
     assert trackers(config.report_to) == ["wandb"]
 
 

@@ -1,7 +1,7 @@
 """The increasing-context check on real transformers tokenizers: the built-in one passes, a stripping template fails."""
 
-from verifiers.context_check import check_increasing_context
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers.checks.chat_template import check_increasing_context
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 STRIPPING = """\
 {%- for message in messages %}

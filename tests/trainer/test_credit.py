@@ -11,11 +11,11 @@ import verifiers as vf
 from support.training import digits, first_batch, rows, run, small_trainer
 from verifiers.errors import ConfigError
 from verifiers.testing import FakeServer, ScriptedClient
-from verifiers_trainer.batch import Group, Record, build
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.pending import load_pipeline, save_pipeline
-from verifiers_trainer.samples import Turn
-from verifiers_trainer.schedule import PipelineState
+from verifiers_trainer.algorithm.batch import Group, Record, build
+from verifiers_trainer.algorithm.samples import Turn
+from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
+from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.settings.config import RLConfig
 
 
 def turn(start, size=2):

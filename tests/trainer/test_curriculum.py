@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import verifiers as vf
 from support.training import StepLog, digits, metrics_of, rows, run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.curriculum import RewardWeights, difficulty_at, effective_weights, rows_of
-from verifiers_trainer.mixture import MixtureSchedule, joined
+from verifiers_trainer.pipeline.curriculum import RewardWeights, difficulty_at, effective_weights, rows_of
+from verifiers_trainer.pipeline.mixture import MixtureSchedule, joined
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 CONFIG = Path(__file__).parents[2] / "configs" / "vf-train" / "curriculum-sums.toml"

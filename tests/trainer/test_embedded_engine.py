@@ -24,12 +24,12 @@ from support.embedded import (
     small_model,
 )
 from verifiers.errors import ConfigError, EndpointUnreachable
-from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
-from verifiers_trainer.engines import continuous
-from verifiers_trainer.engines.embedded import EmbeddedEngine
-from verifiers_trainer.engines.gate import StepGate
+from verifiers_trainer.engines.embedded import continuous
+from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.engines.embedded.gate import StepGate
+from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
 from verifiers_trainer.engines.protocol import Engine
-from verifiers_trainer.engines.sharing import share_parameters, shares_parameters
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
 MODES = ("padded", "deterministic", "continuous")
 TEXTS = ["a", "some words", "a much longer prompt than the others " * 2, "b", "some words"]
@@ -449,7 +449,7 @@ async def test_autocast_samples_in_the_lower_precision_and_sees_updates():
 
 @pytest.mark.real
 async def test_smollm2_samples_its_own_distribution():
-    from verifiers_trainer.policy import get_model_and_tokenizer
+    from verifiers_trainer.policy.loading import get_model_and_tokenizer
 
     pytest.importorskip("gguf", reason="needs the extra verifiers-trainer[smollm2]")
     try:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from support.embedded import ask, complete, fine_tuned, forward_logprobs, post, sampled_logprobs, serving, small_model
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.engines.embedded import EmbeddedEngine
+from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 MODES = ("padded", "deterministic", "continuous")
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]

@@ -15,8 +15,8 @@ import pytest
 import verifiers as vf
 from support.embedded import fine_tuned, small_model
 from support.training import first_batch, small_config
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.engines.chat import shows_tools
+from verifiers_trainer.engines.http.chat import shows_tools
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 BLIND = (

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.reasoning import split_reasoning
-from verifiers_trainer.engines.tool_calls import (
+from verifiers_trainer.engines.http.reasoning import split_reasoning
+from verifiers_trainer.engines.http.tool_calls import (
     TOOL_CALL_PARSERS,
     parse_hermes,
     parse_llama3_json,

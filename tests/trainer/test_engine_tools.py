@@ -17,7 +17,7 @@ import verifiers as vf
 from support.embedded import fine_tuned, small_model
 from support.training import first_batch, run, small_trainer
 from verifiers.errors import NoLearningSignal
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 QUESTION = "sum"
 TEMPERATURE = 0.9

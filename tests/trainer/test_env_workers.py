@@ -105,7 +105,7 @@ def test_an_environment_made_by_hand_is_refused_before_anything_starts(tmp_path)
 
 
 def test_the_backend_is_the_one_asked_for(game, monkeypatch):
-    from verifiers.workers import opening
+    from verifiers.runs.workers import opening
 
     asked = []
 

@@ -7,8 +7,8 @@ import pytest
 import verifiers as vf
 from support.training import digits, metrics_of, rows, run, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, TooManyFaults
-from verifiers_trainer import checkpoint
-from verifiers_trainer.evaluation import play
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.run.evaluation import play
 
 
 def saved_rows(folder):
@@ -127,7 +127,7 @@ def test_the_best_checkpoint_is_kept_and_loaded_at_the_end(tmp_path):
     trainer.evaluate = evaluate
     run(trainer)
 
-    assert [step for step, _ in checkpoint.steps_in(tmp_path)] == [4, 3, 1]
+    assert [step for step, _ in checkpoint_files.steps_in(tmp_path)] == [4, 3, 1]
     assert weights_hash(trainer.model) == hashes[0] != hashes[-1]
 
 

@@ -13,13 +13,13 @@ from support.fake_vllm import FakeVLLM
 from support.integration_envs import ScriptedTokens, tool_env
 from support.training import first_batch, run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
-from verifiers.runner import Job, RunContext, play_and_score
+from verifiers.runs.runner import Job, RunContext, play_and_score
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens
-from verifiers_trainer.batch import Record
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.exact_client import ExactClient
-from verifiers_trainer.exact_history import require_exact_history
-from verifiers_trainer.samples import merge_turns
+from verifiers_trainer.algorithm.batch import Record
+from verifiers_trainer.algorithm.samples import merge_turns
+from verifiers_trainer.engines.exact.client import ExactClient
+from verifiers_trainer.engines.exact.history import require_exact_history
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 REASONING = """\

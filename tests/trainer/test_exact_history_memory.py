@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from verifiers_trainer import exact_history
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.exact_history import ExactHistory
+from verifiers_trainer.engines.exact import history as exact_history
+from verifiers_trainer.engines.exact.history import ExactHistory
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 LIMIT = 2_000
 

@@ -8,15 +8,15 @@ from transformers import Qwen3MoeConfig
 
 from support.tiny_models import VOCABULARY, build, tiny_llama
 from support.training import small_trainer
-from verifiers_trainer import guards
-from verifiers_trainer.forward_checks import (
+from verifiers_trainer.policy.forward_checks import (
     HALF_PLACE_TOLERANCE,
     HALF_SHAPE_TOLERANCE,
     HALF_TOLERANCE,
     check_packing,
     check_sharing,
 )
-from verifiers_trainer.logprobs import find_causal_lm, install_logprob_forward
+from verifiers_trainer.policy.logprobs import find_causal_lm, install_logprob_forward
+from verifiers_trainer.run import sanity_checks
 
 CHECKS = [check_packing, check_sharing]
 PRECISIONS = {
@@ -96,6 +96,6 @@ def test_a_run_in_bf16_with_weights_in_float32_gives_up_packing_for_a_leak_alone
     trainer.args.__dict__["bf16"] = True
     hooked(trainer.model, leak(strength))
     with torch.autocast("cpu", torch.bfloat16):
-        guards.check_forward(trainer.model, trainer.args)
+        sanity_checks.check_forward(trainer.model, trainer.args)
     assert trainer.args.packing == trainer.args.share_prompts == (strength == 0)
     assert ("packed samples see each other" in caplog.text) == (strength > 0)

@@ -7,8 +7,9 @@ import torch
 
 from support.training import StepLog, run, small_trainer, weights_hash
 from verifiers.errors import CheckpointError
-from verifiers_trainer import checkpoint, guards
-from verifiers_trainer.logprobs import install_logprob_forward
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy.logprobs import install_logprob_forward
+from verifiers_trainer.run import sanity_checks
 
 
 def used_scaler():
@@ -24,21 +25,21 @@ def used_scaler():
 
 
 def test_the_scale_goes_on_where_it_was(tmp_path):
-    checkpoint.save_scaler(tmp_path, used_scaler())
+    checkpoint_files.save_scaler(tmp_path, used_scaler())
     fresh = torch.amp.GradScaler("cpu", init_scale=64.0)
-    checkpoint.load_scaler(tmp_path, fresh)
+    checkpoint_files.load_scaler(tmp_path, fresh)
     assert fresh.get_scale() == 32.0
     assert fresh.state_dict() == used_scaler().state_dict()
 
 
 def test_without_a_scaler_nothing_is_written_and_a_damaged_one_is_named(tmp_path):
-    checkpoint.save_scaler(tmp_path, None)
-    checkpoint.save_scaler(tmp_path, torch.amp.GradScaler("cpu", enabled=False))
+    checkpoint_files.save_scaler(tmp_path, None)
+    checkpoint_files.save_scaler(tmp_path, torch.amp.GradScaler("cpu", enabled=False))
     assert not list(tmp_path.iterdir())
-    checkpoint.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
+    checkpoint_files.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
     (tmp_path / "scaler.json").write_text("{}")
     with pytest.raises(CheckpointError, match="cannot be continued from"):
-        checkpoint.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
+        checkpoint_files.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
 
 
 def test_an_overflow_is_the_scales_doing_until_the_scale_is_one(tmp_path):
@@ -86,7 +87,7 @@ def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, caplo
     trainer.args.__dict__["bf16"] = is_half
     install_logprob_forward(trainer.model)
     with torch.autocast("cpu", torch.bfloat16):
-        guards.check_forward(trainer.model, trainer.args)
+        sanity_checks.check_forward(trainer.model, trainer.args)
     assert ("the full head is used" in caplog.text) is not is_half, "the twin"
 
 

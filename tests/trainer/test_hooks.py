@@ -21,8 +21,8 @@ from support.training import (
     weights_hash,
 )
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
-from verifiers_trainer import hooks
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.pipeline import subclass_hooks
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 
@@ -40,12 +40,12 @@ def questions(batch):
 
 def test_a_hook_gets_what_it_names_and_nothing_else():
     known = {"epoch": 1, "step": 2, "states": []}
-    assert hooks.call(lambda: "none", known) == "none"
-    assert hooks.call(lambda step: step, known) == 2
-    assert hooks.call(lambda epoch, /, step=0: (epoch, step), known) == (1, 2)
-    assert hooks.call(lambda epoch, **rest: rest, known) == {"step": 2, "states": []}
+    assert subclass_hooks.call(lambda: "none", known) == "none"
+    assert subclass_hooks.call(lambda step: step, known) == 2
+    assert subclass_hooks.call(lambda epoch, /, step=0: (epoch, step), known) == (1, 2)
+    assert subclass_hooks.call(lambda epoch, **rest: rest, known) == {"step": 2, "states": []}
     with pytest.raises(ConfigError, match="requires 'batch', which the trainer does not know; it gives epoch, step"):
-        hooks.call(lambda batch: 0, known)
+        subclass_hooks.call(lambda batch: 0, known)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ import torch
 
 from support.training import first_batch, run, small_trainer, toy_env
 from verifiers.errors import ConfigError
-from verifiers_trainer.batch import build
-from verifiers_trainer.logprobs import install_logprob_forward
-from verifiers_trainer.packing import filler_row
+from verifiers_trainer.algorithm.batch import build
+from verifiers_trainer.algorithm.packing import filler_row
+from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 
 def test_a_policy_learns_a_toy_task_one_step_off_policy(tmp_path):

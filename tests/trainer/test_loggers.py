@@ -11,9 +11,9 @@ import torch
 from transformers import TrainerCallback
 
 from support.training import metrics_of, run, small_trainer
-from verifiers_trainer import sinks
-from verifiers_trainer.loggers import MetricsFile, read_metrics, write_completions
-from verifiers_trainer.plot import draw_learning_curve, running_mean
+from verifiers_trainer.run import trackers
+from verifiers_trainer.run.metrics_files import MetricsFile, read_metrics, write_completions
+from verifiers_trainer.run.plot import draw_learning_curve, running_mean
 
 
 def test_a_line_is_json_whatever_the_numbers_are(tmp_path):
@@ -65,7 +65,7 @@ def test_completions_hold_what_was_said_and_what_it_was_worth(tmp_path):
 
 
 def test_completions_of_hostile_text_are_plain_ascii(tmp_path):
-    from verifiers_trainer.batch import Group, Record, StepBatch
+    from verifiers_trainer.algorithm.batch import Group, Record, StepBatch
 
     text = {"prompt": "\u2028\ud800", "completion": "\x1b]0;x\x07", "answer": object()}
     record = Record((), float("nan"), {"f": float("nan")}, None, None, False, text)
@@ -98,7 +98,7 @@ class Recorder(TrainerCallback):
 
 def test_a_tracker_gets_every_step_on_a_thread_of_its_own(tmp_path, monkeypatch):
     recorder = Recorder()
-    monkeypatch.setitem(sinks.FACTORIES, "wandb", lambda: recorder)
+    monkeypatch.setitem(trackers.FACTORIES, "wandb", lambda: recorder)
     run(small_trainer(tmp_path, max_steps=2, report_to="wandb"))
     assert (recorder.events[0], recorder.events[-1]) == ("begin", "end")
     steps = [
@@ -129,20 +129,20 @@ def absent():
     ("tracker", "said"), [(Raises, "no network"), (Hangs, "does not come to an end"), (absent, "is not installed")]
 )
 def test_a_tracker_that_fails_hangs_or_is_absent_costs_one_warning(tmp_path, monkeypatch, caplog, tracker, said):
-    monkeypatch.setitem(sinks.FACTORIES, "wandb", tracker)
-    monkeypatch.setattr(sinks, "CLOSE_S", 0.2)
-    with caplog.at_level(logging.WARNING, "verifiers_trainer.sinks"):
+    monkeypatch.setitem(trackers.FACTORIES, "wandb", tracker)
+    monkeypatch.setattr(trackers, "CLOSE_S", 0.2)
+    with caplog.at_level(logging.WARNING, "verifiers_trainer.run.trackers"):
         run(small_trainer(tmp_path, max_steps=3, report_to=["wandb"]))
-    warnings = [record.message for record in caplog.records if record.name == "verifiers_trainer.sinks"]
+    warnings = [record.message for record in caplog.records if record.name == "verifiers_trainer.run.trackers"]
     assert len(warnings) == 1
     assert said in warnings[0]
     assert len(metrics_of(tmp_path)) == 3
 
 
 def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch, caplog):
-    monkeypatch.setitem(sinks.FACTORIES, "wandb", Hangs)
-    monkeypatch.setattr(sinks, "QUEUE_SIZE", 4)
-    tracker = sinks.Sinks(["wandb"])
+    monkeypatch.setitem(trackers.FACTORIES, "wandb", Hangs)
+    monkeypatch.setattr(trackers, "QUEUE_SIZE", 4)
+    tracker = trackers.Sinks(["wandb"])
     state = type("State", (), {"global_step": 1})()
     tracker.on_train_begin(None, state, None)
     started = time.monotonic()
@@ -154,7 +154,7 @@ def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch, caplog):
-    worker = sinks.Sinks(["trackio"])
+    worker = trackers.Sinks(["trackio"])
     worker.on_train_begin(None, type("State", (), {})(), None)
     worker.close()
     assert "trackio gets no more numbers" in caplog.text

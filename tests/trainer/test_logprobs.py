@@ -17,9 +17,9 @@ from transformers import CohereConfig, FalconMambaConfig, Gemma2Config, GraniteC
 
 from support.tiny_models import VOCABULARY, build, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
-from verifiers_trainer import logprobs as logprobs_module
-from verifiers_trainer.forward_checks import check_head, check_packing
-from verifiers_trainer.logprobs import (
+from verifiers_trainer.policy import logprobs as logprobs_module
+from verifiers_trainer.policy.forward_checks import check_head, check_packing
+from verifiers_trainer.policy.logprobs import (
     LogitTransform,
     chunked_logprobs,
     find_causal_lm,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.losses import (
+from verifiers_trainer.algorithm.losses import (
     LOSSES,
     LossInput,
     correction,
@@ -209,7 +209,7 @@ def test_a_function_or_an_import_path_serves_as_loss_and_is_masked():
     row = replace(golden_row(), loss_mask=torch.tensor([True, True, True, True, False]))
     assert resolve_loss(twice)(row)[-1] == 0
     assert torch.allclose(resolve_loss(twice, factor=1.0)(row), resolve_loss("reinforce")(row))
-    assert torch.equal(resolve_loss("verifiers_trainer.losses:cispo")(row), resolve_loss("cispo")(row))
+    assert torch.equal(resolve_loss("verifiers_trainer.algorithm.losses:cispo")(row), resolve_loss("cispo")(row))
 
 
 @pytest.mark.parametrize("path", ["no_such_module:f", "math:no_such_function", "math:pi"])

@@ -7,9 +7,9 @@ import torch
 
 from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
-from verifiers_trainer.batch import Group, Record
-from verifiers_trainer.guards import test_ratio as check_ratio
-from verifiers_trainer.meters import FaultMeter, RatioMeter, SignalMeter, alarms, flops_utilisation
+from verifiers_trainer.algorithm.batch import Group, Record
+from verifiers_trainer.run.meters import FaultMeter, RatioMeter, SignalMeter, alarms, flops_utilisation
+from verifiers_trainer.run.sanity_checks import test_ratio as check_ratio
 
 
 def row(**changes):

@@ -10,9 +10,9 @@ import pytest
 import verifiers as vf
 from support.training import digits, metrics_of, rows, run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.offline import OfflineRollouts, holds_rollouts, read_groups
-from verifiers_trainer.samples import NOT_SAMPLED
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 

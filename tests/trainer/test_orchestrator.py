@@ -34,11 +34,11 @@ from verifiers.errors import (
     RunError,
     TooManyFaults,
 )
-from verifiers_trainer import pending
-from verifiers_trainer.batch import Group, Record
-from verifiers_trainer.chosen import ChosenRows
-from verifiers_trainer.orchestrator import Orchestrator
-from verifiers_trainer.schedule import Solved
+from verifiers_trainer.algorithm.batch import Group, Record
+from verifiers_trainer.pipeline import saved_state
+from verifiers_trainer.pipeline.custom_batches import ChosenRows
+from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.schedule import Solved
 
 RECORD = Record((), 0.0, {}, None, "stop", False, {})
 
@@ -322,7 +322,7 @@ def test_a_wait_for_a_hook_names_the_hook():
 
 
 def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
-    monkeypatch.setattr("verifiers_trainer.loop_thread.ANSWER_S", 0.2)
+    monkeypatch.setattr("verifiers_trainer.pipeline.thread.ANSWER_S", 0.2)
     release = threading.Event()
 
     class Blocks(vf.SingleTurnEnv):
@@ -489,8 +489,8 @@ def test_what_is_solved_is_part_of_a_snapshot(tmp_path):
         steps(orchestrator, policy, 9)
         state = orchestrator.snapshot()
     assert len(state.solved) == 2
-    pending.save_pipeline(tmp_path, state, 9, {})
-    loaded, version, _ = pending.load_pipeline(tmp_path)
+    saved_state.save_pipeline(tmp_path, state, 9, {})
+    loaded, version, _ = saved_state.load_pipeline(tmp_path)
     assert (loaded.solved, loaded.skipped) == (state.solved, state.skipped)
     again = Policy(dead_if(lambda n: n in {0, 3}))
     with pipeline(again, counting_env(6), version, loaded, max_off_policy_steps=0, skip_solved=True) as orchestrator:

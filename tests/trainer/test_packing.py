@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers_trainer.aggregation import step_weights
-from verifiers_trainer.packing import fill, filler_row, pack
-from verifiers_trainer.samples import NOT_SAMPLED, Sample, Turn, rollout_samples
+from verifiers_trainer.algorithm.aggregation import step_weights
+from verifiers_trainer.algorithm.packing import fill, filler_row, pack
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample, Turn, rollout_samples
 
 
 def make_samples(lengths, seed: int = 0) -> list[Sample]:

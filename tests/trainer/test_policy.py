@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.builtin_models import build_tiny_model, build_tiny_tokenizer
-from verifiers_trainer.policy import get_model, get_model_and_tokenizer, get_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.policy.loading import get_model, get_model_and_tokenizer, get_tokenizer
 
 
 def test_the_builtin_model_comes_with_its_tokenizer():

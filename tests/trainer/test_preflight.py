@@ -8,8 +8,8 @@ import pytest
 
 import verifiers as vf
 from support.training import small_config, small_policy, toy_env
-from verifiers_trainer import inference
-from verifiers_trainer.preflight import CHECKS, preflight
+from verifiers_trainer.cli.preflight import CHECKS, preflight
+from verifiers_trainer.engines import inference
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):
 
 
 def test_a_tracker_that_is_not_there_is_a_note(findings, monkeypatch):
-    monkeypatch.setattr("verifiers_trainer.preflight.find_spec", lambda _: None)
+    monkeypatch.setattr("verifiers_trainer.cli.preflight.find_spec", lambda _: None)
     assert findings(report_to="trackio")["tracker trackio"].ok is None
 
 

@@ -8,9 +8,9 @@ import verifiers as vf
 from support.tiny_models import tiny_gpt2
 from support.training import run, small_config, small_policy, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, ConfigError
-from verifiers_trainer import preparation
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.config import RLConfig
+from verifiers_trainer.policy import preparation
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 

@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 import verifiers as vf
 from verifiers.testing import ScriptedClient
-from verifiers_trainer import quickstart
+from verifiers_trainer.cli import quickstart
+from verifiers_trainer.cli.quickstart import PRESETS
 from verifiers_trainer.cli.train import quickstart_command
-from verifiers_trainer.loggers import read_metrics
-from verifiers_trainer.policy import get_model_and_tokenizer
-from verifiers_trainer.quickstart import PRESETS
-from verifiers_trainer.warmup import _encode, tagged_answers
+from verifiers_trainer.policy.loading import get_model_and_tokenizer
+from verifiers_trainer.policy.warmup import _encode, tagged_answers
+from verifiers_trainer.run.metrics_files import read_metrics
 
 FEW = {"num_train_examples": 24, "num_eval_examples": 4}
 

@@ -9,11 +9,11 @@ from support import ranks_work
 from support.ranks import on_ranks
 from support.training_child import child_context
 from verifiers.errors import ConfigError
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.packing import pack
-from verifiers_trainer.ranks import Ranks
-from verifiers_trainer.samples import Sample
-from verifiers_trainer.shards import from_bytes, to_bytes
+from verifiers_trainer.algorithm.packing import pack
+from verifiers_trainer.algorithm.samples import Sample
+from verifiers_trainer.distributed.batch_sharing import from_bytes, to_bytes
+from verifiers_trainer.distributed.ranks import Ranks
+from verifiers_trainer.settings.config import RLConfig
 
 
 def sample(length):

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from support.training import files_hash, metrics_of, run, small_policy, small_trainer, weights_hash
 from verifiers.errors import CheckpointError, ConfigError
+from verifiers_trainer.algorithm.packing import filler_row
 from verifiers_trainer.grpo import GRPOConfig
-from verifiers_trainer.logprobs import install_logprob_forward
-from verifiers_trainer.packing import filler_row
-from verifiers_trainer.reference import FILE, Reference
+from verifiers_trainer.policy.logprobs import install_logprob_forward
+from verifiers_trainer.policy.reference import FILE, Reference
 
 
 def tokens(count=9):
@@ -158,7 +158,7 @@ def test_a_reference_that_is_synced_every_step_is_the_policy_of_the_step_before(
 
 
 def test_the_reference_is_asked_by_the_chunked_head(tmp_path, monkeypatch):
-    from verifiers_trainer import logprobs as module
+    from verifiers_trainer.policy import logprobs as module
 
     calls, chunked = [], module.chunked_logprobs
     monkeypatch.setattr(

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers_trainer.samples import NOT_SAMPLED, Turn, is_overlong, is_truncated, merge_turns, rollout_samples
+from verifiers_trainer.algorithm.samples import (
+    NOT_SAMPLED,
+    Turn,
+    is_overlong,
+    is_truncated,
+    merge_turns,
+    rollout_samples,
+)
 
 END = 2  # also the pad token
 

@@ -25,12 +25,12 @@ from support.training import (
     toy_env,
 )
 from verifiers.errors import ConfigError, DatasetError
-from verifiers_trainer import checkpoint, policy, preparation
-from verifiers_trainer.batch import Group, Record, build
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.losses import LossInput
-from verifiers_trainer.samples import Turn
+from verifiers_trainer.algorithm.batch import Group, Record, build
+from verifiers_trainer.algorithm.losses import LossInput
+from verifiers_trainer.algorithm.samples import Turn
+from verifiers_trainer.policy import checkpoint_files, loading, preparation
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 
@@ -51,7 +51,7 @@ def records_of(batch):
 @pytest.mark.parametrize("wanted", [True, False])
 def test_liger_is_applied_to_a_named_model_unless_switched_off(tmp_path, monkeypatch, wanted):
     asked = []
-    monkeypatch.setattr(policy, "_apply_liger", asked.append)
+    monkeypatch.setattr(loading, "_apply_liger", asked.append)
     folder = tmp_path / "model"
     small_policy().save_pretrained(folder)
     build_tiny_tokenizer().save_pretrained(folder)
@@ -191,7 +191,7 @@ def test_the_denominator_of_a_constant_length_is_the_longest_completion():
 
 
 def state_with(reward, prompt, sampled):
-    from verifiers.state import TrajectoryStep, record_tokens
+    from verifiers.rollouts.state import TrajectoryStep, record_tokens
     from verifiers.types import ResponseTokens
 
     ids = np.arange(prompt, dtype=np.int32), np.arange(sampled, dtype=np.int32), np.zeros(sampled, np.float32)
@@ -380,9 +380,9 @@ def test_one_sibling_of_each_example_is_logged_when_asked(tmp_path):
 def test_checkpoints_of_every_nth_step_stay(tmp_path):
     settings = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
     run(small_trainer(tmp_path / "a", **settings, keep_every=2))
-    assert [step for step, _ in checkpoint.steps_in(tmp_path / "a")] == [5, 4, 2]
+    assert [step for step, _ in checkpoint_files.steps_in(tmp_path / "a")] == [5, 4, 2]
     run(small_trainer(tmp_path / "b", **settings))
-    assert [step for step, _ in checkpoint.steps_in(tmp_path / "b")] == [5]
+    assert [step for step, _ in checkpoint_files.steps_in(tmp_path / "b")] == [5]
 
 
 def test_the_folder_of_what_is_sent_to_a_server(tmp_path):

@@ -14,7 +14,7 @@ from verifiers_trainer.cli.canonical import to_toml, write_toml
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import key_lines, parse_value, read_arguments, read_toml
 from verifiers_trainer.cli.value_types import describe, fits
-from verifiers_trainer.config import RLConfig, field_names
+from verifiers_trainer.settings.config import RLConfig, field_names
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "vf-train").glob("*.toml"))
 

@@ -20,8 +20,8 @@ from support.ranks import on_ranks
 from support.training import small_policy, small_trainer
 from support.training_child import child_context
 from verifiers.errors import ConfigError
-from verifiers_trainer import sharding
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
 RUN = {"deterministic": True, "max_steps": 3, "max_off_policy_steps": 0, "max_grad_norm": 0.01}
 
@@ -144,7 +144,7 @@ def test_modules_that_share_a_weight_share_one_on_another_device_though_an_adapt
         return get_peft_model(small_policy(), LoraConfig(r=2, target_modules=["lm_head"])).base_model.model
 
     model = adapted()
-    with sharding.ties_kept(model):
+    with fsdp.ties_kept(model):
         model.to("meta").tie_weights()
     assert model.lm_head.base_layer.weight is model.model.embed_tokens.weight
     assert model.lm_head.base_layer.weight.is_meta
@@ -159,8 +159,8 @@ def test_the_parts_of_an_adapter_are_found_in_layers_that_are_wrapped():
     names = set(get_peft_model_state_dict(model, save_embedding_layers=False))
     layers = model.base_model.model.model.layers
     layers[0] = checkpoint_wrapper(layers[0])
-    found = get_peft_model_state_dict(model, state_dict=sharding.held(model), save_embedding_layers=False)
-    assert {sharding.plain(name) for name in found} == names
+    found = get_peft_model_state_dict(model, state_dict=fsdp.held(model), save_embedding_layers=False)
+    assert {fsdp.plain(name) for name in found} == names
     assert len(names) == 2
     assert not get_peft_model_state_dict(model, save_embedding_layers=False)  # by names that its modules do not have
 
@@ -221,24 +221,24 @@ def test_another_number_of_ranks_goes_on_from_it(on, kind, before, after):
 )
 def test_other_ways_of_splitting_are_refused_with_what_to_do(kind, version, said):
     with pytest.raises(ConfigError, match=said):
-        sharding.require_supported(kind, version)
+        fsdp.require_supported(kind, version)
     for supported in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MULTI_GPU):
-        sharding.require_supported(supported, 2)
+        fsdp.require_supported(supported, 2)
 
 
 def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_replaced(monkeypatch, tmp_path):
-    sharding.require_launchable((object(), None))
+    fsdp.require_launchable((object(), None))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    sharding.require_launchable((None, None))
+    fsdp.require_launchable((None, None))
     with pytest.raises(ConfigError, match="optimizers= cannot be given under FSDP"):
         small_trainer(tmp_path, optimizers=(torch.optim.SGD([torch.zeros(1)]), None))
 
 
 def test_on_a_cpu_too_where_accelerate_would_split_nothing_and_say_nothing(monkeypatch):
-    sharding.require_launchable((None, None))
+    fsdp.require_launchable((None, None))
     monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
     with pytest.raises(ConfigError, match="which is not supported: use FSDP2"):
-        sharding.require_launchable((None, None))
+        fsdp.require_launchable((None, None))
 
 
 def test_the_launchers_files_are_of_the_kinds_that_they_say():
@@ -253,11 +253,11 @@ def test_gradients_are_summed_and_log_probabilities_returned_in_full_precision(m
     """accelerate's own policy would round both to the precision that layers compute in."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     split.as_launched()
-    plugin = sharding.FullyShardedDataParallelPlugin()
+    plugin = fsdp.FullyShardedDataParallelPlugin()
     state = SimpleNamespace(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin, mixed_precision="bf16")
     plugin.set_mixed_precision("bf16")
     assert plugin.mixed_precision_policy.reduce_dtype == plugin.mixed_precision_policy.output_dtype == torch.bfloat16
-    assert sharding.adopt(SimpleNamespace(state=state))
+    assert fsdp.adopt(SimpleNamespace(state=state))
     policy = plugin.mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
     assert not policy.cast_forward_inputs

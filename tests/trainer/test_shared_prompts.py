@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from transformers import MistralConfig
 
 from support.tiny_models import VOCABULARY, build, tiny_llama, tiny_qwen3
-from verifiers_trainer.aggregation import step_weights
-from verifiers_trainer.anchors import forward_arguments
-from verifiers_trainer.forward_checks import can_share, check_packing, check_sharing
-from verifiers_trainer.logprobs import install_logprob_forward
-from verifiers_trainer.packing import Row, pack, shared
-from verifiers_trainer.samples import Sample, Turn, rollout_samples
-from verifiers_trainer.shards import from_bytes, to_bytes
-from verifiers_trainer.shared_prompts import Part
-from verifiers_trainer.shared_prompts import shared as parts_of
+from verifiers_trainer.algorithm.aggregation import step_weights
+from verifiers_trainer.algorithm.old_logprobs import forward_arguments
+from verifiers_trainer.algorithm.packing import Row, pack, shared
+from verifiers_trainer.algorithm.prompt_sharing import Part
+from verifiers_trainer.algorithm.prompt_sharing import shared as parts_of
+from verifiers_trainer.algorithm.samples import Sample, Turn, rollout_samples
+from verifiers_trainer.distributed.batch_sharing import from_bytes, to_bytes
+from verifiers_trainer.policy.forward_checks import can_share, check_packing, check_sharing
+from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 WHAT = ("token_ids", "loss_mask", "logprobs", "advantages", "versions")
 IN_ROW = ("token_ids", "loss_mask", "mu", "advantage", "version")

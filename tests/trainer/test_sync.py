@@ -16,18 +16,18 @@ from support.embedded import small_model
 from support.fake_vllm import FakeVLLM, Workers
 from support.tiny_models import tiny_llama
 from verifiers.errors import ConfigError, WeightSyncError
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.config import RLConfig
 from verifiers_trainer.engines.vllm.control import Server, Serving
 from verifiers_trainer.engines.vllm.features import features_of, parse_version
-from verifiers_trainer.loop_thread import LoopThread
-from verifiers_trainer.sync.choice import Situation, choose, impossible
-from verifiers_trainer.sync.export import apart, exported, unservable_adapter
-from verifiers_trainer.sync.ipc import IpcSync, chunks
-from verifiers_trainer.sync.lora_dir import LoraDirSync
-from verifiers_trainer.sync.nccl import NcclSync, packed_chunks
-from verifiers_trainer.sync.opening import open_sync, require_whole
-from verifiers_trainer.sync.protocol import Deadline, label_of, run_and_version
+from verifiers_trainer.engines.vllm.weights.choice import Situation, choose, impossible
+from verifiers_trainer.engines.vllm.weights.export import apart, exported, unservable_adapter
+from verifiers_trainer.engines.vllm.weights.ipc import IpcSync, chunks
+from verifiers_trainer.engines.vllm.weights.lora_dir import LoraDirSync
+from verifiers_trainer.engines.vllm.weights.nccl import NcclSync, packed_chunks
+from verifiers_trainer.engines.vllm.weights.opening import open_sync, require_whole
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, label_of, run_and_version
+from verifiers_trainer.pipeline.thread import LoopThread
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.settings.config import RLConfig
 
 # --- the choice ---------------------------------------------------------------------------------------------------
 

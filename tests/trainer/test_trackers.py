@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from support.training import metrics_of, run, small_trainer
-from verifiers_trainer import sinks
+from verifiers_trainer.run import trackers
 
 STEPS = 3
 
@@ -23,7 +23,7 @@ def trained(tmp_path, monkeypatch):
         for key, value in environment.items():
             monkeypatch.setenv(key, value)
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sinks, "CLOSE_S", 60.0)  # a busy machine takes longer to start a tracker
+        monkeypatch.setattr(trackers, "CLOSE_S", 60.0)  # a busy machine takes longer to start a tracker
         run(small_trainer(tmp_path, max_steps=STEPS, report_to=name))
         rewards = [row["reward/mean"] for row in metrics_of(tmp_path)]
         assert len(rewards) == STEPS

@@ -23,9 +23,9 @@ from support.training import (
     weights_hash,
 )
 from verifiers.errors import ConfigError, DatasetError, NoLearningSignal, NonFiniteLoss, TooManyFaults
-from verifiers_trainer import checkpoint
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.config import RLConfig
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 # --- constructing -----------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_the_saved_model_is_an_ordinary_one(tmp_path):
 
 def test_epoch_strategies_mean_passes_over_the_examples(tmp_path):
     run(small_trainer(tmp_path, toy_env(count=4), max_steps=5, save_strategy="epoch", eval_strategy="epoch"))
-    assert {step for step, _ in checkpoint.steps_in(tmp_path)} >= {2, 4}
+    assert {step for step, _ in checkpoint_files.steps_in(tmp_path)} >= {2, 4}
     assert {row["step"] for row in metrics_of(tmp_path) if "eval_reward" in row} >= {2, 4}
 
 

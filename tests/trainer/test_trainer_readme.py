@@ -9,7 +9,7 @@ import pytest
 
 import verifiers as vf
 from support.training import digits, small_config, small_policy
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
 README = Path(__file__).parents[2] / "packages" / "trainer" / "README.md"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from verifiers_trainer.loggers import METRICS, read_metrics
+from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/accelerate/cpu2.yaml"

@@ -11,15 +11,15 @@ from support.embedded import small_model
 from support.fake_vllm import FakeVLLM
 from support.training import run, small_config, small_trainer, toy_env
 from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
-from verifiers_trainer import arguments
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.config import RLConfig
+from verifiers_trainer.engines.inference import choose_engine, open_engine
 from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.engines.vllm.control import server_urls
 from verifiers_trainer.engines.vllm.features import FIRST, features_of, parse_version
 from verifiers_trainer.engines.vllm.labels import LabelReader
-from verifiers_trainer.inference import choose_engine, open_engine
-from verifiers_trainer.sync.opening import INFERENCE_DEVICES, shares_device
+from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES, shares_device
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.run import arguments
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 
@@ -257,5 +257,7 @@ def test_a_device_is_shared_when_a_launcher_says_so_or_there_is_only_one(monkeyp
     assert not shares_device(url, "cpu")
     monkeypatch.delenv(INFERENCE_DEVICES)
     for count, shared in ((1, True), (2, False)):
-        monkeypatch.setattr("verifiers_trainer.sync.opening._num_physical_devices", lambda count=count: count)
+        monkeypatch.setattr(
+            "verifiers_trainer.engines.vllm.weights.opening._num_physical_devices", lambda count=count: count
+        )
         assert shares_device(url, "cuda:0") == shared

@@ -7,8 +7,8 @@ import verifiers as vf
 from support.training import small_policy
 from verifiers.errors import ConfigError
 from verifiers.parsers import XMLParser
-from verifiers_trainer.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.warmup import IGNORED, _encode, _supervised_loss, warm_up
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.warmup import IGNORED, _encode, _supervised_loss, warm_up
 
 
 def env_of(rows, parser=None):

@@ -17,7 +17,8 @@ from support.ranks import on_ranks
 from support.training import small_policy, small_trainer
 from support.training_child import PRELOADED, child_context
 from verifiers.errors import ConfigError
-from verifiers_trainer import checkpoint, sharding, zero
+from verifiers_trainer.distributed import deepspeed, fsdp
+from verifiers_trainer.policy import checkpoint_files
 
 RUN = {"deterministic": True, "max_steps": 3, "max_off_policy_steps": 0, "max_grad_norm": 0.01}
 RUN |= {"micro_batch_size": 1, "max_seq_len": 32}  # so a step has several rows on each rank
@@ -232,12 +233,12 @@ def test_a_checkpoint_with_an_empty_group_of_parameters_is_read(tmp_path):
     optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
     optimizer.step()
     scheduler.step()
-    checkpoint.save_optimizer(tmp_path, optimizer)
-    checkpoint.save_scheduler(tmp_path, scheduler)
+    checkpoint_files.save_optimizer(tmp_path, optimizer)
+    checkpoint_files.save_scheduler(tmp_path, scheduler)
 
     again, its = made(1)
-    checkpoint.load_optimizer(tmp_path, again)
-    checkpoint.load_scheduler(tmp_path, its)
+    checkpoint_files.load_optimizer(tmp_path, again)
+    checkpoint_files.load_scheduler(tmp_path, its)
     assert again.state_dict()["state"][0]["exp_avg"].tolist() == optimizer.state_dict()["state"][0]["exp_avg"].tolist()
     its.step()
     scheduler.step()
@@ -285,19 +286,19 @@ def config(stage=3, **changed):
 def test_the_trainers_clipping_and_accumulation_win_with_a_warning(caplog):
     given = config(gradient_clipping=1.0, gradient_accumulation_steps=4)
     with caplog.at_level(logging.WARNING):
-        zero.settle(given, settings())
+        deepspeed.settle(given, settings())
     assert (given["gradient_clipping"], given["gradient_accumulation_steps"]) == (0.01, 1)
     assert "gradient_clipping is 0.01 (max_grad_norm), not the 1.0 of its file" in caplog.text
     assert "gradient_accumulation_steps is 1 (one step per batch), not the 4 of its file" in caplog.text
 
     caplog.clear()
-    zero.settle(config(gradient_clipping="auto", gradient_accumulation_steps="auto"), settings())
+    deepspeed.settle(config(gradient_clipping="auto", gradient_accumulation_steps="auto"), settings())
     assert not caplog.text
 
 
 def test_half_precision_sums_gradients_in_float32():
     given = config()
-    zero.settle(given, settings(bf16=True))
+    deepspeed.settle(given, settings(bf16=True))
     assert given["bf16"]["enabled"]
     assert (given["communication_data_type"], given["data_types"]["grad_accum_dtype"]) == ("fp32", "fp32")
 
@@ -318,28 +319,28 @@ def test_half_precision_sums_gradients_in_float32():
 )
 def test_what_cannot_work_is_refused_by_name_with_what_to_do(given, changed, said):
     with pytest.raises(ConfigError, match=said):
-        zero.settle(given, settings(**changed))
+        deepspeed.settle(given, settings(**changed))
 
 
 def test_one_process_on_a_cpu_is_not_split_and_told_so(caplog):
     state = SimpleNamespace(distributed_type=DistributedType.NO)
     with caplog.at_level(logging.WARNING):
-        assert not zero.adopt(SimpleNamespace(state=state), SimpleNamespace(deepspeed_plugin=object()))
+        assert not deepspeed.adopt(SimpleNamespace(state=state), SimpleNamespace(deepspeed_plugin=object()))
     assert "one process on a CPU splits nothing" in caplog.text
 
 
 def test_without_deepspeed_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    sharding.require_launchable((None, None))
-    monkeypatch.setenv(zero.FLAG, "true")
+    fsdp.require_launchable((None, None))
+    monkeypatch.setenv(deepspeed.FLAG, "true")
     with pytest.raises(ConfigError, match=r"not installed: uv pip install 'verifiers-trainer\[deepspeed\]'"):
-        sharding.require_launchable((None, None))
+        fsdp.require_launchable((None, None))
 
 
 def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_emptied(monkeypatch, tmp_path):
     needs_deepspeed()
-    monkeypatch.setenv(zero.FLAG, "true")
-    sharding.require_launchable((None, None))
+    monkeypatch.setenv(deepspeed.FLAG, "true")
+    fsdp.require_launchable((None, None))
     with pytest.raises(ConfigError, match="optimizers= cannot be given under DeepSpeed"):
         small_trainer(tmp_path, optimizers=(object(), None))
 
@@ -352,6 +353,6 @@ def test_where_it_is_installed_and_not_used_it_says_nothing_on_stdout():
         words = [sys.executable, "-c", f"{preamble}; import deepspeed.accelerator as a; a.get_accelerator()"]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
-    assert said("import verifiers_trainer.zero") == ""
+    assert said("import verifiers_trainer.distributed.deepspeed") == ""
     if not torch.cuda.is_available():
         assert "Setting accelerator to CPU" in said("pass")

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from support import view_runs
-from verifiers.durable import LOCK_NAME
-from verifiers.run_directory import RunDirectory
+from verifiers.storage.directory import RunDirectory
+from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import Catalog
 from verifiers.view.describe import describe, version
 from verifiers.view.library import Library
@@ -89,7 +89,7 @@ def test_a_training_says_how_far_it_came(tmp_path):
 
 
 def test_the_files_of_the_trainer_itself_are_read(tmp_path):
-    loggers = pytest.importorskip("verifiers_trainer.loggers", reason="the trainer is not installed")
+    loggers = pytest.importorskip("verifiers_trainer.run.metrics_files", reason="the trainer is not installed")
     file = loggers.MetricsFile(tmp_path / "run")
     for step in (1, 2, 3):
         file.write(step, step, {"reward/mean": float("nan") if step == 2 else step / 4, "loss": 0.1})

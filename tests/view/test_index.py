@@ -9,8 +9,8 @@ import random
 import pytest
 
 from support import view_runs
-from verifiers.journal import Journal
 from verifiers.results import load_results
+from verifiers.storage.journal import Journal
 from verifiers.view.catalog import Catalog
 from verifiers.view.index import RowIndex
 from verifiers.view.library import Library

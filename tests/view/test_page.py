@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from support import view_runs
-from verifiers.run_directory import RunDirectory
+from verifiers.storage.directory import RunDirectory
 
 CAREFUL, CARELESS = "evals/times-table--careful-7b/3fa9c1d2", "evals/times-table--careless-1b/3fa9c1d2"
 PICTURES = "evals/pictures--sees/00aa11bb"

@@ -15,7 +15,8 @@ import importlib
 import logging
 from typing import Any
 
-from verifiers import older_modules
+from verifiers.legacy import modules as legacy_modules
+from verifiers.legacy import moved
 
 __version__ = "0.2.0"
 
@@ -25,15 +26,15 @@ _MODULES: dict[str, str] = {
     "environments": "Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup",
     "rubrics": "Rubric RubricGroup JudgeRubric MathRubric ToolRubric",
     "parsers": "Parser ThinkParser MaybeThinkParser XMLParser",
-    "decorators": "stop setup cleanup teardown reward metric advantage",
+    "rollouts.decorators": "stop setup cleanup teardown reward metric advantage",
     "types": (
         "Message Messages SystemMessage UserMessage AssistantMessage ToolMessage TextMessage ToolCall Tool "
         "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "
         "SamplingArgs Info RewardFunc DatasetBuilder"
     ),
-    "state": "State Timing",
-    "steps": "TrajectoryStep TrajectoryStepTokens",
-    "rows": "RolloutInput RolloutOutput ErrorInfo",
+    "rollouts.state": "State Timing",
+    "rollouts.turns": "TrajectoryStep TrajectoryStepTokens",
+    "results.rows": "RolloutInput RolloutOutput ErrorInfo",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (
         "GenerateOutputs GenerateMetadata make_dataset load_results print_prompt_completions_sample ProcessedOutputs "
@@ -43,12 +44,12 @@ _MODULES: dict[str, str] = {
         "Client ClientConfig EndpointConfig OpenAIChatCompletionsClient OpenAICompletionsClient as_client use_client "
         "load_endpoints"
     ),
-    "registry": "load_environment list_environments",
+    "environments.registry": "load_environment list_environments",
     "checks": "check_environment",
-    "context_check": "check_increasing_context",
-    "dataset": "load_example_dataset",
-    "logs": "setup_logging log_level quiet_verifiers",
-    "text": (
+    "checks.chat_template": "check_increasing_context",
+    "data.example_sets": "load_example_dataset",
+    "runtime.logs": "setup_logging log_level quiet_verifiers",
+    "data.text": (
         "ensure_keys extract_boxed_answer extract_hash_answer strip_non_numeric BOXED_SYSTEM_PROMPT "
         "THINK_BOXED_SYSTEM_PROMPT"
     ),
@@ -77,7 +78,8 @@ _INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv".split())
 
 __all__ = sorted(_HOME)
 
-older_modules.register()
+legacy_modules.register()
+moved.register("verifiers", moved.MOVED)
 
 
 def __getattr__(name: str) -> Any:
@@ -96,7 +98,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _older(name: str) -> Any:
-    compat = older_modules.compat
+    compat = legacy_modules.compat
     if name in compat.LATER:
         raise AttributeError(f"vf.{name}: {compat.LATER[name]}")
     if name not in compat.NAMES:

@@ -107,38 +107,38 @@ MODULES: dict[str, str] = {
     "envs.experimental.mcp_env": "verifiers.environments.integrations",
     "rubrics.experimental": "verifiers.rubrics",
     "rubrics.experimental.hybrid_math_rubric": "verifiers.rubrics.hybrid_math_rubric",
-    "clients.client": "verifiers.clients.base",
+    "clients.client": "verifiers.clients.protocol",
     "trainers": "verifiers_trainer",
     "rl": "verifiers_trainer",
     "rl.trainer": "verifiers_trainer",
     "scripts": "",
-    "scripts.eval": "verifiers.cli.eval",
+    "scripts.eval": "verifiers.cli.evaluate.command",
     "scripts.init": "verifiers.cli.init",
-    "scripts.install": "verifiers.cli.install",
-    "scripts.setup": "verifiers.cli.setup",
+    "scripts.install": "verifiers.cli.install.command",
+    "scripts.setup": "verifiers.cli.install.setup",
     "scripts.tui": "verifiers.cli.tui",
     "utils": "",
-    "utils.async_utils": "verifiers.dual",
-    "utils.data_utils": "verifiers.text verifiers.example_datasets",
-    "utils.env_utils": "verifiers.registry",
+    "utils.async_utils": "verifiers.runtime.sync_async",
+    "utils.data_utils": "verifiers.data.text verifiers.data.example_sets",
+    "utils.env_utils": "verifiers.environments.registry",
     "utils.error_utils": "",
     "utils.eval_utils": "verifiers.results",
-    "utils.install_utils": "verifiers.registry",
-    "utils.logging_utils": "verifiers.logs verifiers.results",
-    "utils.message_utils": "verifiers.messages",
-    "utils.metric_utils": "verifiers.statistics",
+    "utils.install_utils": "verifiers.environments.registry",
+    "utils.logging_utils": "verifiers.runtime.logs verifiers.results",
+    "utils.message_utils": "verifiers.data.messages",
+    "utils.metric_utils": "verifiers.results.statistics",
     "utils.path_utils": "",
     "utils.response_utils": "",
-    "utils.save_utils": "verifiers.rows",
-    "utils.tool_utils": "verifiers.tools",
+    "utils.save_utils": "verifiers.results.rows",
+    "utils.tool_utils": "verifiers.data.tool_schema",
     "utils.usage_utils": "",
 }
 """Module below ``verifiers`` -> the modules that have its names now, asked in this order after ``MODULE_NAMES``."""
 
-_CONVERSATIONS = "verifiers.historical.conversations"
+_CONVERSATIONS = "verifiers.legacy.conversations"
 MODULE_NAMES: dict[str, dict[str, str]] = {
     "types": {
-        "RolloutTiming": "verifiers.state:Timing",
+        "RolloutTiming": "verifiers.rollouts.state:Timing",
         "EndpointClientConfig": "verifiers.clients:EndpointConfig",
         "ResponseMessage": "verifiers.types:AssistantMessage",
         "ImageUrlSource": "verifiers.types:AttributeDict",
@@ -159,8 +159,8 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         name: f"{_CONVERSATIONS}:{name}" for name in ("sanitize_tool_calls", "strip_nones_from_content")
     },
     "utils.tool_utils": {
-        "convert_func_to_oai_tool": "verifiers.tools:tool_from_function",
-        "convert_func_to_tool_def": "verifiers.tools:tool_from_function",
+        "convert_func_to_oai_tool": "verifiers.data.tool_schema:tool_from_function",
+        "convert_func_to_tool_def": "verifiers.data.tool_schema:tool_from_function",
     },
     "utils.response_utils": {
         name: f"{_CONVERSATIONS}:{name}"
@@ -168,7 +168,7 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     },
     "utils.error_utils": {name: f"{_CONVERSATIONS}:{name}" for name in ("ErrorChain", "get_vf_error_chain")},
     "utils.install_utils": {
-        name: f"verifiers.historical.commands:{name}"
+        name: f"verifiers.legacy.commands:{name}"
         for name in (
             "normalize_package_name is_hub_env check_hub_env_installed install_from_hub install_from_local "
             "install_from_repo"
@@ -176,13 +176,13 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     },
     "utils.eval_utils": {
         "load_endpoints": "verifiers.clients:load_endpoints",
-        "print_results": "verifiers.historical.commands:print_results",
-        "load_toml_config": "verifiers.historical.commands:load_toml_config",
+        "print_results": "verifiers.legacy.commands:print_results",
+        "load_toml_config": "verifiers.legacy.commands:load_toml_config",
     },
     "utils.save_utils": {
-        "make_serializable": "verifiers.rows:json_ready",
+        "make_serializable": "verifiers.results.rows:json_ready",
         **{
-            name: f"verifiers.historical.saving:{name}"
+            name: f"verifiers.legacy.saving:{name}"
             for name in (
                 "GenerateOutputsBuilder states_to_outputs load_outputs save_outputs save_new_outputs save_metadata "
                 "validate_resume_metadata extract_usage_tokens"
@@ -190,10 +190,10 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
         },
     },
     "utils.path_utils": {
-        name: f"verifiers.historical.saving:{name}"
+        name: f"verifiers.legacy.saving:{name}"
         for name in ("is_valid_eval_results_path", "find_latest_incomplete_eval_results_path")
     },
-    "utils.usage_utils": {"extract_usage_tokens": "verifiers.historical.saving:extract_usage_tokens"},
+    "utils.usage_utils": {"extract_usage_tokens": "verifiers.legacy.saving:extract_usage_tokens"},
 }
 """Module below ``verifiers`` -> its names that are spelt otherwise now, or stand elsewhere: ``module:name``."""
 

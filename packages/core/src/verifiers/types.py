@@ -394,6 +394,6 @@ class Response:
 
 def __getattr__(name: str) -> Any:
     """Names that older versions keep here and this one elsewhere; ``older_modules`` knows where."""
-    from verifiers.older_modules import resolve
+    from verifiers.legacy.modules import resolve
 
     return resolve(__name__, name)

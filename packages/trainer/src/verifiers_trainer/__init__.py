@@ -12,21 +12,26 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from verifiers.legacy import moved
+from verifiers_trainer.legacy import MOVED
+
 __version__ = "0.2.0"
 
 _HOME = {
     "GRPOConfig": "grpo",
     "GRPOTrainer": "grpo",
     "RLTrainer": "trainer",
-    "RLConfig": "config",
-    "get_model": "policy",
-    "get_tokenizer": "policy",
-    "get_model_and_tokenizer": "policy",
+    "RLConfig": "settings.config",
+    "get_model": "policy.loading",
+    "get_tokenizer": "policy.loading",
+    "get_model_and_tokenizer": "policy.loading",
     "grpo_defaults": "grpo",
     "lora_defaults": "grpo",
 }
 
 __all__ = sorted(_HOME)
+
+moved.register("verifiers_trainer", MOVED)
 
 
 def __getattr__(name: str) -> Any:

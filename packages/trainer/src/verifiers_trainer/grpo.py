@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from verifiers_trainer import compat
-from verifiers_trainer.config import RLConfig
+from verifiers_trainer.settings import compat
+from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
 if TYPE_CHECKING:

@@ -27,40 +27,33 @@ from torch import Tensor
 from transformers import PrinterCallback, TrainerCallback, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from verifiers.dataset import Example
+from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
 from verifiers.errors import NonFiniteLoss
-from verifiers.registry import load_environment
-from verifiers_trainer import (
-    anchors,
-    arguments,
-    checkpoint,
-    chosen,
-    curriculum,
-    guards,
-    preparation,
-    resuming,
-    rewards,
-    sharding,
-)
-from verifiers_trainer.batch import StepBatch
-from verifiers_trainer.chosen import ChosenRollouts, sample_rows
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.loggers import MetricsFile, print_completions, write_completions
-from verifiers_trainer.logprobs import find_causal_lm, install_logprob_forward, uninstall
-from verifiers_trainer.loop import FORCED, Loop
-from verifiers_trainer.losses import resolve_loss
-from verifiers_trainer.meters import RatioMeter, alarms, device_numbers
-from verifiers_trainer.objective import Objective
-from verifiers_trainer.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
-from verifiers_trainer.orchestrator import Orchestrator
-from verifiers_trainer.packing import Row
-from verifiers_trainer.policy_client import PolicyClient
-from verifiers_trainer.ranks import Ranks
-from verifiers_trainer.rules import trackers
-from verifiers_trainer.schedule import PipelineState
-from verifiers_trainer.serving import ServingTrainer
-from verifiers_trainer.sinks import Sinks
+from verifiers_trainer.algorithm import old_logprobs
+from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.losses import resolve_loss
+from verifiers_trainer.algorithm.objective import Objective
+from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.distributed.ranks import Ranks
+from verifiers_trainer.engines.policy_client import PolicyClient
+from verifiers_trainer.hf_loop import FORCED, Loop
+from verifiers_trainer.pipeline import curriculum, custom_batches, rewards
+from verifiers_trainer.pipeline.custom_batches import ChosenRollouts, sample_rows
+from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
+from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.policy import checkpoint_files, preparation
+from verifiers_trainer.policy.logprobs import find_causal_lm, install_logprob_forward, uninstall
+from verifiers_trainer.run import arguments, resume, sanity_checks
+from verifiers_trainer.run.meters import RatioMeter, alarms, device_numbers
+from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, write_completions
+from verifiers_trainer.run.serving import ServingTrainer
+from verifiers_trainer.run.trackers import Sinks
+from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.rules import trackers
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +97,7 @@ class RLTrainer(ServingTrainer):
         loss: Any = None,
         advantage: Any = None,
     ):
-        sharding.require_launchable(optimizers)
+        fsdp.require_launchable(optimizers)
         given_args = arguments.either("args", args, "config", config)
         settings = arguments.settled(
             given_args, self.config_class, inference=arguments.server_of(client), loss=loss, advantage=advantage
@@ -133,7 +126,7 @@ class RLTrainer(ServingTrainer):
         self._self_tested = False
         self._alarmed: set[str] = set()
         settings.__dict__.update(FORCED)
-        with checkpoint.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
+        with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             model, tokenizer = preparation.load(model, given, settings)
             if is_offline:
                 self._use_rollouts(dataset, tokenizer, settings)
@@ -159,8 +152,8 @@ class RLTrainer(ServingTrainer):
             )
         self.remove_callback(PrinterCallback)
         if self.splits:
-            sharding.part_originals(self.model)
-            self.whole = sharding.WholeCopy(self.model, keep=self.ranks.is_main, device=self._device_of_copy())
+            fsdp.part_originals(self.model)
+            self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=self._device_of_copy())
         else:
             self.open_reference()
 
@@ -213,7 +206,7 @@ class RLTrainer(ServingTrainer):
 
     def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
         self._pipeline, self._self_tested = PipelineState(), False
-        folder, step = resuming.starting_point(self, resume_from_checkpoint)
+        folder, step = resume.starting_point(self, resume_from_checkpoint)
         if folder is not None and step >= self.args.max_steps:
             log.warning("%s is of step %d, and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
             preparation.load_weights(self.model, folder)
@@ -239,7 +232,7 @@ class RLTrainer(ServingTrainer):
 
     def current_rows(self) -> list[Any]:
         """The rows that the step whose batch is being chosen may take: all, or those of the present difficulty."""
-        return chosen.current_rows(self)
+        return custom_batches.current_rows(self)
 
     def get_current_difficulty(self, epoch: int = 0, step: int = 0) -> Any:
         """The difficulty of the rows to train on at a step of a pass; None = all rows (``difficulty_schedule``)."""
@@ -257,7 +250,7 @@ class RLTrainer(ServingTrainer):
         """Start the engine and the pipeline with the weights as they are now."""
         self.state.compute_steps(self.args, self.state.max_steps)  # a resumed state has the intervals of its time
         self.open_reference()
-        guards.check_forward(self.model, self.args)
+        sanity_checks.check_forward(self.model, self.args)
         self.renew(trained_only=False)
         self._step_began = time.perf_counter()
         if not self.ranks.is_main:
@@ -266,7 +259,7 @@ class RLTrainer(ServingTrainer):
             self.start_engine()
             self.engine.check_shared()
             self.engine.set_version(self.policy_version)
-        self.orchestrator = self._offline or chosen.open_pipeline(self, RLTrainer)
+        self.orchestrator = self._offline or custom_batches.open_pipeline(self, RLTrainer)
         self.orchestrator.start(self.policy_version, self._pipeline)
 
     # --- one optimizer step -------------------------------------------------------------------------------------
@@ -278,10 +271,10 @@ class RLTrainer(ServingTrainer):
         started = time.perf_counter()
         self._batch = inputs
         rows = inputs.rows_R[self.accelerator.process_index]
-        old = self.model if anchors.some_rank_needs_old(self.args, rows, self.ranks) else None
-        anchors.annotate(rows, self.args.device, old=old, reference=self.reference)
+        old = self.model if old_logprobs.some_rank_needs_old(self.args, rows, self.ranks) else None
+        old_logprobs.annotate(rows, self.args.device, old=old, reference=self.reference)
         model.train()
-        if (found := guards.not_a_number(inputs, rows)) is not None:
+        if (found := sanity_checks.not_a_number(inputs, rows)) is not None:
             raise self._non_finite(*found)
         meter = RatioMeter(
             self.policy_version, (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
@@ -299,7 +292,7 @@ class RLTrainer(ServingTrainer):
         if not self._self_tested and meter.num_current:
             own = find_causal_lm(self.model).get_output_embeddings().weight.dtype
             on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
-            guards.test_ratio(meter, self.args, own, on_server)
+            sanity_checks.test_ratio(meter, self.args, own, on_server)
             self._self_tested = True
         spent = time.perf_counter() - started
         self._step = {
@@ -320,8 +313,8 @@ class RLTrainer(ServingTrainer):
     ) -> Any:
         """Weighted loss of one row: Σ_t weight_t · loss_t, times the number of ranks (which average gradients)."""
         row = inputs.to_tensors(self.args.device)
-        out = model(**anchors.forward_arguments(row))
-        tokens = anchors.tokens_of(row, out.logprobs, self.args.anchor)
+        out = model(**old_logprobs.forward_arguments(row))
+        tokens = old_logprobs.tokens_of(row, out.logprobs, self.args.anchor)
         made = self.criterion(tokens, row.get("ref_logp"))
         loss = (row["weight"] * made.losses).sum() * self.args.world_size
         if meter is not None:
@@ -339,7 +332,7 @@ class RLTrainer(ServingTrainer):
 
     def _non_finite(self, key: str, rows: Sequence[Row]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
-        return guards.non_finite(key, rows, self.state.global_step + 1, folder)
+        return sanity_checks.non_finite(key, rows, self.state.global_step + 1, folder)
 
     def before_step(self) -> None:
         """The optimizer is about to change the weights: nobody may be computing with them."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifiers.checks.report import Findings, method_place, raised_at, said
-from verifiers.dataset import Example, Table
-from verifiers.encoding import canonical_json, encode_row
+from verifiers.data.examples import Example, Table
+from verifiers.data.messages import message_text
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import DatasetError
-from verifiers.messages import message_text
+from verifiers.runtime.json import canonical_json, encode_row
 
 MAX_ROWS = 1000
 CHARS_PER_TOKEN = 4

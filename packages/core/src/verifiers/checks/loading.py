@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers import registry
 from verifiers.checks.report import Findings, place_of, raised_at, said
 from verifiers.checks.side_effects import Watch, moved_random_state
+from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, UnknownEnvironment
 

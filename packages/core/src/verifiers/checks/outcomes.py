@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifiers.checks.report import Findings, method_place, place_of, raised_at, said
-from verifiers.dataset import Example
-from verifiers.dual import maybe_await
-from verifiers.encoding import UNSERIALIZABLE, decode_row, encode_row
+from verifiers.data.examples import Example
+from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
-from verifiers.environments.stopping import TURN_GUARD, stop_conditions
 from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
-from verifiers.hooks import named
-from verifiers.messages import normalize_messages
-from verifiers.rows import json_ready, state_to_output
-from verifiers.state import State
+from verifiers.results.rows import json_ready, state_to_output
+from verifiers.rollouts.author_code import named
+from verifiers.rollouts.state import State
+from verifiers.rollouts.stop_conditions import TURN_GUARD, stop_conditions
+from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
+from verifiers.runtime.sync_async import maybe_await
 
 HOOK = "hook-raises-or-returns-a-wrong-type"
 

@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifiers.dataset import Example
+from verifiers.data.examples import Example
+from verifiers.data.messages import message_text
+from verifiers.data.tool_examples import example_arguments
 from verifiers.environments.base import Environment
-from verifiers.messages import message_text
 from verifiers.parsers import ThinkParser, XMLParser
 from verifiers.testing.replies import last_user_text, to_message
-from verifiers.tool_examples import example_arguments
 from verifiers.types import Messages, ModelRequest, Response, ToolCall, Usage
 
 PLAIN_TEXT = "I do not know the answer to this."

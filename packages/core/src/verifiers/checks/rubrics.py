@@ -12,16 +12,16 @@ from typing import Any
 
 from verifiers.checks.policies import PLAIN_TEXT
 from verifiers.checks.report import Findings, place_of, raised_at
-from verifiers.dataset import Example
+from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, MissingKeyError, ModelError, ScoringError
 from verifiers.parsers import MaybeThinkParser, Parser
-from verifiers.rows import error_chain
+from verifiers.results.rows import error_chain
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
-from verifiers.rubrics.calls import overrides
 from verifiers.rubrics.functions import RewardFunction
-from verifiers.state import State
+from verifiers.rubrics.overrides import overrides
 from verifiers.types import AssistantMessage
 
 EQUAL = 1e-12

@@ -16,14 +16,14 @@ from pathlib import Path
 import click
 import importlib_metadata
 
-from verifiers.cli.command import Call, SmallCommand, one_word
-from verifiers.cli.completion import paths, words
-from verifiers.cli.installer import without_logins
-from verifiers.cli.project_files import Workspace, find_workspace
+from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.completion import paths, words
+from verifiers.cli.common.writing import write_files
+from verifiers.cli.install.installer import without_logins
+from verifiers.cli.install.project_files import Workspace, find_workspace
 from verifiers.cli.scaffold import TEMPLATES, Names, parse_name, render
-from verifiers.cli.writing import write_files
 from verifiers.errors import ConfigError
-from verifiers.suggest import closest
+from verifiers.runtime.suggest import closest
 
 ENVS = Path("packages/envs")
 """Where a workspace keeps its environments, below its root."""

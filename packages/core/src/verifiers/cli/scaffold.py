@@ -13,8 +13,8 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verifiers.environments.registry import normalize_name, parse_env_id
 from verifiers.errors import ConfigError
-from verifiers.registry import normalize_name, parse_env_id
 
 TEMPLATES = {
     "single": "Questions with a short answer: a single-turn environment for verifiers that plays offline.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifiers.cli.command import Call, SmallCommand
+from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.errors import ConfigError
 
 ABOUT = """Look at evaluations and trainings in the terminal.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from verifiers.cli.command import SCHEMA, Call, SmallCommand
+from verifiers.cli.common.command import SCHEMA, Call, SmallCommand
 from verifiers.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from verifiers.clients.base import Client, ClientConfig, EndpointConfig
 from verifiers.clients.endpoints import EndpointGroup, load_endpoints
+from verifiers.clients.protocol import Client, ClientConfig, EndpointConfig
 from verifiers.clients.resolve import as_client, client_and_model, register_model_resolver, use_client
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        from verifiers.older_modules import resolve
+        from verifiers.legacy.modules import resolve
 
         return resolve(__name__, name)
     import importlib

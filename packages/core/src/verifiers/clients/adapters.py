@@ -19,12 +19,12 @@ from typing import Any
 from verifiers.clients.attributes import read_completion, read_flat
 from verifiers.clients.failures import Endpoint, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
-from verifiers.clients.loops import PerLoop
 from verifiers.clients.payload import chat_messages, split_arguments
 from verifiers.clients.reply import to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
 from verifiers.errors import MalformedResponse, ModelError, ModelUnavailable, VerifiersError
+from verifiers.runtime.per_loop import PerLoop
 from verifiers.types import ModelRequest, Response
 
 NUM_THREADS = 64  # blocking calls at once, per event loop

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from verifiers import compat
-from verifiers.clients.base import EndpointConfig, check_client_type
 from verifiers.clients.prices import PRICE_FIELDS
+from verifiers.clients.protocol import EndpointConfig, check_client_type
 from verifiers.errors import ConfigError
-from verifiers.suggest import closest
+from verifiers.runtime.suggest import closest
 
 FIELD_OF = {
     "endpoint_id": "endpoint_id",

@@ -21,14 +21,12 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from verifiers.clients.base import ClientConfig
 from verifiers.clients.failures import Endpoint, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
-from verifiers.clients.loops import PerLoop
 from verifiers.clients.payload import to_body
+from verifiers.clients.protocol import ClientConfig
 from verifiers.clients.reply import decode, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
-from verifiers.deadlines import Deadline
 from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -38,6 +36,8 @@ from verifiers.errors import (
     ModelUnavailable,
     RateLimited,
 )
+from verifiers.runtime.deadlines import Deadline
+from verifiers.runtime.per_loop import PerLoop
 from verifiers.types import ModelRequest, Response
 
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection

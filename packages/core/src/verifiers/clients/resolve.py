@@ -19,9 +19,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from verifiers.clients.base import OPENAI_BASE_URL, Client, ClientConfig, EndpointConfig, model_name
 from verifiers.clients.endpoints import loaded_endpoint
 from verifiers.clients.prices import PRICE_FIELDS
+from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, EndpointConfig, model_name
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.clients.sdk import is_sdk_object, read_plain
 from verifiers.errors import ConfigError

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verifiers.clients.base import Client, headers_from_state, shows_tools
+from verifiers.clients.protocol import Client, headers_from_state, shows_tools
 from verifiers.errors import ConfigError
 from verifiers.types import ModelRequest, Response
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verifiers.clients.base import ClientConfig
+from verifiers.clients.protocol import ClientConfig
 
 SDK_DEFAULT_MAX_RETRIES = 2
 _DEFAULT_HTTP_CLIENTS = ("SyncHttpxClientWrapper", "AsyncHttpxClientWrapper")

@@ -1,8 +1,8 @@
 """``Environment``: a dataset, a way to act and a way to score, under one name.
 
 An environment object is configuration. Constructing one starts no thread, opens nothing and seeds nothing; the dataset
-is read on first use. What happens in one rollout is in ``verifiers.rollout``, many rollouts are in
-``verifiers.runner``; this class makes single model calls for them, and ``running`` offers both under their names.
+is read on first use. What happens in one rollout is in ``verifiers.rollouts.loop``, many rollouts are in
+``verifiers.runs.runner``; this class makes single model calls for them, and ``running`` offers both under their names.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from contextlib import nullcontext
 from typing import Any
 
 from verifiers import compat
-from verifiers.clients.base import Client, headers_from_state
+from verifiers.clients.protocol import Client, headers_from_state
 from verifiers.clients.resolve import as_client
-from verifiers.dataset import RowFormat, Table
-from verifiers.dual import NOTHING, Done, maybe_await
+from verifiers.data.examples import RowFormat, Table
+from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.environments.closing import Closes
-from verifiers.environments.running import Runs
 from verifiers.errors import ConfigError
-from verifiers.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.parsers import Parser
+from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
 from verifiers.rubrics import Rubric
-from verifiers.state import State, TrajectoryStep, record_tokens
-from verifiers.suggest import close_match
+from verifiers.runs.facade import Runs
+from verifiers.runtime.suggest import close_match
+from verifiers.runtime.sync_async import NOTHING, Done, maybe_await
 from verifiers.types import Message, Messages, ModelRequest, Response
 
 OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent", "max_workers")
@@ -268,7 +268,7 @@ class Environment(Runs, Closes):
         self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
     ) -> State:
         """A fresh state for one rollout of the row ``input`` (used as it is: give a copy)."""
-        from verifiers.rollout import new_state
+        from verifiers.rollouts.loop import new_state
 
         return new_state(self, input, client, model, sampling_args)
 

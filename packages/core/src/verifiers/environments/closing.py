@@ -10,8 +10,8 @@ import atexit
 import logging
 from typing import Any
 
-from verifiers.decorators import decorated
-from verifiers.dual import blocking, maybe_await
+from verifiers.rollouts.decorators import decorated
+from verifiers.runtime.sync_async import blocking, maybe_await
 
 
 class Closes:

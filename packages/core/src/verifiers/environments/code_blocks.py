@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.messages import field
+from verifiers.data.messages import field
 from verifiers.types import Message, Messages
 
 LANGUAGES = frozenset(("python", "py"))

@@ -14,13 +14,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verifiers.dataset import Table, copy_row, format_row
+from verifiers.data.examples import Table, copy_row, format_row
 from verifiers.environments.base import Environment
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.state import State
-from verifiers.suggest import closest
+from verifiers.runtime.suggest import closest
 
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from verifiers.errors import ConfigError, EnvironmentFault
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.calls import rollout_call
 from verifiers.rubrics.functions import RewardFunction
+from verifiers.rubrics.overrides import rollout_call
 from verifiers.rubrics.rubric import Semaphore
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.rubrics.scoring import Plan, leave_unscored
-from verifiers.state import State
 
 
 class EnvGroupRubric(Rubric):

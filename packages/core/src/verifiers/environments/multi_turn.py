@@ -1,8 +1,8 @@
 """``MultiTurnEnv``: the model and the environment take turns until a stop condition holds.
 
 Subclasses write ``env_response`` and, where they want, ``setup_state`` and methods marked ``@vf.stop``,
-``@vf.setup``, ``@vf.cleanup``. The loop that calls them is ``verifiers.rollout.play``; this module says only when it
-stops, what the next prompt is, and what the completion was.
+``@vf.setup``, ``@vf.cleanup``. The loop that calls them is ``rollouts.loop.play``; this module says only when it stops,
+what the next prompt is, and what the completion was.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verifiers.decorators import stop
-from verifiers.dual import NOTHING, maybe_await
-from verifiers.environments import stopping
+from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
-from verifiers.hooks import Hook
-from verifiers.messages import normalize_messages
-from verifiers.state import State, TrajectoryStepTokens
+from verifiers.rollouts import stop_conditions
+from verifiers.rollouts.author_code import Hook
+from verifiers.rollouts.decorators import stop
+from verifiers.rollouts.state import State, TrajectoryStepTokens
+from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.types import Messages
 
 
@@ -92,7 +92,7 @@ class MultiTurnEnv(Environment):
 
     # --- when it stops ----------------------------------------------------------------------------------------------
 
-    is_completed = stopping.is_completed
+    is_completed = stop_conditions.is_completed
 
     @stop(priority=100)
     def has_error(self, state: State) -> bool:

@@ -15,8 +15,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifiers.clients.base import shows_tools
-from verifiers.decorators import setup, stop
+from verifiers.clients.protocol import shows_tools
+from verifiers.data.messages import field, message_text
 from verifiers.environments.code_blocks import (
     BLOCKS_PROMPT,
     BLOCKS_REMINDER,
@@ -29,8 +29,8 @@ from verifiers.environments.code_blocks import (
 from verifiers.environments.sandbox import SandboxEnv, sandbox_ready_wait_time
 from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
-from verifiers.messages import field, message_text
-from verifiers.state import State
+from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.state import State
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
 DEFAULT_PACKAGES = "numpy sympy scipy"

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifiers import compat
-from verifiers.clients.loops import PerLoop
-from verifiers.decorators import cleanup, setup
-from verifiers.dual import NOTHING, maybe_await
 from verifiers.environments.sandbox_text import command_text, has_failed
 from verifiers.environments.stateful_tool import StatefulToolEnv
 from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable, ToolError, UsageError, VerifiersError
+from verifiers.rollouts.decorators import cleanup, setup
+from verifiers.rollouts.state import State
+from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
-from verifiers.state import State
 from verifiers.types import Messages, ToolCall
 
 FIRST, LAST = 1000, -1000

@@ -6,7 +6,7 @@ from typing import Any
 
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
-from verifiers.state import State
+from verifiers.rollouts.state import State
 from verifiers.types import Messages
 
 

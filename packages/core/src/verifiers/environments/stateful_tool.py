@@ -11,12 +11,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from verifiers.dual import maybe_await
+from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.tool import ToolEnv
 from verifiers.errors import EnvironmentFault
-from verifiers.hooks import fault, passes
-from verifiers.state import State
-from verifiers.tools import ToolFunction
+from verifiers.rollouts.author_code import fault, passes
+from verifiers.rollouts.state import State
+from verifiers.runtime.sync_async import maybe_await
 from verifiers.types import Messages, ToolCall
 
 

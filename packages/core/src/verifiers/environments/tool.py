@@ -18,18 +18,18 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from verifiers.clients.base import shows_tools
-from verifiers.decorators import setup, stop
-from verifiers.dual import maybe_await
+from verifiers.clients.protocol import shows_tools
+from verifiers.data.messages import field, normalize_chat, normalize_message
+from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.environments.tool_answers import as_answer, bounded
 from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
-from verifiers.hooks import fault, passes
-from verifiers.messages import field, normalize_chat, normalize_message
+from verifiers.rollouts.author_code import fault, passes
+from verifiers.rollouts.decorators import setup, stop
+from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
-from verifiers.rubrics.workers import call_in_thread
-from verifiers.state import State
-from verifiers.tools import ToolFunction, parse_arguments, shortened, tool_name
+from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.threads import call_in_thread
 from verifiers.types import Message, Messages, ToolCall
 
 LATE = -1000

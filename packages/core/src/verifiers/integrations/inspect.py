@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError
 from verifiers.integrations.inspect_messages import STOP_REASONS, load, to_chat
-from verifiers.messages import last_text
 from verifiers.results import GenerateOutputs, load_results
-from verifiers.rows import json_ready
-from verifiers.statistics import clustered_stderr, known, mean
+from verifiers.results.rows import json_ready
+from verifiers.results.statistics import clustered_stderr, known, mean
 
 STATUS = {"complete": "success", "running": "started", "interrupted": "cancelled"}
 REWARD = "reward"

@@ -13,7 +13,7 @@ from importlib import metadata, util
 from types import ModuleType
 from typing import Any
 
-from verifiers.messages import message_text
+from verifiers.data.messages import message_text
 from verifiers.types import Message, ToolCall
 
 VERSIONS = ("0.3.285",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verifiers.messages import field, message_text
+from verifiers.data.messages import field, message_text
 from verifiers.types import AssistantMessage
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verifiers.messages import field, message_text
+from verifiers.data.messages import field, message_text
 from verifiers.parsers.parser import Parser
 
 OPEN, CLOSE = "<think>", "</think>"

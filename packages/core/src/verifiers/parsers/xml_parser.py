@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from verifiers.data.messages import field as message_field
+from verifiers.data.messages import message_text
 from verifiers.errors import ConfigError
-from verifiers.messages import field as message_field
-from verifiers.messages import message_text
 from verifiers.parsers.parser import Parser, identity
 
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from verifiers import compat
-from verifiers.durable import atomic_write
-from verifiers.encoding import canonical_json, encode_row
 from verifiers.errors import ConfigError
-from verifiers.journal import Journal
 from verifiers.results.metadata import example_key
 from verifiers.results.outputs import GenerateOutputs
-from verifiers.rows import RolloutOutput, json_ready, row_for_disk
-from verifiers.run_directory import METADATA_NAME, RESULTS_NAME
-from verifiers.statistics import mean
-from verifiers.suggest import check_keywords
+from verifiers.results.rows import RolloutOutput, json_ready, row_for_disk
+from verifiers.results.statistics import mean
+from verifiers.runtime.json import canonical_json, encode_row
+from verifiers.runtime.suggest import check_keywords
+from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
+from verifiers.storage.files import atomic_write
+from verifiers.storage.journal import Journal
 
 DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
 

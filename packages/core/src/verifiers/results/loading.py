@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from verifiers.encoding import decode_row
 from verifiers.errors import ConfigError, JournalError
-from verifiers.journal import read_journal
 from verifiers.results.metadata import FACTS, GenerateMetadata
 from verifiers.results.outputs import GenerateOutputs, fill_advantages
-from verifiers.rows import DISK_FIELDS, FIELDS, RolloutOutput, row_from_disk
-from verifiers.run_directory import RESULTS_NAME, read_config, read_metadata
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, row_from_disk
+from verifiers.runtime.json import decode_row
+from verifiers.storage.directory import RESULTS_NAME, read_config, read_metadata
+from verifiers.storage.journal import read_journal
 
 PLANNED = ("num_examples", "rollouts_per_example")
 

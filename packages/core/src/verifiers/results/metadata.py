@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verifiers.clients.prices import cost_usd
-from verifiers.rows import RolloutOutput
-from verifiers.statistics import clustered_stderr, mean, pass_rates, percentile
+from verifiers.results.rows import RolloutOutput
+from verifiers.results.statistics import clustered_stderr, mean, pass_rates, percentile
 from verifiers.types import AttributeDict
 
 FACTS: dict[str, Any] = {

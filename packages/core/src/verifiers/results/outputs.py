@@ -20,9 +20,9 @@ from verifiers.results.metadata import (
     latency,
     unscored_by_function,
 )
-from verifiers.rows import RolloutOutput, json_ready, output_to_state
-from verifiers.state import State
-from verifiers.statistics import centered_advantages
+from verifiers.results.rows import RolloutOutput, json_ready, output_to_state
+from verifiers.results.statistics import centered_advantages
+from verifiers.rollouts.state import State
 
 COLUMNS = {
     "prompts": "prompt",

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from verifiers import compat
-from verifiers.durable import atomic_write
-from verifiers.encoding import encode_row
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.results.outputs import GenerateOutputs
 from verifiers.results.token_rows import TokenRow, merge_turns
-from verifiers.state import TrajectoryStepTokens
-from verifiers.suggest import check_keywords
+from verifiers.rollouts.state import TrajectoryStepTokens
+from verifiers.runtime.json import encode_row
+from verifiers.runtime.suggest import check_keywords
+from verifiers.storage.files import atomic_write
 from verifiers.types import AttributeDict
 
 LISTS = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from verifiers.messages import message_text
-from verifiers.state import TrajectoryStepTokens
+from verifiers.data.messages import message_text
+from verifiers.rollouts.state import TrajectoryStepTokens
 
 
 def text_turns(prompt: Any, completion: Any, tools: Any, tokenizer: Any) -> list[TrajectoryStepTokens]:

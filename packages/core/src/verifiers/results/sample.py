@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from verifiers.messages import escape_control, render_text
+from verifiers.data.messages import escape_control, render_text
 
 
 def print_prompt_completions_sample(

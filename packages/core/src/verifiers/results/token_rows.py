@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiers.state import TrajectoryStepTokens
+from verifiers.rollouts.state import TrajectoryStepTokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verifiers.errors import ConfigError, ScoringError
-from verifiers.rubrics.isolation import Processes
-from verifiers.state import State
+from verifiers.rollouts.state import State
+from verifiers.runtime.processes import Processes
 
 SINGULAR = ("prompt", "completion", "answer", "state", "task", "info")
 PLURAL = {"prompts": "prompt", "completions": "completion", "answers": "answer", "tasks": "task", "infos": "info"} | {

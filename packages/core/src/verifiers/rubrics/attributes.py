@@ -8,7 +8,7 @@ from typing import Any
 
 from verifiers.compat import parameters_of
 from verifiers.errors import ConfigError
-from verifiers.suggest import close_match
+from verifiers.runtime.suggest import close_match
 
 
 def set_extra_attributes(owner: Any, given: Mapping[str, Any]) -> None:

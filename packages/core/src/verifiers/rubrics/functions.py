@@ -17,7 +17,7 @@ import numpy as np
 
 from verifiers.errors import ConfigError, RunError, ScoringError
 from verifiers.rubrics.arguments import Parameters, Supply
-from verifiers.rubrics.isolation import require_isolatable
+from verifiers.runtime.processes import require_isolatable
 
 ISOLATED_LIMIT_S = 300.0
 """Bound of an isolated function of a rubric without one: what is isolated may hang."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from verifiers.dual import maybe_await
 from verifiers.rubrics.judge_rubric import JudgeRubric
 from verifiers.rubrics.judging import MATH_JUDGE_PROMPT
 from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, verified
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
+from verifiers.runtime.sync_async import maybe_await
 
 
 class HybridMathRubric(JudgeRubric):

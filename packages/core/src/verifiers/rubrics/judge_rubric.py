@@ -16,15 +16,15 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from verifiers.clients.base import OPENAI_BASE_URL, Client, ClientConfig
+from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig
 from verifiers.clients.resolve import as_client, client_and_model
 from verifiers.compat import JUDGE_PARAMETERS, rename
-from verifiers.dual import maybe_await
+from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError, RunError, ScoringError
-from verifiers.messages import last_text
 from verifiers.rubrics import judging
 from verifiers.rubrics.functions import RewardFunction
 from verifiers.rubrics.rubric import Rubric
+from verifiers.runtime.sync_async import maybe_await
 from verifiers.types import ModelRequest, Response, UserMessage
 
 ANSWER_SHARE = 0.9

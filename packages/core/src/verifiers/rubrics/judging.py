@@ -15,9 +15,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from verifiers.data.messages import field, message_text
 from verifiers.errors import ConfigError, ScoringError
-from verifiers.messages import field, message_text
-from verifiers.suggest import closest
+from verifiers.runtime.suggest import closest
 
 ScoreRange = tuple[float, float]
 Aggregation = str | Callable[[list[float]], Any]

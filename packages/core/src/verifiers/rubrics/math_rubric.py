@@ -13,12 +13,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifiers.dual import maybe_await
+from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ScoringError
 from verifiers.parsers import MaybeThinkParser
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.rubrics.rubric import Rubric
-from verifiers.text import extract_boxed_answer
+from verifiers.runtime.sync_async import maybe_await
 
 TIMEOUTS = "math_verify_timeouts"
 

@@ -21,11 +21,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from verifiers.clients.loops import PerLoop
+from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ConfigError
-from verifiers.rubrics.isolation import Processes
-from verifiers.rubrics.workers import call_in_thread
-from verifiers.text import extract_boxed_answer
+from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.processes import Processes
+from verifiers.runtime.threads import call_in_thread
 
 ENGINE = "math_verify"
 MAX_MEMORY_BYTES = 2 << 30

@@ -17,15 +17,15 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from verifiers import compat
-from verifiers.decorators import decorated
-from verifiers.dual import blocking, dual
 from verifiers.errors import ConfigError, RunError
-from verifiers.rubrics import calls, scoring
+from verifiers.rollouts.decorators import decorated
+from verifiers.rollouts.state import State
+from verifiers.rubrics import overrides, scoring
 from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
 from verifiers.rubrics.attributes import set_extra_attributes
 from verifiers.rubrics.functions import RewardFunction, finite_weight, function_name
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
-from verifiers.state import State
+from verifiers.runtime.sync_async import blocking, dual
 
 CLEANUP_LIMIT_S = 60.0
 logger = logging.getLogger("verifiers.rubrics")
@@ -213,8 +213,8 @@ class Rubric:
         if score_sem is not None and type(score_sem) is not nullcontext:
             async with score_sem:
                 return await self.score_individual(state)
-        if calls.overrides(self, Rubric, "score_rollout"):
-            await calls.score_by_override(self, state)
+        if overrides.overrides(self, Rubric, "score_rollout"):
+            await overrides.score_by_override(self, state)
         else:
             await scoring.individual_stage(self.plan(), state)
 
@@ -222,8 +222,8 @@ class Rubric:
         """Group metrics, their rewards, advantages (once), then the cleanup handlers. ``states`` are all siblings."""
         try:
             async with score_sem or nullcontext():
-                if calls.overrides(self, Rubric, "score_group"):
-                    await calls.score_group_by_override(self, states)
+                if overrides.overrides(self, Rubric, "score_group"):
+                    await overrides.score_group_by_override(self, states)
                 else:
                     await scoring.group_stage(self.plan(), states)
         finally:
@@ -236,7 +236,7 @@ class Rubric:
         """
         if names := [f.name for f in self.functions if f.is_group]:
             raise ConfigError(f"{names[0]!r} scores whole groups; call score_group(states)", function=names[0])
-        call = calls.rollout_call(args, kwargs, score_sem)
+        call = overrides.rollout_call(args, kwargs, score_sem)
         try:
             async with call.score_sem or nullcontext():
                 await scoring.individual_stage(self.plan(), call.state)
@@ -247,7 +247,7 @@ class Rubric:
 
     async def score_group(self, states: Sequence[Any], score_sem: Semaphore | None = None) -> RolloutScores:
         """Score siblings of one example in place, with group functions and advantages."""
-        wrapped = [calls.rollout_call((state,), {}, None) for state in states]
+        wrapped = [overrides.rollout_call((state,), {}, None) for state in states]
         members, plan = [call.state for call in wrapped], self.plan()
 
         async def one(state: State) -> None:
@@ -282,7 +282,7 @@ class Rubric:
         ``max_concurrent`` groups (rows) are scored at a time; -1 means 1,024.
         """
         lists = {"prompt": prompts, "completion": completions, "answer": answers, "task": tasks, "info": infos}
-        rows = calls.rows_of(lists | columns, states)
+        rows = overrides.rows_of(lists | columns, states)
         return dual(lambda: self._score_rows(rows, group_size, max_concurrent))
 
     def score_rollouts_sync(self, *args: Any, **kwargs: Any) -> RolloutScores:

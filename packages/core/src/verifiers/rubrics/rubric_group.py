@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.rollouts.state import State
 from verifiers.rubrics import scoring
 from verifiers.rubrics.functions import RewardFunction, finite_weight
 from verifiers.rubrics.rubric import Rubric
-from verifiers.state import State
 
 logger = logging.getLogger("verifiers.rubrics")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from verifiers.state import State
+from verifiers.rollouts.state import State
 from verifiers.types import AttributeDict
 
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from verifiers.dual import is_awaitable
 from verifiers.errors import ScoringError
+from verifiers.results.statistics import centered_advantages
+from verifiers.rollouts.state import State
 from verifiers.rubrics.arguments import GroupSupply, Supply
 from verifiers.rubrics.functions import RewardFunction, finite_value, scoring_error, value_list
-from verifiers.rubrics.workers import Raised, call_in_thread, workers
-from verifiers.state import State
-from verifiers.statistics import centered_advantages
+from verifiers.runtime.sync_async import is_awaitable
+from verifiers.runtime.threads import Raised, call_in_thread, workers
 
 NAN = math.nan
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from verifiers.messages import field
+from verifiers.data.messages import field
+from verifiers.data.tool_schema import tool_name
 from verifiers.rubrics.rubric import Rubric
-from verifiers.tools import tool_name
 
 
 class ToolRubric(Rubric):

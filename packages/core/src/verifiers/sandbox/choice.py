@@ -10,22 +10,22 @@ import importlib
 from collections.abc import Callable
 
 from verifiers.errors import ConfigError, SandboxUnavailable
+from verifiers.runtime.suggest import closest
 from verifiers.sandbox.protocol import SandboxBackend
-from verifiers.suggest import closest
 
 BACKENDS: dict[str, str | Callable[[], SandboxBackend]] = {
-    "bubblewrap": "verifiers.sandbox.bubblewrap:Bubblewrap",
-    "sandlock": "verifiers.sandbox.sandlock:Sandlock",
-    "nsjail": "verifiers.sandbox.nsjail:Nsjail",
-    "docker": "verifiers.sandbox.engines:Docker",
-    "podman": "verifiers.sandbox.engines:Podman",
-    "gvisor": "verifiers.sandbox.gvisor:GVisor",
-    "e2b": "verifiers.sandbox.services:E2B",
-    "modal": "verifiers.sandbox.services:Modal",
-    "daytona": "verifiers.sandbox.services:Daytona",
-    "prime-sandboxes": "verifiers.sandbox.services:PrimeSandboxes",
-    "prime": "verifiers.sandbox.services:PrimeSandboxes",
-    "unsafe_subprocess": "verifiers.sandbox.unsafe_subprocess:UnsafeSubprocess",
+    "bubblewrap": "verifiers.sandbox.backends.bubblewrap:Bubblewrap",
+    "sandlock": "verifiers.sandbox.backends.sandlock:Sandlock",
+    "nsjail": "verifiers.sandbox.backends.nsjail:Nsjail",
+    "docker": "verifiers.sandbox.backends.engines:Docker",
+    "podman": "verifiers.sandbox.backends.engines:Podman",
+    "gvisor": "verifiers.sandbox.backends.gvisor:GVisor",
+    "e2b": "verifiers.sandbox.backends.services:E2B",
+    "modal": "verifiers.sandbox.backends.services:Modal",
+    "daytona": "verifiers.sandbox.backends.services:Daytona",
+    "prime-sandboxes": "verifiers.sandbox.backends.services:PrimeSandboxes",
+    "prime": "verifiers.sandbox.backends.services:PrimeSandboxes",
+    "unsafe_subprocess": "verifiers.sandbox.backends.unsafe_subprocess:UnsafeSubprocess",
 }
 """Name -> factory, or where it is."""
 AUTO: dict[str, str] = {

@@ -28,7 +28,7 @@ __all__ = sorted([*_HOME, "failpoint"])
 
 def __getattr__(name: str) -> Any:
     if name == "failpoint":
-        return importlib.import_module("verifiers.failpoints").failpoint
+        return importlib.import_module("verifiers.runtime.failpoints").failpoint
     if name not in _HOME:
         raise AttributeError(f"module 'verifiers.testing' has no attribute {name!r}")
     return getattr(importlib.import_module(f"verifiers.testing.{_HOME[name]}"), name)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiers.clients.base import Client
+from verifiers.clients.protocol import Client
 from verifiers.errors import ConfigError
 from verifiers.testing.replies import ErrorScript, Replies, as_error, response_of, scripted_error
 from verifiers.testing.tokenizer import ByteTokenizer

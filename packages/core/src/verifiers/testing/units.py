@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verifiers.dual import blocking
+from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import DatasetError
-from verifiers.messages import normalize_messages
-from verifiers.state import State, TrajectoryStep
+from verifiers.rollouts.state import State, TrajectoryStep
+from verifiers.runtime.sync_async import blocking
 from verifiers.types import AssistantMessage, Messages, Response
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from verifiers.messages import escape_control
+from verifiers.data.messages import escape_control
 
 ROLE_STYLES = {"assistant": "bold blue", "user": "bold green", "tool": "bold yellow", "system": "bold magenta"}
 STATUS_STYLES = {"running": "green", "interrupted": "yellow", "failed": "red"}

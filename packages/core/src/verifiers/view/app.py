@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from verifiers.encoding import encode_row
 from verifiers.errors import JournalError
+from verifiers.runtime.json import encode_row
 from verifiers.view.guard import LOOPBACK, Guard, allowed_hosts, is_loopback
 from verifiers.view.library import Library
 

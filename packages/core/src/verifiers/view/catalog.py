@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifiers.errors import ConfigError
-from verifiers.run_directory import RESULTS_NAME
+from verifiers.storage.directory import RESULTS_NAME
 
 METRICS_NAME, COMPLETIONS_NAME = "metrics.jsonl", "completions"
 EVALUATION, TRAINING = "evaluation", "training"

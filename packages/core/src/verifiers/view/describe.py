@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verifiers.durable import LOCK_NAME
 from verifiers.errors import ConfigError
-from verifiers.run_directory import CONFIG_NAME, METADATA_NAME, RESULTS_NAME, read_config, read_metadata
+from verifiers.storage.directory import CONFIG_NAME, METADATA_NAME, RESULTS_NAME, read_config, read_metadata
+from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
 from verifiers.view.curves import Curves
 

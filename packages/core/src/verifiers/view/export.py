@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verifiers.encoding import encode_row
 from verifiers.errors import ConfigError
+from verifiers.runtime.json import encode_row
 from verifiers.view.app import static_files
 from verifiers.view.catalog import TRAINING
 from verifiers.view.guard import POLICY

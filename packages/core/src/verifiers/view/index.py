@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from verifiers.encoding import decode_row
+from verifiers.data.messages import field, message_text
 from verifiers.errors import JournalError
-from verifiers.journal import scan_journal
-from verifiers.messages import field, message_text
-from verifiers.rows import ErrorInfo, RolloutOutput, row_from_disk
+from verifiers.results.rows import ErrorInfo, RolloutOutput, row_from_disk
+from verifiers.runtime.json import decode_row
+from verifiers.storage.journal import scan_journal
 
 NUMBERS = ("reward", "advantage", "turns", "input_tokens", "output_tokens", "chars", "total_ms", "sibling", "attempts")
 """Columns of numbers; an unknown one is NaN."""

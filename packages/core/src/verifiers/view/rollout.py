@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from verifiers.messages import field, message_text
-from verifiers.rows import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
+from verifiers.data.messages import field, message_text
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
 
 IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]*")
 """What is shown as an image."""

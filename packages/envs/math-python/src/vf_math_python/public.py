@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from verifiers.errors import ConfigError, DatasetError
-from verifiers.suggest import closest
+from verifiers.runtime.suggest import closest
 
 TRAIN_AND_TEST = ("arithmetic", "gsm8k", "math", "openbookqa")
 """Sets that are published with a training and a test split; the others have one."""
@@ -28,7 +28,7 @@ class PublishedSet:
     def __init__(
         self, name: str, split: str | None, eval_split: str | None, seed: int, num_train: int, num_held_out: int
     ):
-        from verifiers.example_datasets import HUB_SETS
+        from verifiers.data.example_sets import HUB_SETS
 
         known = ("arithmetic", *HUB_SETS)
         if name not in known:

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from verifiers_trainer.cli.settings import TrainSettings
 from verifiers_trainer.cli.toml_text import write_toml
-from verifiers_trainer.config import RLConfig
+from verifiers_trainer.settings.config import RLConfig
 
 SHARED = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "max_grad_norm", "seed"),

@@ -22,8 +22,8 @@ from rich.table import Column
 from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
-from verifiers.messages import escape_control
-from verifiers_trainer.loggers import METRICS, read_metrics
+from verifiers.data.messages import escape_control
+from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 PLAIN_INTERVAL_S = 10.0
 RATE_STEPS = 20

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verifiers.suggest import closest
-from verifiers_trainer.mixture import distinct
+from verifiers.runtime.suggest import closest
+from verifiers_trainer.pipeline.mixture import distinct
 
 KEYS = ("id", "args", "name", "weight")
 

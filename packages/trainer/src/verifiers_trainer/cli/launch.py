@@ -21,7 +21,7 @@ from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
 from verifiers_trainer.cli.plan import Plan
 from verifiers_trainer.cli.vllm import STARTUP_S, is_up
 from verifiers_trainer.cli.vllm_command import VARIABLE, as_flags
-from verifiers_trainer.sync.opening import INFERENCE_DEVICES
+from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES
 
 ENGINES = ("auto", "embedded", "vllm")
 Say = Callable[[str], None]
@@ -183,7 +183,7 @@ def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
 
 def served_name(model: str) -> str:
     """What a server can load: the folder of a builtin model that is kept as files, else the name itself."""
-    from verifiers_trainer import builtin_models
+    from verifiers_trainer.policy import builtin_models
 
     return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, UsageError
-from verifiers.registry import load_environment
-from verifiers_trainer import checkpoint
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import Assignment, listed, read_words
-from verifiers_trainer.config import RLConfig
-from verifiers_trainer.mixture import joined
+from verifiers_trainer.pipeline.mixture import joined
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.settings.config import RLConfig
 
 FOLDER_FLAGS = ("--output-dir", "--resume")
 """The options that name the run's folder, without being settings themselves."""
@@ -62,7 +62,7 @@ class Plan:
 
 def step_of(folder: Path) -> int:
     """The step in a checkpoint's name; 0 when it has another name."""
-    number = folder.name.removeprefix(checkpoint.PREFIX)
+    number = folder.name.removeprefix(checkpoint_files.PREFIX)
     return int(number) if number.isdigit() else 0
 
 
@@ -148,17 +148,17 @@ def _folder_problems(folder: Path) -> list[str]:
 
 
 def _run_folder(path: Path) -> Path:
-    return path.parent if path.name.startswith(checkpoint.PREFIX) else path
+    return path.parent if path.name.startswith(checkpoint_files.PREFIX) else path
 
 
 def _starting_point(folder: Path, resume: str | None) -> Path | None:
-    if resume and Path(resume).name.startswith(checkpoint.PREFIX):
-        checkpoint.verify(Path(resume))
+    if resume and Path(resume).name.startswith(checkpoint_files.PREFIX):
+        checkpoint_files.verify(Path(resume))
         return Path(resume)
-    newest = checkpoint.newest_valid(folder)
+    newest = checkpoint_files.newest_valid(folder)
     if newest is None and resume is not None:
         raise ConfigError(f"{resume or folder} holds no valid checkpoint to resume from")
-    if newest is None and (damaged := checkpoint.steps_in(folder)):
+    if newest is None and (damaged := checkpoint_files.steps_in(folder)):
         raise ConfigError(
             f"none of the {len(damaged)} checkpoint(s) in {folder} is whole; --fresh starts anew and keeps them aside"
         )

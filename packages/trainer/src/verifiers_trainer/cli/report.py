@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from verifiers.data.messages import escape_control
 from verifiers.errors import VerifiersError
-from verifiers.messages import escape_control
-from verifiers.redaction import redacted_text
+from verifiers.runtime.redaction import redacted_text
 
 SCHEMA = 1
 UNEXPECTED = 3

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from verifiers.durable import LOCK_NAME, HeldFile
+from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, RunError, RunMismatch
-from verifiers.messages import escape_control
-from verifiers_trainer import checkpoint
+from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch
 from verifiers_trainer.cli.canonical import to_toml
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.interrupt import Interruption
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.cli.report import rank
-from verifiers_trainer.loggers import METRICS, read_metrics
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 if TYPE_CHECKING:
     from verifiers_trainer.trainer import RLTrainer
@@ -102,7 +102,7 @@ class Session:
 
     def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
         """Show the run and try out its parts; exit code 2 when one of them fails."""
-        from verifiers_trainer.preflight import preflight
+        from verifiers_trainer.cli.preflight import preflight
         from verifiers_trainer.trainer import RLTrainer
 
         config = plan.config.private_copy()
@@ -145,7 +145,7 @@ class Session:
                 except RunMismatch as error:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
                 except RunError:
-                    if (newest := checkpoint.newest_valid(plan.folder)) and newest != plan.checkpoint:
+                    if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
                         self._say(f"{newest} is whole: {self._again(plan)} goes on from there")
                     raise
                 finally:
@@ -190,7 +190,7 @@ class Session:
 
     def _describe(self, plan: Plan, result: dict[str, Any]) -> None:
         """The keys of ``--json``."""
-        newest = checkpoint.newest_valid(plan.folder)
+        newest = checkpoint_files.newest_valid(plan.folder)
         metrics = plan.folder / METRICS
         steps = [row for row in read_metrics(metrics) if "reward/mean" in row] if metrics.is_file() else []
         result.update(
@@ -203,7 +203,7 @@ class Session:
     def _close(self, plan: Plan, interruption: Interruption | None) -> None:
         if rank():
             return
-        newest = checkpoint.newest_valid(plan.folder)
+        newest = checkpoint_files.newest_valid(plan.folder)
         if interruption is None:
             self._say("")
             commands = [f"{self._again(plan, 2 * plan.num_steps)}    # trains on"]
@@ -228,7 +228,7 @@ class Session:
         return shlex.join(["vf-train", *words])
 
     def _draw(self, plan: Plan) -> Path | None:
-        from verifiers_trainer.plot import draw_learning_curve
+        from verifiers_trainer.run.plot import draw_learning_curve
 
         metrics, picture = plan.folder / METRICS, plan.folder / CURVE
         if not metrics.is_file() or not any("reward/mean" in row for row in read_metrics(metrics)):

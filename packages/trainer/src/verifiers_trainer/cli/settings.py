@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.suggest import close_match
-from verifiers_trainer import compat
+from verifiers.runtime.suggest import close_match
 from verifiers_trainer.cli.environments import EnvTable, read_tables, shares
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.cli.sources import Assignment
 from verifiers_trainer.cli.value_types import describe, fits
-from verifiers_trainer.config import RLConfig, field_names, known_names
+from verifiers_trainer.settings import compat
+from verifiers_trainer.settings.config import RLConfig, field_names, known_names
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {

@@ -99,7 +99,7 @@ def train_command(context: click.Context, words: tuple[str, ...], as_json: bool,
 @click.option("--output-dir", metavar="DIR", default="outputs/quickstart", show_default=True, help="Folder of the run.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the model, the data and the sampling.")
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps; default: what the environment takes.")
-@click.option("--loss", default="cispo", show_default=True, help="A name of verifiers_trainer.losses.LOSSES.")
+@click.option("--loss", default="cispo", show_default=True, help="A name of verifiers_trainer.algorithm.losses.LOSSES.")
 @_common
 @click.pass_context
 def quickstart_command(
@@ -110,7 +110,7 @@ def quickstart_command(
     def body(result: dict[str, Any]) -> int:
         from rich.console import Console
 
-        from verifiers_trainer import quickstart
+        from verifiers_trainer.cli import quickstart
 
         console = Console(stderr=True, quiet=quiet)
         summary = quickstart.run(output_dir, console=console, **options)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import click
 
-from verifiers.cli.command import COMMON, Call, SmallCommand
+from verifiers.cli.common.command import COMMON, Call, SmallCommand
 from verifiers.errors import ConfigError, RunError
 from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
 from verifiers_trainer.cli.vllm_command import ServerCommand, Wanted, build, find_executable, require_device

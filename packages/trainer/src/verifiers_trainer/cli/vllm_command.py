@@ -21,7 +21,7 @@ from typing import Any
 from packaging.version import Version
 
 from verifiers.errors import ConfigError
-from verifiers.suggest import close_match
+from verifiers.runtime.suggest import close_match
 from verifiers_trainer.cli.server_flags import SERVER_FLAGS
 from verifiers_trainer.engines.vllm.features import WEIGHT_TRANSFER, features_of, parse_version
 

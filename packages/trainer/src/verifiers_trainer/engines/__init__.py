@@ -8,7 +8,7 @@ from typing import Any
 from verifiers_trainer.engines.protocol import Engine
 
 _LAZY = {
-    "EmbeddedEngine": "verifiers_trainer.engines.embedded",
+    "EmbeddedEngine": "verifiers_trainer.engines.embedded.engine",
     "VLLMEngine": "verifiers_trainer.engines.vllm.engine",
 }
 

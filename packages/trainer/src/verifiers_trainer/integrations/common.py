@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import read_trajectories
-from verifiers.messages import normalize_messages
-from verifiers.rows import output_to_state
-from verifiers.state import State
+from verifiers.results.rows import output_to_state
+from verifiers.rollouts.state import State
 from verifiers.types import Message, ModelRequest, Response
-from verifiers_trainer.batch import Record
+from verifiers_trainer.algorithm.batch import Record
+from verifiers_trainer.algorithm.samples import Sample, merge_turns
 from verifiers_trainer.integrations.offline import offline_groups
 from verifiers_trainer.integrations.token_client import TokenClient
-from verifiers_trainer.samples import Sample, merge_turns
 
 __all__ = [
     "ExportSample",

@@ -10,8 +10,8 @@ import numpy as np
 
 from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import TrajectoryRow, read_trajectories
-from verifiers_trainer.batch import Group, Record
-from verifiers_trainer.samples import Turn
+from verifiers_trainer.algorithm.batch import Group, Record
+from verifiers_trainer.algorithm.samples import Turn
 
 
 def offline_groups(path: str | Path) -> list[Group]:

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, OverlongPromptError
-from verifiers.registry import load_environment
 from verifiers_trainer.integrations.common import limit, worth
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import TokenClient

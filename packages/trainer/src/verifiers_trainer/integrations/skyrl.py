@@ -26,8 +26,8 @@ from typing import Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, RunError
-from verifiers.registry import load_environment
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.integrations.common import ExportSample, export_samples, group_worth, play_group, row_of
 from verifiers_trainer.integrations.peers import Peer

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from verifiers.registry import load_environment
+from verifiers.environments.registry import load_environment
 from verifiers_trainer.integrations import skyrl
 
 PROGRAM = "python -m verifiers_trainer.integrations.skyrl_entrypoint"

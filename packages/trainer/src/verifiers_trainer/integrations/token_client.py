@@ -19,9 +19,9 @@ import numpy as np
 
 from verifiers.errors import ConfigError, MalformedResponse, ModelError, OverlongPromptError, VerifiersError
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
-from verifiers_trainer.engines.chat import BadRequest, ChatFormat
-from verifiers_trainer.engines.tool_calls import ToolCallParser, resolve_tool_call_parser
-from verifiers_trainer.exact_history import ExactHistory
+from verifiers_trainer.engines.exact.history import ExactHistory
+from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verifiers.dual import blocking
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.sync_async import blocking
 from verifiers_trainer.integrations.common import (
     TokenClient,
     export_samples,
@@ -166,7 +166,7 @@ class RolloutFunc:
 
     def _open_engine(self, trainer: Any, count: int) -> Any:
         from verifiers_trainer.engines import EmbeddedEngine
-        from verifiers_trainer.inference import policy_client
+        from verifiers_trainer.engines.inference import policy_client
 
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
         length = self.max_seq_len or model.config.get_text_config().max_position_embeddings

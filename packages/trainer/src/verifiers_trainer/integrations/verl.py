@@ -27,8 +27,8 @@ from typing import Any
 from uuid import uuid4
 
 from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError
-from verifiers.registry import load_environment
 from verifiers_trainer.integrations.common import (
     ExportSample,
     TokenClient,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError
-from verifiers.registry import load_environment
 from verifiers_trainer.integrations.common import limit
 
 MODULE = "verifiers_trainer.integrations.verl"

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from verifiers.data.messages import message_text
 from verifiers.errors import ConfigError
-from verifiers.messages import message_text
 from verifiers.types import Message, Messages, TextContentPart, UserMessage
 
 Rows = Callable[[], list[dict[str, Any]]]

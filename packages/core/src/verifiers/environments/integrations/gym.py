@@ -14,16 +14,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verifiers.decorators import cleanup
-from verifiers.dual import maybe_await
+from verifiers.data.messages import message_text
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
-from verifiers.hooks import Hook, passes
-from verifiers.messages import message_text
+from verifiers.rollouts.author_code import Hook, passes
+from verifiers.rollouts.decorators import cleanup
+from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
-from verifiers.state import State, TrajectoryStep
+from verifiers.runtime.sync_async import maybe_await
 from verifiers.types import Messages
 
 

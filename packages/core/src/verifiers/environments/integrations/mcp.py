@@ -15,15 +15,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from verifiers.dataset import copy_row
-from verifiers.decorators import setup, teardown
+from verifiers.data.examples import copy_row
+from verifiers.data.messages import field
+from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.mcp_servers import Servers, ServerSpec
 from verifiers.environments.tool import ToolEnv
 from verifiers.errors import ConfigError, ToolCallError
-from verifiers.messages import field
-from verifiers.state import State
-from verifiers.tools import ToolFunction
+from verifiers.rollouts.decorators import setup, teardown
+from verifiers.rollouts.state import State
 from verifiers.types import ImageUrlContentPart, InputAudioContentPart, TextContentPart, Tool
 
 

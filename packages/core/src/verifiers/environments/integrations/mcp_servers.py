@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from verifiers.errors import ConfigError, InfraError, MissingKeyError, UsageError
-from verifiers.redaction import redacted_text
-from verifiers.suggest import check_keywords
+from verifiers.runtime.redaction import redacted_text
+from verifiers.runtime.suggest import check_keywords
 
 T = TypeVar("T")
 FIELDS = ("name", "command", "args", "env", "description")

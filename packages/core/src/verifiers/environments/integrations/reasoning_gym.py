@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.dual import maybe_await
 from verifiers.environments.integrations import extras
 from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import Parser, XMLParser
+from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.workers import call_in_thread
-from verifiers.state import State
-from verifiers.suggest import check_keywords, closest
+from verifiers.runtime.suggest import check_keywords, closest
+from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.threads import call_in_thread
 
 MAX_KEPT_ENTRIES = 1024
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import reasoning_gym
 
-from verifiers.clients.loops import PerLoop
-from verifiers.rubrics.isolation import Processes
-from verifiers.rubrics.workers import call_in_thread
+from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.processes import Processes
+from verifiers.runtime.threads import call_in_thread
 
 LIMIT_S = 10.0
 MAX_MEMORY_BYTES = 4 << 30

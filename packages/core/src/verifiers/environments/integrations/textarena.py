@@ -20,19 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from verifiers.decorators import cleanup
-from verifiers.dual import maybe_await
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv
 from verifiers.errors import ConfigError
-from verifiers.hooks import Hook
 from verifiers.parsers import Parser, XMLParser
 from verifiers.parsers.parser import identity
+from verifiers.rollouts.author_code import Hook
+from verifiers.rollouts.decorators import cleanup
+from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.workers import call_in_thread
-from verifiers.state import State, TrajectoryStep
-from verifiers.suggest import closest
+from verifiers.runtime.suggest import closest
+from verifiers.runtime.sync_async import maybe_await
+from verifiers.runtime.threads import call_in_thread
 from verifiers.types import Messages
 
 WORD_LIST_SIZE = 1000

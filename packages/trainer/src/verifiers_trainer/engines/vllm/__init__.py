@@ -6,5 +6,5 @@
     client     completions with the policy version that really sampled them
     engine     ``VLLMEngine``: the servers together, pushes and repairs
 
-How weights get there is ``verifiers_trainer.sync``'s; starting a server is ``vf-vllm``'s.
+How weights get there is ``verifiers_trainer.engines.vllm.weights``'s; starting a server is ``vf-vllm``'s.
 """

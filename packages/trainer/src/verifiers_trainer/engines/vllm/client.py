@@ -17,7 +17,7 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.errors import ModelNotFound, ModelUnavailable, WeightSyncError
 from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines.vllm.control import Server, Serving
-from verifiers_trainer.sync.protocol import run_and_version
+from verifiers_trainer.engines.vllm.weights.protocol import run_and_version
 
 if TYPE_CHECKING:
     from verifiers_trainer.engines.vllm.engine import VLLMEngine

@@ -38,8 +38,8 @@ from verifiers_trainer.engines.vllm.features import (
 )
 from verifiers_trainer.engines.vllm.labels import LabelReader
 from verifiers_trainer.engines.vllm.probe import check_server
-from verifiers_trainer.loop_thread import LoopThread
-from verifiers_trainer.sync.protocol import Deadline, WeightSync
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, WeightSync
+from verifiers_trainer.pipeline.thread import LoopThread
 
 log = logging.getLogger(__name__)
 

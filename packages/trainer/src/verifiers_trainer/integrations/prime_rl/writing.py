@@ -88,7 +88,7 @@ def _complete(document: dict[str, Any]) -> dict[str, Any]:
     args = _args(document)
     if "model" not in document or args.get("use_lora") is False:
         return document
-    from verifiers_trainer.config import RLConfig
+    from verifiers_trainer.settings.config import RLConfig
 
     told = {name: args.get(name, RLConfig.default_of(name)) for name in ("use_lora", "lora_rank", "lora_alpha")}
     told["learning_rate"] = args.get("learning_rate") or 1e-5  # of RLConfig with an adapter

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from verifiers.data.messages import escape_control
+from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, VerifiersError
-from verifiers.messages import escape_control
-from verifiers.redaction import redacted_text
-from verifiers.registry import load_environment
+from verifiers.runtime.redaction import redacted_text
 from verifiers_trainer.cli.sources import listed, read_words
 
 USAGE = "python -m verifiers_trainer.integrations.tinker @ FILE.toml [--trainer.args.NAME VALUE]... [--fresh]"
@@ -50,13 +50,13 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
 def train(words: Sequence[str], fresh: bool) -> None:
     """Do it."""
     env_id, env_args, settings = read(words)
-    from verifiers_trainer import checkpoint
     from verifiers_trainer.integrations.tinker.settings import TinkerConfig
     from verifiers_trainer.integrations.tinker.trainer import TinkerTrainer
+    from verifiers_trainer.policy import checkpoint_files
 
     config = TinkerConfig.of(settings)
     trainer = TinkerTrainer(load_environment(env_id, **env_args), config)
-    resume = not fresh and checkpoint.newest_valid(config.folder) is not None
+    resume = not fresh and checkpoint_files.newest_valid(config.folder) is not None
     numbers = trainer.train(resume_from_checkpoint=resume)
     shown = {"step": trainer.step, "output_dir": str(config.folder), "reward": numbers.get("reward/mean")}
     sys.stdout.write(json.dumps(shown) + "\n")

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verifiers.registry import load_environment
-from verifiers_trainer.batch import Record
+from verifiers.environments.registry import load_environment
+from verifiers_trainer.algorithm.batch import Record
 from verifiers_trainer.integrations.common import group_worth, play_group, row_of
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from verifiers_trainer.packing import Row
+from verifiers_trainer.algorithm.packing import Row
 
 
 def datum(sdk: Any, row: Row) -> Any:

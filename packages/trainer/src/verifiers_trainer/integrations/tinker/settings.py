@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from verifiers.errors import ConfigError
-from verifiers.suggest import check_keywords
-from verifiers_trainer.advantages import ADVANTAGES
-from verifiers_trainer.aggregation import AGGREGATIONS
+from verifiers.runtime.suggest import check_keywords
+from verifiers_trainer.algorithm.advantages import ADVANTAGES
+from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
 
 LOSSES = ("importance_sampling", "ppo", "cispo")
 CHOICES: dict[str, tuple[str, ...]] = {

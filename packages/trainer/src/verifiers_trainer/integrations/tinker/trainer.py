@@ -22,16 +22,17 @@ from typing import Any
 
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, NonFiniteLoss, RunError, RunMismatch
-from verifiers.runner import RunContext
-from verifiers_trainer import arguments, checkpoint
-from verifiers_trainer.batch import StepBatch
+from verifiers.runs.runner import RunContext
+from verifiers_trainer.algorithm.batch import StepBatch
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 from verifiers_trainer.integrations.tinker.data import datum, ratio_stats
 from verifiers_trainer.integrations.tinker.settings import TinkerConfig
-from verifiers_trainer.loggers import COMPLETIONS, METRICS, MetricsFile, write_completions
-from verifiers_trainer.orchestrator import Orchestrator
-from verifiers_trainer.pending import load_pipeline, save_pipeline
-from verifiers_trainer.schedule import PipelineState, digest
+from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
+from verifiers_trainer.pipeline.schedule import PipelineState, digest
+from verifiers_trainer.policy import checkpoint_files
+from verifiers_trainer.run import arguments
+from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile, write_completions
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class TinkerTrainer:
                 base_model=self.config.model, seed=self.config.seed, **rank
             )
         else:
-            state = checkpoint.read_json(folder / SAVED)["path"]
+            state = checkpoint_files.read_json(folder / SAVED)["path"]
             try:
                 self.training = service.create_training_client_from_state_with_optimizer(state)
             except Exception as error:
@@ -180,11 +181,11 @@ class TinkerTrainer:
         assert self._orchestrator is not None
         pipeline = self._orchestrator.snapshot()
         path = self.training.save_state(f"step-{self.step}").result().path
-        folder = self.config.folder / f"{checkpoint.PREFIX}{self.step}"
-        with checkpoint.writing(folder) as temporary:
+        folder = self.config.folder / f"{checkpoint_files.PREFIX}{self.step}"
+        with checkpoint_files.writing(folder) as temporary:
             save_pipeline(temporary, pipeline, self.step, self._configuration())
-            checkpoint.write_json(temporary / SAVED, {"path": path, "model": self.config.model})
-        checkpoint.prune(folder, self.config.save_total_limit)
+            checkpoint_files.write_json(temporary / SAVED, {"path": path, "model": self.config.model})
+        checkpoint_files.prune(folder, self.config.save_total_limit)
         log.info("saved %s (%s)", folder, path)
         return folder
 
@@ -200,15 +201,15 @@ class TinkerTrainer:
     def _checkpoint_of(self, wanted: bool | str | Path) -> Path | None:
         if wanted is False:
             return None
-        folder = checkpoint.newest_valid(self.config.folder) if wanted is True else Path(wanted)
+        folder = checkpoint_files.newest_valid(self.config.folder) if wanted is True else Path(wanted)
         if folder is None:
             raise CheckpointError(f"{self.config.folder} holds no valid checkpoint", path=str(self.config.folder))
-        checkpoint.verify(folder)
+        checkpoint_files.verify(folder)
         return folder
 
     def _start_afresh(self) -> PipelineState:
-        if earlier := bool(checkpoint.steps_in(self.config.folder) or self.metrics_file.holds_earlier):
-            aside = checkpoint.set_aside(self.config.folder, (METRICS, COMPLETIONS))
+        if earlier := bool(checkpoint_files.steps_in(self.config.folder) or self.metrics_file.holds_earlier):
+            aside = checkpoint_files.set_aside(self.config.folder, (METRICS, COMPLETIONS))
             log.warning("%s holds an earlier run, now in %s", self.config.folder, aside)
         self.metrics_file.start(anew=earlier)
         self.step = 0

@@ -1,0 +1,167 @@
+"""The frame of a small command: its words in, one paragraph or one JSON object out, an exit code.
+
+Every command built on it has ``--json``, ``-v``, ``-q``, ``--version`` and ``--help``, names all unknown options at
+once, keeps stdout to its results and answers Ctrl-C with exit code 130. What a command does is the function it is
+given. ``vf-eval``, with its files, dotted keys and displays, has a frame of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TextIO
+
+import click
+
+import verifiers
+from verifiers.cli.common.completion import Completer, answer_the_shell, how_to, paths
+from verifiers.cli.common.streams import fail, results_stream
+from verifiers.data.messages import escape_control
+from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import close_match
+
+SCHEMA = 1
+INTERRUPTED = 130
+COMMON = ("json", "verbose", "quiet")
+EPILOG = "Exit codes: 0 done, 2 something to correct, 3 something failed on the way, 130 interrupted."
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a command: what was asked for, where its results go, and what it has to say."""
+
+    words: list[str]
+    """Positional arguments."""
+    options: dict[str, Any]
+    """Values of the command's own options, by name."""
+    json: bool = False
+    verbose: bool = False
+    quiet: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Values of the command's own keys in the JSON object."""
+
+    def say(self, text: str) -> None:
+        """A result, for people; with ``--json`` the object says it."""
+        if not self.json:
+            print(escape_control(text), file=self.out)
+
+    def note(self, text: str) -> None:
+        """A notice on stderr; ``-q`` leaves it out."""
+        if not self.quiet:
+            print(escape_control(text), file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallCommand:
+    """A command: its name, its usage and options as click shows them, its JSON keys, and what it does."""
+
+    name: str
+    about: str
+    metavar: str
+    options: Sequence[click.Option]
+    keys: Sequence[str]
+    action: Callable[[Call], None]
+    complete: Completer | None = None
+    """What the shell may offer for its words; for those that are a PATH, paths."""
+
+    def main(self) -> NoReturn:
+        """The entry point."""
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        answer_the_shell(self.click_command, self.name)
+        sys.exit(self.run(sys.argv[1:]))
+
+    def run(self, argv: Iterable[str]) -> int:
+        """Run one command line; the exit code."""
+        argv = list(argv)
+        call = Call([], {}, json="--json" in argv, verbose=bool({"-v", "--verbose"} & {*argv}))
+        code, error = 0, None
+        try:
+            with results_stream(call.json) as call.out:
+                try:
+                    self._read(argv, call)
+                    self.action(call)
+                except KeyboardInterrupt:
+                    code = INTERRUPTED
+                    print(f"{self.name}: interrupted", file=sys.stderr)
+                except (click.exceptions.Exit, BrokenPipeError):
+                    raise
+                except Exception as raised:  # noqa: BLE001 - the last handler: every failure becomes a paragraph
+                    code, error = fail(raised, command=self.name, verbose=call.verbose)
+                if call.json:
+                    facts = dict.fromkeys(self.keys) | call.facts
+                    content = {"schema": SCHEMA, "ok": code == 0, "exit_code": code, **facts, "error": error}
+                    print(json.dumps(content), file=call.out)
+                call.out.flush()
+        except click.exceptions.Exit as done:  # --help and --version have printed
+            return done.exit_code
+        except BrokenPipeError:  # the reader of our stdout left; there is nobody to tell
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return code
+
+    def click_command(self) -> click.Command:
+        """The command as click knows it; unknown options are left for `run` to name together."""
+        common = [
+            click.Option(["--json"], is_flag=True, help="Print one JSON object on stdout."),
+            click.Option(["-v", "--verbose"], is_flag=True, help="Show where an error comes from."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Leave notices out."),
+            click.Option(
+                ["--version"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._version,
+                help="Show the version.",
+            ),
+        ]
+        complete = self.complete or (paths if "PATH" in self.metavar else None)
+        words = click.Argument(
+            ["words"], nargs=-1, type=click.UNPROCESSED, metavar=self.metavar, shell_complete=complete
+        )
+        return click.Command(
+            self.name,
+            params=[words, *self.options, *common],
+            help=self.about,
+            epilog=f"{EPILOG}\n\n{how_to(self.name)}",
+            context_settings={"ignore_unknown_options": True, "max_content_width": 110},
+        )
+
+    def _version(self, context: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            click.echo(f"{self.name}, verifiers {verifiers.__version__}")
+            context.exit()
+
+    def _read(self, argv: list[str], call: Call) -> None:
+        """Fill ``call`` from the command line. Raises: ``ConfigError`` that names every unknown option."""
+        from verifiers.cli.evaluate.entries import raise_together
+
+        command = self.click_command()
+        try:
+            with command.make_context(self.name, argv) as context:
+                values = dict(context.params)
+        except click.UsageError as error:
+            raise ConfigError(error.format_message()) from None
+        words = values.pop("words")
+        raise_together([self._unknown(word, command) for word in words if word.startswith("-") and len(word) > 1])
+        call.words, call.options = list(words), {k: v for k, v in values.items() if k not in COMMON}
+        call.json, call.verbose, call.quiet = (values[name] for name in COMMON)
+
+    def _unknown(self, word: str, command: click.Command) -> str:
+        name = word.partition("=")[0]
+        known = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts)]
+        flags = [*(flag for flag in known if flag.startswith("--")), "--help"]
+        match = close_match(name, flags, 0.6) if name.startswith("--") else None
+        return f"{name}: no such option" + (f", did you mean {match}?" if match else f" (see {self.name} --help)")
+
+
+def one_word(call: Call, what: str) -> str:
+    """The only positional argument. Raises: ``ConfigError`` when there is none, or more than one."""
+    if len(call.words) != 1:
+        extra = f", not {len(call.words)}: {' '.join(call.words)}" if call.words else ""
+        raise ConfigError(f"give {what}{extra}")
+    return call.words[0]

@@ -1,0 +1,58 @@
+"""``vf-eval --check``: `check_environment` on everything that is to be evaluated, before any model is asked.
+
+The environments are built as the evaluation will build them, with its arguments and settings, and played by scripted
+models. What is checked, and how it is said, is the library's (``checks``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from verifiers.checks import CheckReport, check_environment
+from verifiers.cli.evaluate.display import Display
+from verifiers.cli.evaluate.entries import Evaluation
+from verifiers.cli.evaluate.options import EvalSettings
+from verifiers.cli.evaluate.planning import load
+from verifiers.data.messages import escape_control
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+
+
+def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
+    """Check each environment once per set of arguments; warnings go to the display.
+
+    Raises: ``ConfigError`` with the reports of all that have errors.
+    """
+    subjects: dict[tuple[str, str], Any] = {}
+    for one in evaluations:
+        arguments = one.settings.env_args, one.settings.extra_env_kwargs
+        subjects.setdefault((one.env_id, repr(arguments)), _subject(one.env_id, one.settings))
+    reports = [check_environment(subject) for subject in subjects.values()]
+    for report in reports:
+        if report.ok:
+            _show(report, display)
+    if refused := [report for report in reports if not report.ok]:
+        raise ConfigError(
+            "\n".join(["the check found errors, so nothing was run", *map(str, refused)]),
+            names=[finding.code for report in refused for finding in report.errors],
+        )
+
+
+def _subject(env_id: str, settings: EvalSettings) -> str | Callable[[], Environment]:
+    """What to hand to the check: the id where that says everything, so that its loader is looked at too."""
+    if not settings.env_args and not settings.extra_env_kwargs:
+        return env_id
+
+    def build() -> Environment:
+        return load(env_id, settings)
+
+    build.__qualname__ = env_id
+    return build
+
+
+def _show(report: CheckReport, display: Display) -> None:
+    if report.warnings:
+        display.warn(escape_control(str(report)))
+    else:
+        display.note(escape_control(str(report)))

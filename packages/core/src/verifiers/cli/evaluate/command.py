@@ -1,0 +1,315 @@
+"""``vf-eval``: evaluate a model in one or several environments; the same command goes on after an interruption.
+
+The order is the promise: everything that can be wrong with the command, its files, the environments, the endpoint and
+the output folder is found and said in one paragraph before the first rollout. Results go to stdout, everything else
+to stderr. The heavy parts are imported after the command line has been read, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from verifiers.cli.common.completion import answer_the_shell
+from verifiers.cli.common.streams import UNEXPECTED, fail, logging_to, results_stream
+from verifiers.cli.common.toml_dump import dump
+from verifiers.cli.evaluate.arguments import CommandLine, click_command, parse
+from verifiers.cli.evaluate.entries import Evaluation, raise_together, resolve
+from verifiers.errors import RunError, UsageError, VerifiersError
+
+if TYPE_CHECKING:
+    from verifiers.cli.evaluate.display import Display
+    from verifiers.cli.evaluate.planning import Prepared
+    from verifiers.cli.evaluate.summary import Report
+    from verifiers.runs.runner import Progress
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    answer_the_shell(click_command, "vf-eval")
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(argv: Sequence[str]) -> int:
+    """Run one command line; the exit code."""
+    try:
+        line = parse(argv)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    with results_stream(line.command.json) as out:
+        from verifiers.cli.evaluate.summary import Report
+
+        report = Report()
+        try:
+            _Command(line, list(argv), report, out).run()
+        except KeyboardInterrupt:  # before the first rollout; later `interrupt` answers
+            report.exit_code = INTERRUPTED
+            print("vf-eval: interrupted; nothing was run", file=sys.stderr)
+        except BrokenPipeError:  # the reader of our stdout left; there is nobody to tell
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
+            report.failed(*fail(error, command="vf-eval", verbose=line.command.verbose))
+        if line.command.json:
+            print(report.to_json(), file=out)
+    return report.exit_code
+
+
+class _Command:
+    """One command line being carried out."""
+
+    def __init__(self, line: CommandLine, argv: list[str], report: Report, out: TextIO):
+        self.line, self.argv, self.report, self.out = line, argv, report, out
+        self.command = line.command
+        self.remaining: list[Prepared] = []
+
+    def run(self) -> None:
+        """Everything in order; failures raise."""
+        evaluations = resolve(self.line)
+        if self.command.dump_config:
+            from verifiers.cli.evaluate.models import named
+
+            self._print("config", dump([(one.env_id, named(one.settings)) for one in evaluations]))
+            return
+        from verifiers.cli.evaluate.display import make_display
+        from verifiers.runtime.sync_async import run_in_private_loop
+
+        display = make_display(self.command.progress, self.command.quiet)
+        if self.command.check:
+            from verifiers.cli.evaluate.checking import check_all
+
+            with logging_to(display, self.command.verbose, quiet=True):  # the reports say it all, and once
+                check_all(evaluations, display)
+        with logging_to(display, self.command.verbose, self.command.quiet):
+            prepared = _prepare_all(evaluations)
+            for note in dict.fromkeys(p.choice.note for p in prepared if p.choice.note):
+                display.note(note)
+            if self.command.dry_run:
+                self._print("plan", "\n".join(line for p in prepared for line in p.plan_lines()))
+                return
+            self.remaining = prepared
+            run_in_private_loop(lambda: self._supervised(display))
+
+    def _print(self, key: str, text: str) -> None:
+        """Text that is the result: on stdout, or under ``key`` of the JSON object."""
+        if self.command.json:
+            self.report.texts[key] = text
+        else:
+            print(text.rstrip("\n"), file=self.out)
+
+    async def _supervised(self, display: Display) -> None:
+        from verifiers.cli.common.interrupt import interruptible
+        from verifiers.cli.evaluate.display import ticking
+
+        task = asyncio.current_task()
+        assert task is not None
+        with interruptible(task, display.note) as interrupt:
+            try:
+                async with ticking(display):
+                    await self._evaluate_all(display)
+            except asyncio.CancelledError:
+                if interrupt.signum is None:
+                    raise
+                self.report.exit_code = interrupt.exit_code
+                display.finish(interrupt.exit_code)
+                self._say_how_to_resume("interrupted")
+
+    async def _evaluate_all(self, display: Display) -> None:
+        everything = tuple(self.remaining)
+        try:
+            await _connect_all(self.remaining, display)
+            display.plan([prepared.label for prepared in self.remaining])
+            while self.remaining:
+                await self._evaluate(self.remaining[0], display)
+                self.remaining = self.remaining[1:]
+        finally:
+            await _close_all(everything, display)
+
+    async def _evaluate(self, prepared: Prepared, display: Display) -> None:
+        """One run; a ``RunError`` is reported and the next run goes on."""
+        from verifiers.runs.runner import Progress
+
+        progress = Progress()
+        try:
+            prepared.locate()  # again: an earlier entry may have taken the place
+            results = await self._run(prepared, display, progress)
+        except (RunError, UsageError) as error:
+            display.finish(error.exit_code)
+            self._fail(error)
+            if isinstance(error, RunError) and progress.done:
+                self._say_how_to_resume("stopped")
+            return
+        verdict = _verdict(prepared, results)
+        display.finish(UNEXPECTED if verdict else 0)
+        self._show(prepared, results, progress)
+        if verdict:
+            self._fail(RunError(f"{prepared.env_id}: {verdict}"))
+
+    async def _run(self, prepared: Prepared, display: Display, progress: Progress) -> Any:
+        from verifiers.storage.directory import is_complete
+
+        if prepared.path is not None and prepared.path.exists():
+            state = "complete already" if is_complete(prepared.path) else "unfinished; it goes on"
+            display.note(f"{prepared.env_id}: the run in {prepared.path} is {state}")
+        path = None if prepared.path is None else str(prepared.path)
+        facts = {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
+        display.begin(prepared.label, progress, facts)
+        return await prepared.env.a_evaluate(
+            client=prepared.choice.client,
+            model=prepared.choice.model,
+            sampling_args=prepared.settings.sampling(),
+            num_examples=prepared.settings.num_examples,
+            rollouts_per_example=prepared.settings.rollouts_per_example,
+            results_path=prepared.path,
+            preflight=not prepared.checked,
+            progress=progress,
+            on_progress=lambda outputs, _: display.rows(outputs),
+            **prepared.options(),
+        )
+
+    def _show(self, prepared: Prepared, results: Any, progress: Progress) -> None:
+        from verifiers.cli.evaluate.summary import print_summary, run_facts, throughput
+
+        rates = throughput(progress.done - progress.resumed, progress.output_tokens, results.metadata["time"])
+        facts = run_facts(results, throughput=rates, exported=self._export(prepared, results))
+        self.report.runs.append(facts)
+        if not self.command.json:
+            if len(self.report.runs) > 1:
+                print(file=self.out)
+            notes = _notes(prepared, results)
+            print_summary(results, facts, samples=not self.command.abbreviated_summary, notes=notes, stream=self.out)
+            self.out.flush()
+
+    def _export(self, prepared: Prepared, results: Any) -> dict[str, str] | None:
+        """Format -> path of what ``--export`` asks for; a failure is reported, and the run counts all the same."""
+        if not prepared.settings.export or prepared.path is None:
+            return None
+        from verifiers.cli.evaluate.exporting import export
+
+        try:
+            return export(results, prepared.path, prepared.settings.export)
+        except (UsageError, OSError) as error:
+            said = RunError(f"{prepared.env_id}: --export failed: {error}")
+            self._fail(error if isinstance(error, UsageError) else said)
+            return None
+
+    def _fail(self, error: VerifiersError) -> None:
+        self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
+
+    def _say_how_to_resume(self, what: str) -> None:
+        """What is kept, and the command that goes on."""
+        current = self.remaining[0]
+        if current.path is None or not current.path.exists():
+            print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)
+            return
+        words = [word for word in self.argv if word != "--fresh"]
+        left = [prepared.env_id for prepared in self.remaining]
+        if self.line.targets and len(left) < len(self.line.targets):
+            words = [",".join(left) if word.split(",") == self.line.targets else word for word in words]
+        if current.settings.fresh and len(left) == 1:
+            words += ["--resume", str(current.path)]
+        command = shlex.join(["vf-eval", *words])
+        print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto go on: {command}", file=sys.stderr)
+
+
+# --- before the run ----------------------------------------------------------------------------------------------
+
+
+def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
+    """Load, choose and plan every evaluation; contacts nobody. Raises: everything wrong together."""
+    from verifiers.cli.evaluate.models import Choice, choose
+    from verifiers.cli.evaluate.planning import load, prepare
+
+    prepared: list[Prepared] = []
+    problems: list[str | VerifiersError] = []
+    choices: dict[str, Choice] = {}
+    for evaluation in evaluations:
+        settings = evaluation.settings
+        who = repr((settings.model, settings.api_base_url, settings.api_key_var, settings.api_client_type,
+                    settings.endpoints_path, settings.header, settings.header_from_state))  # fmt: skip
+        try:
+            env = load(evaluation.env_id, settings)
+            if who not in choices:
+                choices[who] = choose(settings)
+            prepared.append(prepare(evaluation, env, choices[who]))
+        except UsageError as error:
+            problems.append(error)
+    raise_together(problems)
+    return prepared
+
+
+async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
+    """Ask every endpoint for its model, where nobody named it, and whether it is there, once each."""
+    asked: dict[int, Any] = {}
+    for run in prepared:
+        client = run.choice.client
+        if run.choice.model is None:
+            if id(client) not in asked:
+                asked[id(client)] = await run.choice.ask()
+                display.note(asked[id(client)].note)
+            run.choice = asked[id(client)]
+            run.locate()
+    warned: dict[tuple[int, str | None], str | None] = {}
+    for run in prepared:
+        who = (id(run.choice.client), run.choice.model)
+        if who in warned:
+            run.checked = True
+            continue
+        warning = await run.connect()
+        if run.checked:
+            warned[who] = warning
+        if warning:
+            display.warn(warning)
+
+
+async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
+    """Run the environments' teardown handlers and close every client's connections."""
+    for run in prepared:
+        try:
+            await run.env.aclose()
+        except Exception as error:  # noqa: BLE001 - author code at the very end; results are saved and shown already
+            display.warn(f"the teardown of {run.env_id} raised {type(error).__name__}: {error}")
+    for client in {id(run.choice.client): run.choice.client for run in prepared}.values():
+        await client.aclose()
+
+
+# --- after the run --------------------------------------------------------------------------------------------------
+
+
+def _verdict(prepared: Prepared, results: Any) -> str | None:
+    """Why a run that came to its end has failed all the same; None when it has not."""
+    facts = results.metadata
+    if not facts.num_rollouts:
+        return None
+    if facts.avg_error > prepared.settings.max_error_rate:
+        return f"{facts.avg_error:.0%} of the rollouts ended in an error, more than --max-error-rate allows"
+    nothing_scored = all(reward != reward for reward in results["rewards"])
+    if nothing_scored and prepared.env.score_rollouts:
+        first = next((error for error in results["errors"] if error is not None), None)
+        why = f": {first['error']}: {first['message']}" if first else ""
+        return f"not one of {facts.num_rollouts} rollouts could be scored{why}"
+    return None
+
+
+def _notes(prepared: Prepared, results: Any) -> list[str]:
+    notes = [f"the combination {prepared.varied} of the ablation"] if prepared.varied else []
+    if facts := results.metadata.local_model:
+        notes.append(
+            f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "
+            "scores are no statement about the environment"
+        )
+    return notes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""How far a run is, on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
+
+A display reads ``runner.Progress`` and never changes it; every number counts durable rollouts. When nothing has
+finished for ``SILENT_S`` it says what is being waited for. Of several runs each has a line in the block. Model text
+does not appear here; what others wrote (log messages, names) is shown with its control characters escaped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TextIO
+
+from verifiers.cli.common.interrupt import watched
+from verifiers.data.messages import escape_control
+from verifiers.runs.runner import Progress
+
+SILENT_S = 30.0
+"""Seconds without a finished rollout after which the display names what it waits for."""
+LINE_EVERY_S = 10.0
+BAR_CHARS = 24
+NUM_OLDEST = 3
+"""Running rollouts that are named when nothing finishes."""
+NUM_NEIGHBOURS = 4
+"""Runs before and after the current one that have a line in the block."""
+
+
+def status_line(progress: Progress, now: float) -> str:
+    """How far, how many run, how well, how fast; ``now`` on the monotonic clock."""
+    elapsed = max(now - progress.started, 1e-9)
+    fresh = progress.done - progress.resumed
+    parts = [f"{progress.done}/{progress.total} done"]
+    if progress.running or progress.done < progress.total:
+        parts.append(f"{len(progress.running)} running")
+    if progress.rewards:
+        parts.append(f"reward {progress.reward_sum / progress.rewards:.3f}")
+    if errors := progress.errors.total():
+        most, count = progress.errors.most_common(1)[0]
+        parts.append(f"{errors} {'error' if errors == 1 else 'errors'} ({count} × {most})")
+    if progress.output_tokens:
+        parts.append(f"{progress.output_tokens / elapsed:,.0f} tokens/s")
+    if fresh and progress.done < progress.total:
+        parts.append(f"{duration((progress.total - progress.done) * elapsed / fresh)} left")
+    else:
+        parts.append(duration(elapsed))
+    return " · ".join(parts)
+
+
+def waiting_lines(progress: Progress, now: float) -> list[str]:
+    """What the oldest running rollouts wait for, when nothing finished for ``SILENT_S``; else nothing."""
+    silent = now - max(progress.last_done, progress.started)
+    if silent < SILENT_S or not progress.running:
+        return []
+    oldest = sorted(progress.running.values(), key=lambda running: running[0])[:NUM_OLDEST]
+    return [f"nothing finished for {duration(silent)}; the oldest rollouts:", *(_waiting(*one, now) for one in oldest)]
+
+
+def _waiting(started: float, state: Any, now: float) -> str:
+    """Where one rollout is, and since when."""
+    if state is None:
+        return f"  not begun: waits for its start, {duration(now - started)} old"
+    awaited = state.waiting_for or "the environment"
+    turn = len(state["trajectory"]) + 1
+    return f"  example {state['example_id']}, turn {turn}: waits for {awaited}, {duration(now - started)} old"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(4.25), duration(75), duration(7300)
+    ('4 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+class Display:
+    """Shows nothing; the base of the others. ``quiet`` keeps notices back as well."""
+
+    tick_s = 0.5
+
+    def __init__(self, stream: TextIO, quiet: bool = False):
+        self.stream, self.quiet = stream, quiet
+        self.label = ""
+        self.progress: Progress | None = None
+
+    def plan(self, labels: Sequence[str]) -> None:
+        """The runs to come, in order."""
+
+    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+        """A run begins; ``facts`` are for machines."""
+        self.label, self.progress = label, progress
+
+    def tick(self) -> None:
+        """Called every ``tick_s``."""
+
+    def rows(self, outputs: Sequence[Any]) -> None:
+        """These rollouts just became durable."""
+
+    def finish(self, exit_code: int) -> None:
+        """The run is over."""
+        self.progress = None
+
+    def note(self, text: str) -> None:
+        """One line for people."""
+        if not self.quiet:
+            print(escape_control(text), file=self.stream, flush=True)
+
+    def warn(self, text: str) -> None:
+        """One line that people should see."""
+        print(escape_control(f"warning: {text}"), file=self.stream, flush=True)
+
+
+class PlainDisplay(Display):
+    """A line every ``LINE_EVERY_S``; for logs and pipes."""
+
+    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+        super().begin(label, progress, facts)
+        self._next = time.monotonic() + LINE_EVERY_S
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if self.progress is None or now < self._next:
+            return
+        self._next = now + LINE_EVERY_S
+        print(f"{self.label}: {status_line(self.progress, now)}", file=self.stream, flush=True)
+        if waiting := waiting_lines(self.progress, now):
+            said = waiting[0] + ";".join(line.removeprefix(" ") for line in waiting[1:])
+            print(f"{self.label}: {said}", file=self.stream, flush=True)
+
+
+class BarDisplay(Display):
+    """One refreshed block at the bottom of the terminal; notices scroll by above it."""
+
+    tick_s = 0.25
+
+    def __init__(self, stream: TextIO, quiet: bool = False):
+        super().__init__(stream, quiet)
+        from rich.console import Console
+
+        self._console = Console(file=stream, highlight=False, markup=False, soft_wrap=False)
+        self._live: Any = None
+        self._ended: list[tuple[str, str, bool]] = []
+        """(label, its last numbers, whether it went well) of the runs before this one."""
+        self._coming: list[str] = []
+
+    def plan(self, labels: Sequence[str]) -> None:
+        self._coming = list(labels)
+
+    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+        from rich.live import Live
+
+        super().begin(label, progress, facts)
+        self._coming = self._coming[1:]
+        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False)
+        self._live.start()
+        self.tick()
+
+    def tick(self) -> None:
+        if self._live is not None:
+            self._live.update(self._block(), refresh=True)
+
+    def finish(self, exit_code: int) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self.progress is not None:
+            self._ended.append((self.label, status_line(self.progress, time.monotonic()), exit_code == 0))
+        super().finish(exit_code)
+
+    def note(self, text: str) -> None:
+        if not self.quiet:
+            self._console.print(escape_control(text))
+
+    def warn(self, text: str) -> None:
+        self._console.print(escape_control(f"warning: {text}"), style="yellow")
+
+    def _block(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        progress, now = self.progress, time.monotonic()
+        if progress is None:
+            return Text("")
+        share = progress.done / progress.total if progress.total else 0.0
+        full = round(share * BAR_CHARS)
+        block = Text(f"{self.label}  ", style="bold", no_wrap=False)
+        block.append("━" * full, style="green").append("─" * (BAR_CHARS - full), style="bright_black")
+        block.append(f"  {status_line(progress, now)}", style="not bold")
+        for line in waiting_lines(progress, now):
+            block.append(f"\n{line}", style="not bold yellow")
+        return Group(*self._before(), block, *self._after())
+
+    def _before(self) -> list[Any]:
+        """A line for each of the last runs that are over."""
+        from rich.text import Text
+
+        left_out = len(self._ended) - NUM_NEIGHBOURS
+        lines = [Text(f"… {left_out} more before", style="bright_black")] if left_out > 0 else []
+        for label, numbers, went_well in self._ended[-NUM_NEIGHBOURS:]:
+            mark, style = ("✓ ", "green") if went_well else ("✗ ", "red")
+            line = Text(mark, style=style, no_wrap=True, overflow="ellipsis")
+            lines.append(line.append(f"{label}  {numbers}", style="default"))
+        return lines
+
+    def _after(self) -> list[Any]:
+        """A line for each of the next runs."""
+        from rich.text import Text
+
+        next_ones = self._coming[:NUM_NEIGHBOURS]
+        lines = [Text(f"· {label}", style="bright_black", no_wrap=True, overflow="ellipsis") for label in next_ones]
+        if (left_out := len(self._coming) - NUM_NEIGHBOURS) > 0:
+            lines.append(Text(f"… {left_out} more to come", style="bright_black"))
+        return lines
+
+
+class JsonDisplay(Display):
+    """Events ``start``, ``rollout``, ``warning`` and ``end``, one JSON object per line."""
+
+    def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
+        super().begin(label, progress, facts)
+        self._done: int | None = None
+        self._facts = facts
+
+    def tick(self) -> None:
+        if self.progress is not None and self._done is None and self.progress.total:
+            self._done = self.progress.resumed
+            self._event("start", **self._facts, total=self.progress.total, resumed=self.progress.resumed)
+
+    def rows(self, outputs: Sequence[Any]) -> None:
+        self.tick()
+        for output in outputs:
+            self._done = (self._done or 0) + 1
+            error = output["error"]
+            self._event(
+                "rollout",
+                key=output.get("rollout_key"),
+                example_id=output["example_id"],
+                reward=output["reward"],
+                error=error and error["error"],
+                done=self._done,
+                total=self.progress.total if self.progress else None,
+            )
+
+    def finish(self, exit_code: int) -> None:
+        self.tick()
+        if self.progress is not None:
+            self._event("end", exit_code=exit_code, done=self.progress.done, total=self.progress.total)
+        super().finish(exit_code)
+
+    def note(self, text: str) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        self._event("warning", message=text)
+
+    def _event(self, name: str, **facts: Any) -> None:
+        facts = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
+        print(json.dumps({"event": name, **facts}), file=self.stream, flush=True)
+
+
+def make_display(kind: str, quiet: bool) -> Display:
+    """The display of ``--progress``; ``auto`` is the bar, or nothing when ``quiet``. A pipe gets lines for a bar."""
+    stream = sys.stderr
+    if kind == "auto":
+        kind = "none" if quiet else "bar"
+    if kind == "bar" and not stream.isatty():
+        kind = "plain"
+    display = {"bar": BarDisplay, "plain": PlainDisplay, "json": JsonDisplay, "none": Display}[kind]
+    return display(stream, quiet)
+
+
+@asynccontextmanager
+async def ticking(display: Display) -> AsyncIterator[None]:
+    """Keep ``display`` moving, and the watchdog of `interrupt` calm, for the length of the block."""
+
+    async def tick() -> None:
+        while True:
+            alive()
+            display.tick()
+            await asyncio.sleep(display.tick_s)
+
+    with watched() as alive:
+        ticker = asyncio.create_task(tick())
+        try:
+            yield
+        finally:
+            ticker.cancel()
+            (ended,) = await asyncio.gather(ticker, return_exceptions=True)
+            if isinstance(ended, Exception):
+                display.warn(f"the progress display stopped with {type(ended).__name__}: {ended}")
+
+
+class LogHandler(logging.Handler):
+    """Messages of the ``verifiers`` logger through the display, so that they do not tear its block."""
+
+    def __init__(self, display: Display):
+        super().__init__()
+        self.display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception:  # noqa: BLE001 - a message whose arguments do not fit; logging reports it on stderr itself
+            self.handleError(record)
+            return
+        if record.levelno >= logging.WARNING:
+            self.display.warn(text)
+        else:
+            self.display.note(text)

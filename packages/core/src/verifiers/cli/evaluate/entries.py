@@ -1,0 +1,94 @@
+"""Which evaluations a command line asks for, each with all its settings, and everything wrong with that at once.
+
+Imports the environments that are named, to check the arguments of their loaders; builds none, contacts nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verifiers.cli.evaluate.arguments import CommandLine
+from verifiers.cli.evaluate.options import EvalSettings, contradictions, layered
+from verifiers.cli.evaluate.toml_args import Entry, read_files
+from verifiers.errors import ConfigError, UsageError, VerifiersError
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation with all its settings. ``combination``: what an ablation varies -> the value here."""
+
+    env_id: str
+    settings: EvalSettings
+    combination: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resolve(line: CommandLine) -> list[Evaluation]:
+    """The evaluations a command line asks for, each with all its settings; of an ablation each combination once.
+
+    Precedence, high to low: flags, dotted keys, ``[[eval]]`` or sweep over fixed keys of ``[[ablation]]``, the file's
+    top level, the environment's own defaults.
+    Raises: ``ConfigError`` that names everything wrong, or the one error there is.
+    """
+    from verifiers.cli.evaluate.planning import defaults_of, from_run, offer_folder
+
+    file = read_files(line.files)
+    problems: list[str | VerifiersError] = [*line.problems, *file.problems]
+    if file.entries and line.targets:
+        problems.append(f"{line.targets[0]!r} and the entries of a file both say what to evaluate; give one of them")
+    entries = file.entries or [Entry(env_id) for env_id in line.targets]
+    if not entries and not problems:
+        problems.append(_nothing_to_evaluate(line))
+    resolved: list[Evaluation] = []
+    for entry in entries:
+        given = layered(layered(layered(file.common, entry.given), line.dotted), line.given)
+        try:
+            offer_folder(entry.env_id, given.get("env_dir_path", EvalSettings().env_dir_path))
+            defaults, check_arguments = defaults_of(entry.env_id, problems)
+            given = layered(defaults, given)
+            check_arguments(given.get("env_args", {}))
+            settings = from_run(EvalSettings(**given), given)
+        except UsageError as error:
+            problems.append(error)
+            settings = EvalSettings(**given)
+        problems += contradictions(settings)
+        evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings))
+        if not entry.swept or evaluation not in resolved:  # a flag may have taken the place of what was swept
+            resolved.append(evaluation)
+    raise_together(problems)
+    return resolved
+
+
+def raise_together(problems: Sequence[str | VerifiersError]) -> None:
+    """One error as it is; several as one ``ConfigError`` with a line for each."""
+    texts = list(dict.fromkeys(map(str, problems)))
+    if len(texts) == 1 and isinstance(problems[0], VerifiersError):
+        raise problems[0]
+    if texts:
+        lines = texts[0] if len(texts) == 1 else "".join(f"\n  {text}" for text in texts)
+        raise ConfigError(lines if len(texts) == 1 else f"{len(texts)} things to correct:{lines}", names=texts)
+
+
+def _combination(entry: Entry, settings: EvalSettings) -> dict[str, Any]:
+    """The values that were taken for what the entry's ablation varies."""
+    values: dict[str, Any] = {}
+    for name in entry.swept:
+        table, _, member = name.partition(".")
+        value = getattr(settings, table)
+        if not member:
+            values[name] = value
+        elif member in value:
+            values[name] = value[member]
+    return values
+
+
+def _nothing_to_evaluate(line: CommandLine) -> str:
+    from verifiers.environments.registry import list_environments
+
+    if line.files:
+        files = ", ".join(line.files)
+        return f"{files} has neither [[eval]] nor [[ablation]]: add one with an env_id, or name an environment"
+    installed = ", ".join(info.id for info in list_environments()) or "none; vf-install installs one"
+    hint = f" (--resume took {line.given['resume']!r} for its folder)" if line.given.get("resume") else ""
+    return f"name an environment: vf-eval ENV_ID{hint}; installed: {installed}"

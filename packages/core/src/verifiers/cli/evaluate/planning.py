@@ -1,0 +1,260 @@
+"""From settings to runs that can begin: environment loaded, model chosen, plan made, run directory named.
+
+Everything that can be wrong is found here, before the first rollout: `prepare` contacts nobody and writes nothing;
+`Prepared.connect` asks the endpoint whether it is there. The rollouts themselves are the library's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verifiers.cli.evaluate.entries import Evaluation
+from verifiers.cli.evaluate.exporting import check_formats
+from verifiers.cli.evaluate.models import Choice
+from verifiers.cli.evaluate.options import EvalSettings
+from verifiers.cli.evaluate.toml_args import environment_defaults
+from verifiers.data.messages import escape_control
+from verifiers.environments import registry
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers.runs.metadata import RunDescription
+from verifiers.runs.options import parse
+from verifiers.runs.run import Plan, check_before_run
+from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
+from verifiers.storage.identity import fingerprint
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One evaluation, ready to run."""
+
+    evaluation: Evaluation
+    env: Environment
+    choice: Choice
+    num_rollouts: int
+    num_examples: int
+    path: Path | None = None
+    """The run directory, once the model is known; None when nothing is saved."""
+    checked: bool = field(default=False)
+    """Whether the endpoint was asked already."""
+
+    @property
+    def env_id(self) -> str:
+        return self.evaluation.env_id
+
+    @property
+    def settings(self) -> EvalSettings:
+        return self.evaluation.settings
+
+    @property
+    def varied(self) -> str:
+        """The values of an ablation's combination, ``temperature=0.5 env_args.max_turns=3``; else empty."""
+        return " ".join(f"{name}={value!r}" for name, value in self.evaluation.combination.items())
+
+    @property
+    def label(self) -> str:
+        """How displays call it."""
+        parts = (self.env_id, self.choice.model or "model of the server", self.varied)
+        return escape_control(" · ".join(part for part in parts if part))
+
+    def options(self) -> dict[str, Any]:
+        """The keywords of ``evaluate``, apart from displays."""
+        settings = self.settings
+        return {
+            "max_concurrent": settings.max_concurrent,
+            "max_concurrent_generation": settings.max_concurrent_generation,
+            "max_concurrent_scoring": settings.max_concurrent_scoring,
+            "max_concurrent_tools": settings.max_concurrent_tools,
+            "num_workers": settings.num_workers,
+            "worker_backend": settings.worker_backend,
+            "independent_scoring": settings.independent_scoring,
+            "interleave_scoring": settings.interleave_scoring,
+            "max_retries": settings.max_retries,
+            "rollout_timeout_s": settings.timeout,
+            "abort_after": settings.abort_after,
+            "seed": settings.seed,
+            "shuffle_seed": settings.shuffle_seed if settings.shuffle else None,
+            "retry_errors": settings.retry_errors,
+            "state_columns": settings.state_columns,
+            "push_to_hub": settings.save_to_hf_hub,
+            "hub_name": settings.hf_hub_dataset_name,
+            "keep_states": False,
+        }
+
+    def locate(self) -> None:
+        """Name the run directory. Raises: ``ConfigError`` when it cannot be written or is not there to go on with."""
+        settings = self.settings
+        if not settings.save_results or self.choice.model is None:
+            return
+        if settings.resume:
+            self.path = Path(settings.resume)
+            if read_config(self.path) is None:
+                raise ConfigError(
+                    f"--resume {self.path}: there is no run in this folder (no config.json); name a run directory, or "
+                    "leave --resume out: an unfinished run is found by itself",
+                    path=str(self.path),
+                )
+            return
+        name = self.env.env_id or type(self.env).__name__
+        identity = fingerprint(self._config())
+        place = (default_root(name), name, self.choice.model, identity)
+        if settings.resume is not None and find_resumable(*place, output_dir=settings.output_dir) is None:
+            folder = run_path(*place, output_dir=settings.output_dir).parent
+            raise ConfigError(f"--resume: there is no unfinished run of this configuration in {folder}; leave it out")
+        self.path = run_path(*place, output_dir=settings.output_dir, resume=not settings.fresh)
+        _check_writable(self.path)
+
+    async def connect(self) -> str | None:
+        """Ask the endpoint who it is, unless the run directory is there (then only when rollouts are owed).
+
+        A warning when the endpoint does not list the model. Raises: what ``client.preflight`` raises.
+        """
+        if self.path is not None and self.path.exists():
+            return None
+        self.checked = True
+        warning: str | None = await self.choice.client.preflight(self.choice.model)
+        return warning
+
+    def plan_lines(self) -> list[str]:
+        """What would be run, for ``--dry-run``; control characters are escaped."""
+        settings, client = self.settings, self.choice.client
+        lines = [self.label, f"  rollouts    {self.num_rollouts} ({self.num_examples} examples × "
+                 f"{settings.rollouts_per_example}), {settings.max_concurrent} at a time"]  # fmt: skip
+        lines.append(f"  endpoint    {getattr(client, 'base_url', None) or 'in this process'}")
+        for name, value in (("env args", settings.env_args), ("sampling", settings.sampling())):
+            lines.append(f"  {name:<11} {dict(value) or 'as the environment and the server have it'}")
+        if not settings.save_results:
+            lines.append("  saved in    nowhere (--no-save)")
+        elif self.path is None:
+            lines.append("  saved in    known when the server has named its model")
+        else:
+            state = "a new run" if not self.path.exists() else "complete" if is_complete(self.path) else "goes on"
+            lines.append(f"  saved in    {self.path} ({state})")
+        if settings.export:
+            lines.append(f"  exported as {', '.join(settings.export)}")
+        return list(map(escape_control, [*lines, *self._scoring_lines(), "", *self._first_prompt_lines(), ""]))
+
+    def _scoring_lines(self) -> list[str]:
+        """Reward functions with their weights, and metrics, which have none."""
+        rubric = self.env.rubric
+        together = zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=True)
+        named = [f"{name} × {weight:g}" if weight else f"{name} (metric)" for name, weight in together]
+        if not self.env.score_rollouts:
+            named = ["nothing: this environment does not score"]
+        groups = ", the siblings of an example together" if getattr(rubric, "has_group_rewards", False) else ""
+        return [f"  scored by   {', '.join(named) or 'no function: every reward is 0'}{groups}"]
+
+    def _first_prompt_lines(self) -> list[str]:
+        """The first example as the model gets it, with the tools it may call."""
+        from verifiers.cli.evaluate.summary import transcript
+
+        example = next(iter(_plan(self.env, self.settings).examples))
+        shown = {"prompt": example.row["prompt"], "completion": [], "answer": example.row.get("answer"), "error": None}
+        tools = [tool_name(tool) for tool in self.env.tool_defs]
+        lines = [f"── the first prompt: example {example.example_id} ──", transcript(shown)]
+        return [*lines, f"tools: {', '.join(tools)}"] if tools else lines
+
+    def _config(self) -> Mapping[str, Any]:
+        plan = _plan(self.env, self.settings)
+        options, _ = parse(self.env, self.options())
+        sampling = self.settings.sampling()
+        about = RunDescription(
+            self.env, plan, self.choice.client, self.choice.model or "", sampling, options, time.time()
+        )
+        return about.config()
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool's definition, in either of the forms that environments give."""
+    return str((tool.get("function") or tool).get("name"))
+
+
+def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
+    """(what the environment sets for its own evaluations, a check of loader arguments).
+
+    The check imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
+    and for arguments that do not fit. Raises: ``UnknownEnvironment``.
+    """
+    found = registry.find(registry.parse_env_id(env_id))
+
+    def check(env_args: Mapping[str, Any]) -> None:
+        registry.check_arguments(env_id, registry.import_loader(env_id, found), env_args)
+
+    return environment_defaults(found.module, found.distribution, problems), check
+
+
+def load(env_id: str, settings: EvalSettings) -> Environment:
+    """The environment with its settings. Raises: as ``load_environment``; ``ConfigError`` for ``-x``."""
+    offer_folder(env_id, settings.env_dir_path)
+    env = registry.load_environment(env_id, **settings.env_args)
+    try:
+        env.set_kwargs(**settings.extra_env_kwargs)
+    except ConfigError as error:
+        raise ConfigError(f"--extra-env-kwargs: {error}", **error.facts) from error
+    return env
+
+
+def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
+    """Read the data, check the rubric and name the directory. Raises: ``UsageError``; contacts and writes nothing."""
+    check_formats(evaluation.settings.export)
+    plan = _plan(env, evaluation.settings)
+    prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
+    options, _ = parse(env, prepared.options())
+    check_before_run(env, plan, options)
+    prepared.locate()
+    return prepared
+
+
+def _plan(env: Environment, settings: EvalSettings) -> Plan:
+    seed = settings.shuffle_seed if settings.shuffle else None
+    examples = env.eval_table.take(settings.num_examples, seed)
+    return Plan(examples, [settings.rollouts_per_example] * len(examples))
+
+
+def offer_folder(env_id: str, env_dir: str) -> None:
+    """Let the environment be found in ``env_dir``, as a folder or as one file, after all that are installed."""
+    name = registry.parse_env_id(env_id).name
+    module = re.sub(r"[-.]", "_", registry.normalize_name(name))
+    base = Path(env_dir).expanduser().resolve()
+    folders = dict.fromkeys((name, module, module.removeprefix("vf_"), registry.normalize_name(name)))
+    places = [place for folder in folders for place in (base / folder, base / folder / "src")]
+    if any((base / f"{single}.py").is_file() for single in (module, f"vf_{module}")):
+        places.append(base)
+    for place in places:
+        if place.is_dir() and str(place) not in sys.path:
+            sys.path.append(str(place))
+
+
+def from_run(settings: EvalSettings, given: Mapping[str, Any]) -> EvalSettings:
+    """Settings with what a named run (``--resume PATH``) says about model and counts, where nothing else was given."""
+    if not settings.resume:
+        return settings
+    stored = read_config(settings.resume)
+    if stored is None:
+        return settings
+    noted = {**stored.get("noted", {}), **(read_metadata(settings.resume) or {})}
+    found = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
+    if "model" not in given:
+        base_url = stored.get("noted", {}).get("base_url")
+        found |= {"model": stored["config"].get("model"), "api_base_url": base_url} if base_url else {"model": "local"}
+    return dataclasses.replace(settings, **{k: v for k, v in found.items() if v is not None and k not in given})
+
+
+def _check_writable(path: Path) -> None:
+    """Whether the directory can be made, without making it. Raises: ``ConfigError``."""
+    nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return
+    reason = f"{nearest} cannot be written to" if nearest.is_dir() else f"{nearest} is a file"
+    raise ConfigError(
+        f"results cannot be kept in {path}: {reason}. Choose another folder with --output-dir, or run with --no-save.",
+        path=str(path),
+    )

@@ -1,0 +1,245 @@
+"""What a finished run is worth, on stdout: as text for people, as one JSON object for programs.
+
+Numbers come from ``GenerateOutputs.summary``; an unknown one is "unknown" or null, never 0. Model text is cut to a
+readable length and its control characters are spelled out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from verifiers.cli.evaluate.display import duration
+
+SCHEMA = 1
+RUN_KEYS = (
+    "env_id model base_url path num_examples rollouts_per_example num_rollouts num_errors num_unscored avg_reward "
+    "reward_stderr avg_metrics pass_at_k pass_all_k stop_conditions errors usage cost_usd latency throughput seconds "
+    "resumed env_args sampling_args exported"
+).split()
+MAX_MESSAGE_CHARS = 1200
+MAX_MESSAGES = 12
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything the command has to say at its end."""
+
+    runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    exit_code: int = 0
+    error: dict[str, Any] | None = None
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    """``config`` of ``--dump-config``, ``plan`` of ``--dry-run``."""
+
+    def failed(self, exit_code: int, error: dict[str, Any]) -> None:
+        """Keep the worst exit code and the first error."""
+        self.exit_code = max(self.exit_code, exit_code)
+        self.error = self.error or error
+
+    def to_json(self) -> str:
+        """The object of ``--json``, on one line."""
+        content: dict[str, Any] = {"schema": SCHEMA, "ok": self.exit_code == 0, "exit_code": self.exit_code}
+        content |= {"runs": self.runs, **self.texts, "error": self.error}
+        return json.dumps(content, allow_nan=False)
+
+
+def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, float | None]:
+    """Rollouts and sampled tokens per second of what was played by this call; None when nothing was.
+
+    >>> throughput(20, 3000, 10.0)
+    {'rollouts_per_s': 2.0, 'output_tokens_per_s': 300.0}
+    """
+    played = num_rollouts > 0 and seconds > 0
+    return {
+        "rollouts_per_s": num_rollouts / seconds if played else None,
+        "output_tokens_per_s": num_tokens / seconds if played and num_tokens else None,
+    }
+
+
+def run_facts(results: Any, **more: Any) -> dict[str, Any]:
+    """A run as an entry of ``runs``, with what the command itself knows (``throughput exported``).
+
+    Latency is in milliseconds, ``local_model`` only where that played.
+    """
+    facts = results.summary() | more
+    local_model = results.metadata.get("local_model")
+    return {key: facts.get(key) for key in RUN_KEYS} | ({"local_model": local_model} if local_model else {})
+
+
+def print_summary(
+    results: Any, facts: Mapping[str, Any], *, samples: bool, notes: Iterable[str], stream: TextIO
+) -> None:
+    """The numbers of a run and, with ``samples``, its best and its worst rollout; ``facts``: of `run_facts`."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from verifiers.data.messages import escape_control
+
+    facts = {**results.summary(), **facts}
+    console = Console(file=stream, highlight=False, markup=False, soft_wrap=True)
+    console.print(Text(escape_control(f"{facts['env_id']} · {facts['model']}"), style="bold"))
+    lines = [(escape_control(name), escape_control(str(value))) for name, value in _lines(facts, notes)]
+    width = max(len(name) for name, _ in lines) + 2
+    for name, value in lines:
+        console.print(Text(f"  {name:<{width}}", style="cyan").append(value, style="not bold default"))
+    if samples:
+        for title, output in _samples(results.outputs):
+            console.print()
+            console.print(Text(f"── {title} ──", style="bold"))
+            console.print(Text(transcript(output)))
+
+
+def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """(name, value) of each line; lines without anything to say are left out."""
+    if facts["base_url"]:
+        yield "endpoint", facts["base_url"]
+    yield "saved in", facts["path"] or "not saved"
+    before = f", {facts['resumed']} of them from before" if facts["resumed"] else ""
+    plan = f"{facts['num_examples']} examples × {facts['rollouts_per_example']}"
+    yield "rollouts", f"{facts['num_rollouts']} ({plan}){before}"
+    yield "reward", _mean(facts)
+    if facts["pass_at_k"]:
+        threshold = f" (reward ≥ {facts['pass_threshold']:g})"
+        yield "pass@k", _by_k(facts["pass_at_k"]) + threshold
+        yield "pass^k", _by_k(facts["pass_all_k"])
+    for name, value in facts["avg_metrics"].items():
+        yield f"  {name}", _number(value)
+    if facts["errors"]:
+        yield "errors", ", ".join(f"{count} × {cause}" for cause, count in facts["errors"].items())
+    if facts["unscored"]:
+        listed = ", ".join(f"{count} × {cause}" for cause, count in facts["unscored"].items())
+        yield "unscored", f"{listed}; not in the mean"
+    if facts["stop_conditions"]:
+        yield "ended by", ", ".join(f"{count} × {reason}" for reason, count in facts["stop_conditions"].items())
+    yield "tokens", _tokens(facts["usage"], facts["num_rollouts"])
+    if facts["cost_usd"] is not None:
+        yield "cost", _dollars(facts["cost_usd"], facts["num_rollouts"])
+    if facts["latency"]["median_ms"] is not None:
+        latency = {name: _seconds(facts["latency"][name]) for name in ("median_ms", "p95_ms")}
+        yield "latency", f"median {latency['median_ms']}, 95% within {latency['p95_ms']}"
+    yield "time", _time(facts)
+    for name, path in (facts["exported"] or {}).items():
+        yield "exported", f"{path} ({name})"
+    for note in notes:
+        yield "note", note
+
+
+def _mean(facts: Mapping[str, Any]) -> str:
+    if facts["avg_reward"] is None:
+        return "unknown"
+    stderr = f" ± {facts['reward_stderr']:.3f} (standard error)" if facts["reward_stderr"] is not None else ""
+    return f"{facts['avg_reward']:.3f}{stderr}"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _by_k(rates: Mapping[str, float | None]) -> str:
+    return "  ".join(f"{k}: {_number(rate)}" for k, rate in rates.items())
+
+
+def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
+    given, sampled = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    if not given and not sampled:
+        return "not reported"
+    per_rollout = f" ({sampled / num_rollouts:,.0f} per rollout)" if num_rollouts else ""
+    return f"{given:,} read, {sampled:,} sampled{per_rollout}"
+
+
+def _dollars(cost: float, num_rollouts: int) -> str:
+    """A cost with two meaningful digits at least.
+
+    >>> _dollars(0.0042, 10), _dollars(12.5, 100)
+    ('$0.0042 ($0.00042 per rollout)', '$12.50 ($0.12 per rollout)')
+    """
+
+    def shown(amount: float) -> str:
+        return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
+
+    return f"{shown(cost)} ({shown(cost / num_rollouts)} per rollout)" if num_rollouts else shown(cost)
+
+
+def _time(facts: Mapping[str, Any]) -> str:
+    spent = duration(facts["seconds"]) if facts["seconds"] >= 10 else f"{facts['seconds']:.1f} s"
+    rates = facts["throughput"] or {}
+    if rates.get("rollouts_per_s") is None:
+        return spent
+    tokens = rates["output_tokens_per_s"]
+    sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
+    played = rates["rollouts_per_s"]
+    return (
+        f"{spent} ({played:,.0f} rollouts/s{sampled})"
+        if played >= 10
+        else f"{spent} ({played:.2g} rollouts/s{sampled})"
+    )
+
+
+def _seconds(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.0f} ms"
+
+
+# --- samples ------------------------------------------------------------------------------------------------------
+
+
+def _samples(outputs: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The best and the worst rewarded rollout, or one of those without a reward when there is no other."""
+    scored = [output for output in outputs if not math.isnan(output["reward"])]
+    if not scored:
+        return [(_title("a rollout", output), output) for output in outputs[:1]]
+    best, worst = max(scored, key=_reward), min(scored, key=_reward)
+    if best is worst or _reward(best) == _reward(worst):
+        others = [output for output in scored if output["example_id"] != best["example_id"]]
+        return [(_title("a rollout", output), output) for output in (best, *others[:1])]
+    return [(_title("best", best), best), (_title("worst", worst), worst)]
+
+
+def _reward(output: Mapping[str, Any]) -> float:
+    return float(output["reward"])
+
+
+def _title(which: str, output: Mapping[str, Any]) -> str:
+    reward = output["reward"]
+    return f"{which}: example {output['example_id']}, reward {'unknown' if math.isnan(reward) else f'{reward:.3f}'}"
+
+
+def transcript(output: Mapping[str, Any]) -> str:
+    """Prompt, completion, expected answer and error of a rollout, each text cut to ``MAX_MESSAGE_CHARS``."""
+    from verifiers.data.messages import escape_control
+
+    parts = [_conversation(output["prompt"], "prompt"), _conversation(output["completion"], "completion")]
+    paragraphs = [paragraph for part in parts for paragraph in part]
+    if len(paragraphs) > MAX_MESSAGES:
+        left_out = f"… {len(paragraphs) - MAX_MESSAGES} messages left out …"
+        half = MAX_MESSAGES // 2
+        paragraphs = [*paragraphs[:half], left_out, *paragraphs[-half:]]
+    if output["answer"] not in (None, ""):
+        paragraphs.append(f"expected: {_cut(escape_control(render_answer(output['answer'])))}")
+    if output["error"] is not None:
+        said = f"{output['error'].get('error')}: {output['error'].get('message')}"
+        paragraphs.append(f"error: {_cut(escape_control(said))}")
+    return "\n".join(paragraphs)
+
+
+def render_answer(answer: Any) -> str:
+    """An expected answer as text: itself, or as JSON."""
+    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+
+
+def _conversation(messages: Any, role: str) -> list[str]:
+    from verifiers.data.messages import render_text
+
+    if isinstance(messages, str):
+        return [_cut(f"{role}: {render_text(messages)}")]
+    return [_cut(render_text([message])) for message in messages or []]
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_MESSAGE_CHARS:
+        return text
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{text[:half]} … {len(text) - MAX_MESSAGE_CHARS:,} characters left out … {text[-half:]}"

@@ -1,0 +1,13 @@
+"""``vf-install`` and ``vf-setup``: find, install and list environment packages and their configuration files."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """A name of ``command``: until 0.2.0 that module had the path of this package."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("verifiers.cli.install.command"), name)

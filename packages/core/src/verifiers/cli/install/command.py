@@ -1,0 +1,252 @@
+"""``vf-install``: an environment by id, folder or repository, installed and shown to import.
+
+Promise: it says what it runs before it runs it, and that installing runs the environment's code; it ends with 0 only
+when the environment resolves and imports. A package of the bare name, which anybody may own, is looked at before it is
+installed. Where environments come from is in ``install_sources``, the installer in ``installer``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import importlib_metadata
+
+from verifiers.cli.common.command import Call, SmallCommand, one_word
+from verifiers.cli.common.completion import known_environments, paths
+from verifiers.cli.install import installer
+from verifiers.cli.install.installed import Resolved, check_installed
+from verifiers.cli.install.installer import Finished, Installer
+from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
+from verifiers.environments import registry
+from verifiers.errors import ConfigError, RunError
+
+ABOUT = """Install an environment into this Python.
+
+\b
+  vf-install reverse-text
+  vf-install ./environments/word_game
+  vf-install math-python --repo https://example.org/environments.git
+  vf-install --list
+
+ENV is an id (name, vf-name, owner/name, name@version) or a folder. An id is looked for in --path, in the uv workspace
+around, among what is installed, and in the package index.
+"""
+RUNS_CODE = "installing an environment runs its code on this machine, with your rights: install what you trust"
+
+
+def run(call: Call) -> None:
+    """Install what the command line asks for. Raises: ``UsageError``; ``RunError``: a tool or an import failed."""
+    if call.options["list"]:
+        _list(call)
+        return
+    request = _request(call)
+    chosen = choose(request)
+    if isinstance(chosen, Installed):
+        (resolved,) = check_installed([chosen.env_id])
+        _tell(call, resolved, None, "is installed already; nothing to do (--upgrade looks for a newer one)")
+        return
+    found = installer.find_installer()
+    if call.options["dry_run"]:
+        _plan(call, found, request, chosen)
+        return
+    before = installer.installed_library()
+    call.note(f"vf-install: {RUNS_CODE}")
+    package, command = _install_first(call, found, request, chosen)
+    if installer.installed_library() != before:
+        raise RunError(
+            f"{command}\nreplaced the verifiers that runs here by another one; put it back, and report the package "
+            f"{package.distribution or request.text}"
+        )
+    resolved, *_ = check_installed(package.env_ids)
+    if package.version is not None and _plain(resolved.version or "") != _plain(package.version):
+        raise RunError(f"version {package.version} was asked for, and {resolved.version} was installed")
+    _tell(call, resolved, command, "is installed and imports")
+
+
+def _plain(version: str) -> str:
+    """A version in the spelling in which 1.2, v1.2 and 1.2.0 are equal."""
+    return re.sub(r"(\.0+)+$", "", version.lower().removeprefix("v"))
+
+
+# --- installing -----------------------------------------------------------------------------------------------------
+
+
+def _install_first(call: Call, found: Installer, request: Request, packages: Sequence[Package]) -> tuple[Package, str]:
+    """Install the first package that is there; it and the command that was run, as one line.
+
+    Raises: ``UnknownEnvironment`` when none is there; ``RunError`` when the installer fails for another reason.
+    """
+    refusals: list[str] = []
+    for package in packages:
+        if package.check_first and (refusal := _refusal(call, found, package)):
+            refusals.append(refusal)
+            continue
+        finished, commands = _install(call, found, request, package)
+        if not package.is_local and package.distribution and finished.lacks(package.distribution):
+            refusals.append(_absent(package, finished))
+            continue
+        finished.check()
+        return package, commands
+    where = packages[0].index_url or "the package index"
+    raise unknown(request.text, f"no environment {request.text!r} in {where}: {'; '.join(refusals)}")
+
+
+def _install(call: Call, found: Installer, request: Request, package: Package) -> tuple[Finished, str]:
+    """Run a package's commands, up to the first that fails."""
+    finished: Finished | None = None
+    commands = _commands(found, request, package)
+    for command, one_index in commands:
+        call.note(f"+ {installer.shown(command)}")
+        finished = installer.run(command, aloud=_aloud(call), one_index=one_index)
+        if finished.code:
+            break
+    assert finished is not None
+    return finished, " && ".join(installer.shown(command) for command, _ in commands)
+
+
+def _commands(found: Installer, request: Request, package: Package) -> list[tuple[list[str], bool]]:
+    """(command, whether it may see one index only), in order."""
+    upgrade = package.distribution if request.upgrade else None
+    last = found.install(*package.requirement, upgrade=None if package.index_url else upgrade)
+    if package.index_url is None:
+        return [(last, False)]
+    alone = found.install_alone_from(package.index_url, package.requirement[0], request.upgrade)
+    return [(alone, True), (last, False)]  # the second adds what the package depends on
+
+
+def _refusal(call: Call, found: Installer, package: Package) -> str | None:
+    """Why the package of this name must not be installed; None when it is an environment. Runs nothing of it."""
+    (requirement,) = package.requirement
+    with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
+        command = found.unpack(requirement, folder)
+        call.note(f"+ {installer.shown(command)}    # only to look into it")
+        finished = installer.run(command, aloud=_aloud(call))
+        if finished.code:
+            last = finished.last_lines[-1].strip() if finished.last_lines else f"exit code {finished.code}"
+            cannot = f"{requirement} cannot be looked into without running it: {last}"
+            return _absent(package, finished) if finished.lacks(package.distribution or "") else cannot
+        if _holds_environment(Path(folder), package.env_ids[0].replace("-", "_")):
+            return None
+    return f"{requirement} is a package of this name, but no environment, and was not installed"
+
+
+def _absent(package: Package, finished: Finished) -> str:
+    offline = " in the cache, and the installer is offline" if "not found in the cache" in finished.text else ""
+    return f"there is no {package.requirement[0]}{offline}"
+
+
+def _holds_environment(folder: Path, module: str) -> bool:
+    """Whether an unpacked wheel has an entry point of the group, or a module that binds the loader (read, not run)."""
+    for distribution in importlib_metadata.distributions(path=[str(folder)]):
+        if any(entry.group == registry.GROUP for entry in distribution.entry_points):
+            return True
+    for place in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            tree = ast.parse((folder / place).read_bytes())
+            if registry.binds_loader(tree):
+                return True
+    return False
+
+
+def _aloud(call: Call) -> bool:
+    """Whether to show the installer's own lines: to somebody who watches, or asks for them."""
+    return call.verbose or (sys.stderr.isatty() and not call.quiet)
+
+
+# --- saying -----------------------------------------------------------------------------------------------------------
+
+
+def _request(call: Call) -> Request:
+    if not call.words:
+        near = ", ".join(known_ids()) or "none"
+        raise ConfigError(f"give an environment: vf-install ENV; known here: {near}")
+    options = call.options
+    return Request(
+        one_word(call, "one environment: vf-install ENV"),
+        path=options["path"],
+        from_repo=options["from_repo"],
+        repo=options["repo"],
+        branch=options["branch"],
+        subdirectory=options["subdirectory"],
+        upgrade=options["upgrade"],
+        editable=not options["no_editable"],
+        look=not options["dry_run"],
+    )
+
+
+def _plan(call: Call, found: Installer, request: Request, packages: Sequence[Package]) -> None:
+    """The commands that would be run; nothing is contacted."""
+    plans = [[installer.shown(command) for command, _ in _commands(found, request, p)] for p in packages]
+    call.facts |= {"command": " && ".join(plans[0]), "distribution": packages[0].distribution}
+    call.say("\n".join(plans[0]))
+    for plan in plans[1:]:
+        call.say("if that package is not there, and this one proves to be an environment:\n" + "\n".join(plan))
+
+
+def _tell(call: Call, resolved: Resolved, command: str | None, what: str) -> None:
+    call.facts |= {
+        "command": command,
+        "distribution": resolved.distribution,
+        "version": resolved.version,
+        "entry_point": resolved.entry_point,
+    }
+    name = registry.normalize_name(registry.parse_env_id(resolved.id).name).removeprefix("vf-")
+    source = f" ({resolved.distribution} {resolved.version})" if resolved.distribution else ""
+    call.say(f"{name}{source} {what}")
+    call.say(f"try it: vf-eval {name}")
+
+
+def _list(call: Call) -> None:
+    """The installed environments, one a line."""
+    if call.words:
+        raise ConfigError(f"--list takes no environment, not {' '.join(call.words)}")
+    infos = registry.list_environments()
+    call.facts["environments"] = [{"id": i.id, "version": i.version, "distribution": i.distribution} for i in infos]
+    width = max((len(info.id) for info in infos), default=0)
+    versions = max((len(info.version) for info in infos), default=0)
+    for info in infos:
+        call.say(f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution}")
+    if not infos:
+        call.note("vf-install: no environment is installed")
+
+
+COMMAND = SmallCommand(
+    name="vf-install",
+    about=ABOUT,
+    metavar="ENV",
+    options=[
+        click.Option(
+            ["-p", "--path"],
+            default="environments",
+            metavar="DIR",
+            help="Folder of environments [./environments].",
+            shell_complete=paths,
+        ),
+        click.Option(["-r", "--from-repo"], is_flag=True, help="From the git repository of verifiers itself."),
+        click.Option(["--repo"], metavar="URL", help="From this git repository."),
+        click.Option(["-b", "--branch"], metavar="NAME", help="Branch or tag of the repository [main]."),
+        click.Option(
+            ["--subdirectory"],
+            metavar="DIR",
+            help="Folder in the repository [packages/envs/NAME, else environments/NAME].",
+        ),
+        click.Option(["--upgrade"], is_flag=True, help="Install again, in the newest version there is."),
+        click.Option(["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."),
+        click.Option(["--list"], is_flag=True, help="List the installed environments and stop."),
+        click.Option(["--dry-run"], is_flag=True, help="Print the command; run nothing, contact nobody."),
+    ],
+    keys=("command", "distribution", "version", "entry_point"),
+    action=run,
+    complete=known_environments,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What is installed now: resolves and imports environments in a fresh interpreter, and answers with one JSON object.
+
+``vf-install`` runs it as a child, because a process does not see what was installed after it began, and so that an
+environment's code runs as it will be used: from its installed place, never from the working directory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from verifiers.environments import registry
+from verifiers.errors import RunError, UnknownEnvironment, VerifiersError
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """An environment that imports: ``Resolved("sums", "vf-sums", "0.1.0", "vf_sums:load_environment")``."""
+
+    id: str
+    distribution: str | None
+    version: str | None
+    entry_point: str
+
+
+def check_installed(env_ids: Sequence[str]) -> list[Resolved]:
+    """Resolve and import environments in a fresh interpreter.
+
+    Raises: ``RunError`` with the real error of the first that does not resolve or import.
+    """
+    child = subprocess.run(
+        [sys.executable, "-P", "-m", "verifiers.cli.install.installed", *env_ids],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    try:
+        answer = json.loads(child.stdout)
+    except json.JSONDecodeError:
+        said = child.stderr.strip().splitlines()[-1:] or ["nothing"]
+        raise RunError(
+            f"importing {', '.join(env_ids)} ended the interpreter ({child.returncode}): {said[0]}"
+        ) from None
+    if "error" in answer:
+        raise RunError(answer["error"])
+    return [Resolved(**facts) for facts in answer["environments"]]
+
+
+def main() -> None:
+    """The child: ids as arguments, one JSON object on stdout."""
+    from verifiers.cli.common.streams import results_stream
+
+    with results_stream(json_only=True) as out:
+        try:
+            answer: dict[str, object] = {"environments": [asdict(_resolve(env_id)) for env_id in sys.argv[1:]]}
+        except UnknownEnvironment as error:
+            wanted = f"no entry point of this name in {registry.GROUP}, and no module that binds {registry.LOADER}"
+            answer = {"error": f"nothing that is installed offers the environment {error.env_id!r}: there is {wanted}"}
+        except VerifiersError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), file=out)
+
+
+def _resolve(env_id: str) -> Resolved:
+    found = registry.find(registry.parse_env_id(env_id))
+    registry.import_loader(env_id, found)
+    return Resolved(env_id, found.distribution, found.version, f"{found.module}:{found.attribute}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What ``pyproject.toml`` files say: about one project, and about the uv workspace around a folder.
+
+Nothing is executed: a project that computes its name or version only when it is built reads as "unknown" here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verifiers.environments.registry import GROUP, normalize_name
+from verifiers.errors import ConfigError
+
+PYPROJECT = "pyproject.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A folder that an installer can build: ``Project(Path("word-game"), "vf-word-game", "0.1.0", ("word-game",))``."""
+
+    folder: Path
+    name: str | None
+    """The distribution's name; None when only building tells."""
+    version: str | None
+    env_ids: tuple[str, ...] = ()
+    """Entry points of the environments' group."""
+
+    def offers(self, name: str) -> bool:
+        """Whether it is the environment of the normalised id ``name``: by an entry point, else by its name."""
+        offered = {normalize_name(env_id) for env_id in self.env_ids} or {normalize_name(self.name or self.folder.name)}
+        return bool(offered & {name, f"vf-{name}"})
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A uv workspace: its root and the globs that choose its members."""
+
+    root: Path
+    members: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+
+    def contains(self, folder: Path) -> bool:
+        """Whether ``folder``, there or not, would be a member."""
+        folder = folder.resolve()
+        if not folder.is_relative_to(self.root):
+            return False
+        path = folder.relative_to(self.root).as_posix()
+        return any(_matches(path, glob) for glob in self.members) and not any(_matches(path, g) for g in self.exclude)
+
+    def projects(self) -> Iterator[Project]:
+        """The members that are there, in the order of their folders. Raises: ``ConfigError`` for one not readable."""
+        folders = {folder for glob in self.members for folder in self.root.glob(glob)}
+        for folder in sorted(folders):
+            if (folder / PYPROJECT).is_file() and self.contains(folder):
+                yield read_project(folder)
+
+
+def find_workspace(start: Path) -> Workspace | None:
+    """The uv workspace around ``start``: the nearest folder above whose ``pyproject.toml`` declares one."""
+    for folder in (start.resolve(), *start.resolve().parents):
+        table = _table(read_toml(folder), "tool", "uv").get("workspace")
+        if isinstance(table, dict):
+            return Workspace(folder, _texts(table.get("members")), _texts(table.get("exclude")))
+    return None
+
+
+def is_project(folder: Path) -> bool:
+    """Whether an installer could build this folder."""
+    return folder.is_dir() and any((folder / name).is_file() for name in (PYPROJECT, "setup.py"))
+
+
+def read_project(folder: Path) -> Project:
+    """The project in ``folder``. Raises: ``ConfigError`` when its ``pyproject.toml`` cannot be read."""
+    return project_of(read_toml(folder), folder)
+
+
+def project_of(document: dict[str, Any], folder: Path) -> Project:
+    """The project that the content of a ``pyproject.toml`` describes."""
+    table = _table(document, "project")
+    name, version = (table.get(key) if isinstance(table.get(key), str) else None for key in ("name", "version"))
+    return Project(folder, name, version, tuple(_table(table, "entry-points", GROUP)))
+
+
+def read_toml(folder: Path) -> dict[str, Any]:
+    """The ``pyproject.toml`` in ``folder``; empty when there is none. Raises: ``ConfigError`` when it is unreadable."""
+    path = folder / PYPROJECT
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
+
+
+def _table(document: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The table at ``keys``; empty when something else, or nothing, is there."""
+    found: Any = document
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+
+
+def _matches(path: str, glob: str) -> bool:
+    """Whether a path matches a glob whose ``*`` does not cross a slash (``**`` does)."""
+    parts, globs = path.split("/"), re.sub(r"^\./|/$", "", glob).split("/")
+    if "**" in globs:
+        return fnmatch.fnmatchcase(path, "/".join(globs))
+    return len(parts) == len(globs) and all(map(fnmatch.fnmatchcase, parts, globs))

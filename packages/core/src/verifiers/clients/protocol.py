@@ -1,0 +1,142 @@
+"""What a model client is, and the settings of one endpoint.
+
+The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of ``errors.py``; nothing else
+about a provider is visible above this package. Constructing any client opens nothing and needs no key.
+
+This module knows no transport (``http``), no SDK (``adapters``) and does not decide which client to use (``resolve``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import closest
+from verifiers.types import ModelRequest, Response
+
+OPENAI_BASE_URL = "https://api.openai.com/v1"
+CLIENT_TYPES = ("openai_chat_completions", "openai_completions")
+LATER_CLIENT_TYPES = frozenset(
+    "openai_chat_completions_token openai_responses anthropic_messages renderer nemorl_chat_completions".split()
+)
+
+
+@runtime_checkable
+class Client(Protocol):
+    """Anything with ``async complete(request)``; ``async aclose()`` is optional.
+
+    >>> class Shout:
+    ...     async def complete(self, request):
+    ...         return vf.Response(vf.AssistantMessage(request.prompt[-1].content.upper()))
+    >>> vf.SingleTurnEnv(dataset=[{"question": "hi"}]).evaluate(Shout(), "m")["completions"]
+    [[{'role': 'assistant', 'content': 'HI'}]]
+    """
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """The model's completion of one request.
+
+        Raises: ``ModelError`` and ``OverlongPromptError`` for this request alone; ``AuthenticationFailed``,
+        ``ModelNotFound`` and ``EndpointUnreachable`` when no other request can succeed either.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointConfig:
+    """One variant of a registry entry: a model name and where it is served.
+
+    >>> vf.EndpointConfig("small", "qwen3-4b", "http://127.0.0.1:8000/v1").api_key_var
+    'OPENAI_API_KEY'
+    """
+
+    endpoint_id: str
+    model: str
+    api_base_url: str = OPENAI_BASE_URL
+    api_key_var: str = "OPENAI_API_KEY"
+    client_type: str = "openai_chat_completions"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    usd_per_million_input_tokens: float | None = None
+    """With the next one, what a run costs becomes known."""
+    usd_per_million_output_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Where and how to reach one endpoint, or several (``endpoint_configs``: round robin).
+
+    Example: ``ClientConfig(api_base_url="http://127.0.0.1:8000/v1", max_retries=4)``
+
+    >>> config = vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1", timeout=60)
+    >>> config.max_retries, config.client_type
+    (10, 'openai_chat_completions')
+    """
+
+    client_idx: int = 0
+    client_type: str = "openai_chat_completions"
+    api_key_var: str = "OPENAI_API_KEY"
+    """Name of the environment variable that holds the key, never the key. A loopback base URL needs none."""
+    api_base_url: str = OPENAI_BASE_URL
+    timeout: float = 3600.0
+    """Seconds one attempt may take."""
+    connect_timeout: float = 5.0
+    """Seconds one connection may take to open."""
+    max_connections: int = 28000
+    """Requests in flight to the endpoint; lowered to the process's open-file limit."""
+    max_retries: int = 10
+    """Repeats of one request after its first attempt."""
+    extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extra_headers_from_state: Mapping[str, str] = field(default_factory=dict)
+    """Header name -> key of the rollout's state; whoever builds the request fills ``ModelRequest.headers``."""
+    endpoint_configs: Sequence[EndpointConfig | ClientConfig] = ()
+    usd_per_million_input_tokens: float | None = None
+    """With the next one, what a run costs becomes known."""
+    usd_per_million_output_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        check_client_type(self.client_type)
+        for name in ("timeout", "connect_timeout", "max_connections"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name)
+        if self.max_retries < 0:
+            raise ConfigError(f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}", key="max_retries")
+
+
+def headers_from_state(client: Any) -> Mapping[str, str]:
+    """Header -> key of the rollout's state whose value a client sends, from its settings or its members'."""
+    of_members = getattr(client, "headers_from_state", None)
+    if of_members is not None:
+        return dict(of_members)
+    return getattr(getattr(client, "config", None), "extra_headers_from_state", None) or {}
+
+
+async def shows_tools(client: Any) -> bool | None:
+    """Whether the model behind a client is shown the tools of a request, as its chat template has a place for them or
+    not; None where the client cannot tell, which is the case of every server but those of this process.
+
+    A client that can has a method ``async shows_tools()``.
+    """
+    ask = getattr(client, "shows_tools", None)
+    known: bool | None = None if ask is None else await ask()
+    return known
+
+
+def check_client_type(client_type: str) -> None:
+    """Raises: ``ConfigError`` unless the type is one that this release speaks."""
+    if client_type in CLIENT_TYPES:
+        return
+    if client_type in LATER_CLIENT_TYPES:
+        raise ConfigError(f"client_type {client_type!r} comes later; use one of {', '.join(CLIENT_TYPES)}")
+    known = closest(client_type, CLIENT_TYPES) or f"; known: {', '.join(CLIENT_TYPES)}"
+    raise ConfigError(f"there is no client_type {client_type!r}{known}")
+
+
+def model_name(model: Any) -> str | None:
+    """The name of a model given as text or as an object with ``name_or_path``; None stays None."""
+    if model is None or isinstance(model, str):
+        return model
+    name = getattr(model, "name_or_path", None)
+    if isinstance(name, str) and name:
+        return name
+    raise ConfigError(f"model must be a name or an object with name_or_path, not {type(model).__name__}")

@@ -1,0 +1,64 @@
+"""Rows -> ``datasets.Dataset``, exactly: what the dataset gives back is what went in.
+
+Arrow gives every value of a column one type and every dict the same keys, which silently changes dicts with different
+keys, mixed types and 1 beside 1.5. Each column is therefore tried: as Arrow, then as ``datasets.Json`` (decoded on
+reading), and ``info`` at last as JSON text, which every reader of a row accepts.
+
+Not kept exactly, because neither Arrow nor ``datasets.Json`` can, are outside ``info``: lone surrogates, floats in a
+column of mixed types beyond about 15 digits, and integers beyond 64 bits (their column becomes JSON text).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verifiers.runtime.json import canonical_json
+
+INPUT_COLUMNS = ("prompt", "answer", "info", "task", "example_id")
+
+
+def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The rows as a ``datasets.Dataset`` with the union of their columns; a cell that a row lacks is None."""
+    import datasets
+
+    names = tuple(dict.fromkeys(name for row in rows for name in row)) or INPUT_COLUMNS
+    columns: dict[str, list[Any]] = {}
+    features: dict[str, Any] = {}
+    for name in names:
+        columns[name], features[name] = _column(name, [row.get(name) for row in rows])
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def _column(name: str, values: list[Any]) -> tuple[list[Any], Any]:
+    """The values as they are stored, and their feature."""
+    import datasets
+
+    if (feature := _exact_feature(name, values)) is not None:
+        return values, feature
+    texts = [None if value is None else json.dumps(value) for value in values]
+    as_json = datasets.Json()
+    try:
+        decoded = [None if text is None else as_json.decode_example(text) for text in texts]
+    except ValueError:  # integers beyond 64 bits
+        return texts, datasets.Value("string")
+    if name == "info" and canonical_json(decoded) != canonical_json(values):
+        return texts, datasets.Value("string")
+    return texts, as_json
+
+
+def _exact_feature(name: str, values: list[Any]) -> Any:
+    """The Arrow type that keeps the values as they are; None when there is none."""
+    import datasets
+    import pyarrow
+
+    try:
+        array = pyarrow.array(values)
+        if "struct<>" in str(array.type):  # dicts that are all empty; Parquet cannot hold them
+            return None
+        if canonical_json(array.to_pylist()) != canonical_json(values):
+            return None
+        return datasets.Features.from_arrow_schema(pyarrow.schema([(name, array.type)]))[name]
+    except (pyarrow.ArrowException, UnicodeError, OverflowError):
+        return None

@@ -1,0 +1,199 @@
+"""``load_example_dataset``: public question sets by a short name, and one that is generated and needs no network.
+
+A set is fetched through ``datasets`` from where its authors publish it, and its columns become ``question`` and
+``answer``. What cannot be fetched is an error: data are never silently replaced by other data.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.data.text import extract_boxed_answer, extract_hash_answer
+from verifiers.errors import ConfigError, DatasetError
+from verifiers.runtime.suggest import closest
+
+ARITHMETIC_SPLITS = {"test": 200, "train": 2000}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HubSet:
+    """Where a set is published, and how one of its rows reads."""
+
+    repository: str
+    config: str | None
+    split: str
+    """The split that is loaded when the caller names none."""
+    question: Callable[[Row], str]
+    answer: Callable[[Row], str]
+    keep: Callable[[Row], bool] | None = None
+    """Which rows belong to the set; None for all."""
+
+
+def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0) -> Any:
+    """A ``datasets.Dataset`` with the columns ``question``, ``answer`` and ``task`` (the set's name).
+
+    ``"arithmetic"`` is generated and works offline; the other names are fetched. ``n`` rows are taken after a shuffle
+    by ``seed``; without ``n`` the published order stays.
+
+    Raises: ``ConfigError`` for an unknown name or split; ``DatasetError`` when the set cannot be fetched or has other
+    columns than it used to.
+
+    >>> rows = vf.load_example_dataset("arithmetic", split="test")
+    >>> rows[0]["question"], rows[0]["answer"]
+    ('What is 649 - 16 - 35?', '598')
+    """
+    if name == "arithmetic":
+        rows = arithmetic_rows(split or "train")
+    elif name in HUB_SETS:
+        rows = _fetched(name, HUB_SETS[name], split)
+    else:
+        known = ("arithmetic", *HUB_SETS)
+        hint = closest(name, known) or ";"
+        raise ConfigError(f"there is no example dataset {name!r}{hint} the names are: {', '.join(known)}")
+    if n is not None:
+        random.Random(seed).shuffle(rows)
+        rows = rows[: max(n, 0)]
+    import datasets
+
+    text = datasets.Value("string")
+    columns = {column: [row[column] for row in rows] for column in ("question", "answer", "task")}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(dict.fromkeys(columns, text)))
+
+
+def arithmetic_rows(split: str = "train") -> list[dict[str, str]]:
+    """The rows of a generated split: sums, differences and products. Always the same; no question is in both splits.
+
+    >>> arithmetic_rows("test")[0]
+    {'question': 'What is 649 - 16 - 35?', 'answer': '598', 'task': 'arithmetic'}
+    """
+    if split not in ARITHMETIC_SPLITS:
+        raise ConfigError(f"'arithmetic' has the splits {', '.join(ARITHMETIC_SPLITS)}; it has no split {split!r}")
+    generator = random.Random("arithmetic")
+    rows: dict[str, str] = {}
+    while len(rows) < sum(ARITHMETIC_SPLITS.values()):
+        question, answer = _problem(generator)
+        rows[question] = answer
+    num_test = ARITHMETIC_SPLITS["test"]
+    chosen = list(rows.items())[:num_test] if split == "test" else list(rows.items())[num_test:]
+    return [{"question": question, "answer": answer, "task": "arithmetic"} for question, answer in chosen]
+
+
+def _problem(generator: random.Random) -> tuple[str, str]:
+    operator = generator.choice("+-*")
+    bounds = (99, 12, 9) if operator == "*" else (999, 999, 99)
+    numbers = [generator.randint(2, bound) for bound in bounds[: generator.choice((2, 2, 3))]]
+    value = numbers[0]
+    for number in numbers[1:]:
+        value = value + number if operator == "+" else value - number if operator == "-" else value * number
+    return f"What is {f' {operator} '.join(map(str, numbers))}?", str(value)
+
+
+def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
+    import datasets
+
+    try:
+        published = datasets.load_dataset(hub.repository, hub.config, split=split or hub.split)
+    except Exception as error:  # network, hub, cache, gate, unknown split: chained, and its text shown
+        raise DatasetError(
+            f"cannot load {name!r} ({hub.repository}, split {split or hub.split!r}): {type(error).__name__}: {error}. "
+            "Without a network, use load_example_dataset('arithmetic')"
+        ) from error
+    try:
+        return [
+            {"question": hub.question(row), "answer": hub.answer(row), "task": name}
+            for row in published
+            if hub.keep is None or hub.keep(row)
+        ]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DatasetError(
+            f"{name!r} ({hub.repository}) does not read as it used to ({type(error).__name__}: {error}); its columns "
+            f"are: {', '.join(published.column_names)}"
+        ) from error
+
+
+# --- how the published sets read -----------------------------------------------------------------------------------
+
+
+def _text(column: str) -> Callable[[Row], str]:
+    return lambda row: str(row[column])
+
+
+def _with_choices(question: str, options: Sequence[str]) -> str:
+    return "\n".join([question.strip(), *(f"{chr(65 + i)}. {str(option).strip()}" for i, option in enumerate(options))])
+
+
+def _gpqa_options(row: Row) -> list[str]:
+    """The four answers in an order that depends on the question alone; the source lists the right one first."""
+    options = [row[key] for key in ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")]
+    random.Random(row["Question"]).shuffle(options)
+    return options
+
+
+def _gpqa(config: str) -> HubSet:
+    return HubSet(
+        "Idavidrein/gpqa",
+        config,
+        "train",
+        lambda row: _with_choices(row["Question"], _gpqa_options(row)),
+        lambda row: chr(65 + _gpqa_options(row).index(row["Correct Answer"])),
+    )
+
+
+def _open_rs(level: str | None) -> HubSet:
+    keep = None if level is None else (lambda row: str(row["level"]).lower() == level)
+    return HubSet("knoveleng/open-rs", None, "train", _text("problem"), _text("answer"), keep)
+
+
+HUB_SETS: dict[str, HubSet] = {
+    "aime2024": HubSet("HuggingFaceH4/aime_2024", None, "train", _text("problem"), _text("answer")),
+    "aime2025": HubSet("math-ai/aime25", None, "test", _text("problem"), _text("answer")),
+    "amc2023": HubSet("math-ai/amc23", None, "test", _text("question"), _text("answer")),
+    "gpqa_diamond": _gpqa("gpqa_diamond"),
+    "gpqa_main": _gpqa("gpqa_main"),
+    "gsm8k": HubSet(
+        "openai/gsm8k",
+        "main",
+        "train",
+        _text("question"),
+        lambda row: extract_hash_answer(row["answer"]) or row["answer"],
+    ),
+    "math": HubSet(
+        "DigitalLearningGmbH/MATH-lighteval",
+        "default",
+        "train",
+        _text("problem"),
+        lambda row: extract_boxed_answer(row["solution"]),
+    ),
+    "math500": HubSet("HuggingFaceH4/MATH-500", None, "test", _text("problem"), _text("answer")),
+    "mmlu": HubSet(
+        "cais/mmlu",
+        "all",
+        "test",
+        lambda row: _with_choices(row["question"], row["choices"]),
+        lambda row: chr(65 + int(row["answer"])),
+    ),
+    "mmlu_pro": HubSet(
+        "TIGER-Lab/MMLU-Pro",
+        None,
+        "test",
+        lambda row: _with_choices(row["question"], row["options"]),
+        _text("answer"),
+    ),
+    "openbookqa": HubSet(
+        "allenai/openbookqa",
+        "main",
+        "train",
+        lambda row: _with_choices(row["question_stem"], row["choices"]["text"]),
+        _text("answerKey"),
+    ),
+    "openrs": _open_rs(None),
+    "openrs_easy": _open_rs("easy"),
+    "openrs_hard": _open_rs("hard"),
+    "prime_code": HubSet(
+        "PrimeIntellect/verifiable-coding-problems", None, "train", _text("prompt"), _text("verification_info")
+    ),
+}

@@ -1,0 +1,385 @@
+"""Rows -> examples: every prompt built, every column in its form, every row with an id and a content hash.
+
+A ``Table`` is what an environment keeps of a dataset: a lazy, immutable sequence of ``Example``. Nothing is read until
+the first use; a row is formatted when it is first needed; nothing that a rollout does to its copy shows in the table.
+``datasets`` is imported by ``to_hf`` alone, so an environment over a list of dicts runs without it.
+
+This module does not read files and foreign objects (``dataset_sources``) and does not choose what runs (``runner``).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from verifiers.data.example_sets import load_example_dataset
+from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
+from verifiers.data.sources import Rows, Source, is_builder
+from verifiers.errors import ConfigError, DatasetError
+from verifiers.runtime.json import canonical_json
+from verifiers.runtime.suggest import closest
+from verifiers.types import AttributeDict, Message, Messages, SystemMessage, ToolCall, UserMessage
+
+__all__ = ["Example", "RowFormat", "Table", "copy_row", "examples_from", "format_row", "load_example_dataset"]
+
+log = logging.getLogger(__name__)
+CHUNK = 1000
+"""Rows that are formatted at a time when a whole table is walked through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row, formatted. ``Example(0, "9f86…", {"example_id": 0, "prompt": […], "answer": "4", "info": {}, …})``."""
+
+    example_id: int
+    hash: str
+    """SHA-256 over the canonical JSON of all columns but ``example_id``, a null counting as absent; 64 hex digits.
+    Stable across runs, orders and machines. Equal rows have equal hashes."""
+    row: dict[str, Any]
+    """``prompt answer info task example_id`` and the row's own columns. Not to be changed: take ``copy_row(row)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How an environment turns a row into a prompt."""
+
+    system_prompt: str | None = None
+    few_shot: Sequence[Any] | None = None
+    """Messages between the system prompt and the question; for rows without a prompt of their own."""
+    message_type: str = "chat"
+    question_key: str = "question"
+    answer_key: str = "answer"
+    default_task: Callable[[], str] = lambda: "default"
+    """Names the task of rows that name none; asked when a row is formatted."""
+
+
+class Table(Sequence[Example]):
+    """A lazy, immutable sequence of examples.
+
+    Raises, when rows are first needed: ``DatasetError`` that names the row and the columns found.
+
+    >>> table = Table.of([{"question": "2 + 2?", "answer": "4"}], system_prompt="Be brief.")
+    >>> table[0].row["prompt"]
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '2 + 2?'}]
+    """
+
+    def __init__(self, store: _Store, positions: Sequence[int] | None = None):
+        self._store, self._positions = store, positions
+        self._order: Iterator[int] | None = None
+        self._hub_dataset: Any = None
+
+    @property
+    def row_format(self) -> RowFormat:
+        """How the rows of this table are formatted, for rows from elsewhere (``examples_from``)."""
+        return self._store.row_format
+
+    @classmethod
+    def of(cls, dataset: Any, **row_format: Any) -> Table:
+        """The table of one dataset of any accepted kind; keywords are the fields of ``RowFormat``."""
+        return cls(_Store(Source(dataset).train, RowFormat(**row_format)))
+
+    @classmethod
+    def pair(cls, dataset: Any, eval_dataset: Any, **row_format: Any) -> tuple[Table | None, Table | None]:
+        """The training and the evaluation table, None for one that does not exist; see ``of``.
+
+        A dataset with splits gives ``train``, and ``test`` else ``validation`` when no ``eval_dataset`` is given. What
+        a builder function returns is not known yet: its evaluation table falls back to the training rows.
+        """
+        made = RowFormat(**row_format)
+        train = Source(dataset) if dataset is not None else None
+        table = cls(_Store(train.train, made)) if train is not None else None
+        if eval_dataset is not None:
+            return table, cls(_Store(Source(eval_dataset).only_evaluation, made))
+        if train is None:
+            return None, None
+        if is_builder(dataset):
+            return table, cls(_Store(lambda: _evaluation_or_all(train), made))
+        if isinstance(dataset, Mapping) and train.evaluation() is not None:
+            return table, cls(_Store(train.only_evaluation, made))
+        return table, None
+
+    @staticmethod
+    def required(table: Table | None, env: Any) -> Table:
+        """``table``, which must exist. Raises: ``DatasetError`` that names the environment."""
+        if table is None:
+            name = getattr(env, "env_id", "") or type(env).__name__
+            raise DatasetError(f"{name} has no training set, only an evaluation set; give it dataset=...")
+        return table
+
+    def __len__(self) -> int:
+        return len(self._store) if self._positions is None else len(self._positions)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> Table: ...
+    def __getitem__(self, index: int | slice) -> Example | Table:
+        chosen = self._chosen()[index]
+        return Table(self._store, chosen) if isinstance(chosen, Sequence) else self._store.examples([chosen])[0]
+
+    def __iter__(self) -> Iterator[Example]:
+        positions = self._chosen()
+        for start in range(0, len(positions), CHUNK):
+            yield from self._store.examples(positions[start : start + CHUNK])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Table:
+        return self  # immutable
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} examples)" if self._store.is_open else "Table(not read yet)"
+
+    def take(self, n: int = -1, seed: int | None = None) -> Table:
+        """The first ``n`` examples (negative or too many: all), in an order shuffled by ``seed`` when it is given.
+
+        Their rows are formatted now, so that a bad one is found before a run starts. A larger ``n`` with the same seed
+        begins with the same examples.
+        """
+        positions = list(self._chosen())
+        if seed is not None:
+            random.Random(seed).shuffle(positions)
+        taken = Table(self._store, positions if n < 0 else positions[:n])
+        self._store.examples(taken._chosen())
+        return taken
+
+    def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
+        """``n`` row copies drawn without replacement, reshuffled when all were drawn.
+
+        Without a seed, calls go on where the last one ended, in an order that is the same in every process; a seed
+        starts an order of its own and leaves that one alone. Raises: ``DatasetError`` for an empty table.
+        """
+        if n > 0 and not len(self):
+            raise DatasetError("cannot sample prompts: the dataset is empty")
+        if self._order is None:
+            self._order = _endless_order(self._chosen(), random.Random(0))
+        order = self._order if seed is None else _endless_order(self._chosen(), random.Random(seed))
+        examples = self._store.examples([next(order) for _ in range(n)])
+        return [copy_row(example.row) for example in examples]
+
+    def to_hf(self) -> Any:
+        """The rows as a ``datasets.Dataset`` that gives back what went in; how: ``dataset_arrow``."""
+        from verifiers.data.arrow import to_dataset
+
+        if self._hub_dataset is None:
+            self._hub_dataset = to_dataset([example.row for example in self])
+        return self._hub_dataset.with_format(None)  # a view of its own: set_format() of one caller is not another's
+
+    def _chosen(self) -> Sequence[int]:
+        return range(len(self._store)) if self._positions is None else self._positions
+
+
+class _Store:
+    """The rows behind a table and its sub-tables, formatted once each."""
+
+    def __init__(self, open_rows: Callable[[], Rows], row_format: RowFormat):
+        self._open_rows, self.row_format = open_rows, row_format
+        self._rows: Rows | None = None
+        self._examples: list[Example | None] = []
+        self._ids: Sequence[int] = ()
+        self._old_ids: list[Any] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        return self._rows is not None
+
+    def __len__(self) -> int:
+        return len(self._opened())
+
+    def _opened(self) -> Rows:
+        with self._lock:
+            if self._rows is None:
+                self._rows = self._checked(self._open_rows())
+            return self._rows
+
+    def _checked(self, rows: Rows) -> Rows:
+        if rows.columns and not {"prompt", self.row_format.question_key} & set(rows.columns):
+            raise DatasetError(_no_question("the dataset", self.row_format, rows.columns))
+        if self.row_format.few_shot and "prompt" in rows.columns:
+            log.warning("few_shot is ignored: the dataset has a column 'prompt', and rows that have one keep it")
+        old_ids = rows.column("example_id") if "example_id" in rows.columns else None
+        keep = old_ids is not None and all(type(i) is int for i in old_ids) and len(set(old_ids)) == len(old_ids)
+        self._ids = old_ids if keep and old_ids is not None else range(len(rows))
+        self._old_ids = None if keep else old_ids
+        self._examples = [None] * len(rows)
+        return rows
+
+    def examples(self, positions: Sequence[int]) -> list[Example]:
+        """The examples at ``positions``, formatting those that are needed for the first time."""
+        rows = self._opened()
+        fresh = [position for position in dict.fromkeys(positions) if self._examples[position] is None]
+        for start in range(0, len(fresh), CHUNK):
+            chunk = fresh[start : start + CHUNK]
+            for position, row in zip(chunk, rows.read(chunk), strict=True):
+                self._examples[position] = self._example(position, row)
+        return [self._examples[position] for position in positions]  # type: ignore[misc]  # all are made now
+
+    def _example(self, position: int, row: dict[str, Any]) -> Example:
+        row.pop("example_id", None)
+        if self._old_ids is not None and (old := self._old_ids[position]) is not None:
+            row.setdefault("src_id", old)
+        row["example_id"] = self._ids[position]
+        return _example(row, self.row_format, f"row {position} of the dataset")
+
+
+def examples_from(inputs: Any, row_format: RowFormat) -> list[Example]:
+    """The rows a caller hands in for one run: equal ``example_id`` stay equal, rows without one get their own.
+
+    Ids that are no integers are replaced, equal ones by equal ones, and kept as ``src_id``. Takes what a dataset may
+    be. Raises: ``DatasetError`` for a row that cannot be read.
+    """
+    rows_in = Source(inputs).train()
+    rows = rows_in.read(range(len(rows_in)))
+    taken = {row["example_id"] for row in rows if type(row.get("example_id")) is int}
+    free = (number for number in range(2 * len(rows)) if number not in taken)
+    replaced: dict[str, int] = {}
+    examples = []
+    for position, row in enumerate(rows):
+        given = row.get("example_id")
+        if given is None:
+            row["example_id"] = next(free)
+        elif type(given) is not int:
+            if str(given) not in replaced:
+                replaced[str(given)] = next(free)
+            row["src_id"], row["example_id"] = given, replaced[str(given)]
+        examples.append(_example(row, row_format, f"row {position} of the inputs"))
+    return examples
+
+
+def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Example:
+    made = format_row(row, row_format, place)
+    hashed = {name: value for name, value in made.items() if name != "example_id" and value is not None}
+    try:
+        digest = hashlib.sha256(canonical_json(hashed)).hexdigest()
+    except (TypeError, ValueError, RecursionError) as error:
+        name = next((name for name, value in hashed.items() if not _is_json(value)), "")
+        raise DatasetError(
+            f"{place}: column {name!r} holds something that JSON cannot ({error}); keep plain values in rows and make "
+            "objects from them in setup_state"
+        ) from error
+    return Example(made["example_id"], digest, made)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        canonical_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the row") -> dict[str, Any]:
+    """A new row with ``prompt answer info task example_id`` in their forms; other columns are copied.
+
+    Formatting a formatted row changes nothing. Raises: ``DatasetError`` that begins with ``place``.
+    """
+    made: dict[str, Any] = copy_row(dict(row))
+    question = _cell(made, row_format.question_key, "question")
+    if question is not None:
+        if not isinstance(question, str):
+            raise DatasetError(
+                f"{place}: {row_format.question_key!r} must be text; found {type(question).__name__} (messages go into "
+                "a column 'prompt')"
+            )
+        made["question"] = question
+    made["prompt"] = _prompt(made, question, row_format, place)
+    answer = _cell(made, row_format.answer_key, "answer")
+    made["answer"] = "" if answer is None else answer
+    made["info"] = _info(made.get("info"), place)
+    task = made.get("task")
+    made["task"] = row_format.default_task() if task is None else task
+    made.setdefault("example_id", 0)
+    return made
+
+
+def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
+    """The value under the environment's name for a column, else under the canonical one (rows from elsewhere)."""
+    value = row.get(key)
+    return row.get(canonical) if value is None else value
+
+
+def _prompt(row: Mapping[str, Any], question: str | None, row_format: RowFormat, place: str) -> Messages:
+    given = row.get("prompt")
+    if given is None and question is None:
+        raise DatasetError(_no_question(place, row_format, [name for name in row if row[name] is not None]))
+    try:
+        if row_format.message_type == "completion":
+            return normalize_messages(question if given is None else given, "completion")
+        prompt = normalize_chat(given)
+        if given is None:
+            prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]
+        check_parts(prompt)
+        if row_format.system_prompt and not _begins_with_system(prompt):
+            prompt = [SystemMessage(row_format.system_prompt), *prompt]
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise DatasetError(f"{place}: the prompt cannot be read: {error}") from error
+    return prompt
+
+
+def _begins_with_system(prompt: Sequence[Any]) -> bool:
+    return bool(prompt) and prompt[0]["role"] in ("system", "developer")
+
+
+def _info(info: Any, place: str) -> dict[str, Any]:
+    if info is None or info == "":
+        return {}
+    if isinstance(info, str):
+        try:
+            info = json.loads(info)
+        except ValueError as error:
+            raise DatasetError(f"{place}: 'info' is text that is not JSON: {error}") from error
+    if not isinstance(info, Mapping):
+        raise DatasetError(f"{place}: 'info' must be a dict or the JSON text of one; found {type(info).__name__}")
+    return dict(info)
+
+
+def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> str:
+    key = row_format.question_key
+    hint = closest(key, columns) or ', or name the column with question_key="..."'
+    found = ", ".join(columns) or "none"
+    return f"{place} has neither 'prompt' nor {key!r}; its columns are: {found}{hint}"
+
+
+_ATOMS = frozenset((str, int, float, bool, type(None)))
+_DICTS = (Message, ToolCall, AttributeDict)
+
+
+def copy_row(value: Any) -> Any:
+    """A deep copy, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
+    kind: Any = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is list:
+        return [member if type(member) in _ATOMS else copy_row(member) for member in value]
+    if kind is dict:
+        made = value.copy()
+    elif isinstance(value, _DICTS):
+        made = kind.__new__(kind)
+        dict.update(made, value)
+    else:
+        return copy.deepcopy(value)
+    for key, member in dict.items(made):
+        if type(member) not in _ATOMS:
+            dict.__setitem__(made, key, copy_row(member))
+    return made
+
+
+def _evaluation_or_all(source: Source) -> Rows:
+    rows = source.evaluation()
+    if rows is None:
+        log.warning("the dataset has no evaluation set; the training set is used")
+    return source.train() if rows is None else rows
+
+
+def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterator[int]:
+    """Every position once in a random order, then again in another, without end."""
+    order = list(positions)
+    while order:
+        generator.shuffle(order)
+        yield from order

@@ -1,0 +1,327 @@
+"""Tools: typed Python callables as functions that a model may call.
+
+Promise: what the model is shown is what is checked. ``ToolFunction`` derives one JSON schema from a callable's
+signature and docstring (Google, NumPy and reST parameter sections), and the same types check every call's arguments,
+so a tool receives what it declares or is not called at all. Whatever a model writes as arguments, the answer is a
+dict or a ``ToolError`` with a text of bounded length that can be shown to it.
+
+This module calls no tool (``environments.tool``) and sends nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from verifiers.data.messages import escape_control
+from verifiers.errors import ConfigError, ToolCallError, ToolParseError
+from verifiers.runtime.suggest import closest
+from verifiers.types import Tool
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What every provider accepts as the name of a function."""
+MAX_COMPLAINTS = 5
+"""Wrong arguments that one error text names."""
+MAX_ECHO_CHARS = 100
+"""How much of a model's own words an error text repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFunction:
+    """A tool: the callable, what the model is shown of it, and the check of its arguments.
+
+    >>> def area(width: float, height: float = 1.0) -> float:
+    ...     '''Area of a rectangle.
+    ...
+    ...     Args:
+    ...         width: In metres.
+    ...     '''
+    ...     return width * height
+    >>> tool = ToolFunction.of(area)
+    >>> tool.definition["function"]["description"], tool.definition["parameters"]["required"]
+    ('Area of a rectangle.', ['width'])
+    >>> tool.arguments({"width": "2"})
+    {'width': 2.0}
+    """
+
+    function: Callable[..., Any]
+    definition: Tool
+    is_async: bool
+    hidden: frozenset[str]
+    """Parameters that the model does not see and cannot set."""
+    hidden_required: frozenset[str]
+    """Those of them without a default: who hides them supplies them."""
+    names: Mapping[str, str]
+    """Field of the model of arguments -> parameter."""
+    model: Any
+    """A pydantic model of the visible arguments; None leaves them unchecked."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> ToolFunction:
+        """Read a callable; ``args_to_skip`` names parameters that are kept from the model.
+
+        *Raises* ConfigError for a name no provider takes, ``*args`` or positional-only parameters, a parameter to skip
+        that does not exist, and an annotation without a JSON schema.
+        """
+        name, hidden = tool_name(function), frozenset(args_to_skip)
+        declared = _parameters(function, name, hidden)
+        visible = {p.name: p for p in declared if p.name not in hidden}
+        description, described = _documentation(function)
+        hints = _hints(function, name, visible)
+        model, schema = _schema(name, visible, hints, described)
+        return cls(
+            function=function,
+            definition=Tool(name, description, schema),
+            is_async=_is_async(function),
+            hidden=hidden,
+            hidden_required=frozenset(p.name for p in declared if p.name in hidden and p.default is p.empty),
+            names={_field(index): parameter for index, parameter in enumerate(visible)},
+            model=model,
+        )
+
+    @classmethod
+    def with_definition(cls, function: Callable[..., Any], definition: Mapping[str, Any]) -> ToolFunction:
+        """A tool whose schema comes from elsewhere, for example a tool server; its arguments are passed on unchecked.
+
+        *Raises* ConfigError for a name no provider takes.
+        """
+        tool = Tool.from_wire(definition)
+        _check_name(tool["name"])
+        return cls(function, tool, _is_async(function), frozenset(), frozenset(), {}, None)
+
+    @property
+    def name(self) -> str:
+        return str(self.definition["name"])
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The visible arguments in the types they are declared with; those that were not given stay away.
+
+        *Raises* ToolCallError that names what is wrong with them, for the model to read.
+        """
+        import pydantic
+
+        if self.model is None:
+            return dict(given)
+        try:
+            checked = self.model.model_validate(dict(given))
+        except pydantic.ValidationError as error:
+            raise ToolCallError(f"wrong arguments for {self.name}: {_complaints(error)}") from error
+        return {
+            name: getattr(checked, field) for field, name in self.names.items() if field in checked.model_fields_set
+        }
+
+
+def tool_from_function(function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> Tool:
+    """The definition that a model is shown of ``function``; see ``ToolFunction.of``."""
+    return ToolFunction.of(function, args_to_skip).definition
+
+
+def tool_name(function: Callable[..., Any]) -> str:
+    """``__name__`` of a callable, of a partial that of the wrapped function. *Raises* ConfigError for one unfit."""
+    if not callable(function):
+        raise ConfigError(f"a tool must be a function, not {type(function).__name__}: {shortened(function)}")
+    name: str | None = getattr(_unwrapped(function), "__name__", None)
+    if name is None:
+        raise ConfigError(f"a tool needs a __name__, which {type(function).__name__} objects lack; write a function")
+    _check_name(name)
+    return name
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call from the JSON the model wrote; nothing at all means none.
+
+    *Raises* ToolParseError when it is not a JSON object.
+    """
+    try:
+        arguments = json.loads(text, parse_constant=_no_constant) if text.strip() else {}
+    except json.JSONDecodeError as error:
+        where = f"{error.msg} at line {error.lineno} column {error.colno}"
+        raise ToolParseError(f"the arguments are not valid JSON: {where}; write one JSON object") from error
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
+        raise ToolParseError(f"the arguments are not valid JSON: {reason}; write one JSON object") from error
+    if not isinstance(arguments, dict):
+        raise ToolParseError(f"the arguments must be one JSON object, not a {_JSON_KINDS[type(arguments)]}")
+    return arguments
+
+
+def shortened(value: Any, limit: int = MAX_ECHO_CHARS) -> str:
+    """At most ``limit`` characters of a text, control characters spelled out, for error texts."""
+    text = value if isinstance(value, str) else repr(value)
+    return escape_control(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+_JSON_KINDS = {list: "list", str: "text", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"a tool cannot be called {name!r}; use letters, digits, _ and -, at most 64")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value")
+
+
+# --- the signature ----------------------------------------------------------------------------------------------
+
+
+def _parameters(function: Callable[..., Any], name: str, hidden: frozenset[str]) -> list[inspect.Parameter]:
+    """The parameters that can be passed by name, without ``**kwargs``."""
+    try:
+        declared = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the tool {name!r} has no readable signature; wrap it in a function") from error
+    for parameter in declared:
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise ConfigError(
+                f"the tool {name!r} declares {str(parameter)!r}, but a model passes arguments by name; give every "
+                "parameter a name of its own"
+            )
+    by_name = [p for p in declared if p.kind is not p.VAR_KEYWORD]
+    known = [p.name for p in by_name]
+    if len(known) == len(declared) and (unknown := sorted(hidden - set(known))):
+        raise ConfigError(f"the tool {name!r} has no parameter {unknown[0]!r} to skip" + closest(unknown[0], known))
+    return by_name
+
+
+def _hints(function: Callable[..., Any], name: str, visible: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Resolved types of the visible parameters; only theirs, since hidden ones may name what is never imported."""
+    written = {p.name: p.annotation for p in visible.values() if p.annotation is not p.empty}
+    source: Any = inspect.unwrap(_unwrapped(function))
+    if not hasattr(source, "__globals__"):
+        source = getattr(source, "__call__", source)  # noqa: B004  an object: its method knows its module
+    try:
+        found = typing.get_type_hints(
+            SimpleNamespace(__annotations__=written), getattr(source, "__globals__", {}), include_extras=True
+        )
+    except (NameError, TypeError, SyntaxError, AttributeError) as error:
+        raise ConfigError(
+            f"an annotation of the tool {name!r} cannot be resolved: {error}; define or import the type in the module "
+            "of the tool, or hide the parameter (StatefulToolEnv.add_tool(…, args_to_skip=[…]))"
+        ) from error
+    return {p.name: found.get(p.name, Any) for p in visible.values()}
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    plain = _unwrapped(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(
+        getattr(plain, "__call__", None)  # noqa: B004  an object whose __call__ is a coroutine function
+    )
+
+
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """(description, parameter -> description) from the docstring; sections on returns and examples are left out."""
+    import docstring_parser
+
+    text = inspect.getdoc(_unwrapped(function)) or ""
+    try:
+        parsed = docstring_parser.parse(text)
+    except docstring_parser.ParseError:
+        return text, {}
+    described: dict[str, str] = {}
+    for parameter in parsed.params:
+        for name in parameter.arg_name.split(","):  # NumPy sections describe several at once
+            described[name.strip().lstrip("*")] = (parameter.description or "").strip()
+    return (parsed.description or "").strip(), described
+
+
+# --- the schema -------------------------------------------------------------------------------------------------
+
+
+def _field(index: int) -> str:
+    return f"argument_{index}"
+
+
+def _schema(
+    name: str, visible: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], described: Mapping[str, str]
+) -> tuple[Any, dict[str, Any]]:
+    """(pydantic model, JSON schema). The model's fields are numbered, so that a parameter may have any name."""
+    import pydantic
+
+    fields: dict[str, Any] = {}
+    for index, parameter in enumerate(visible.values()):
+        hint = hints[parameter.name]
+        options: dict[str, Any] = {"alias": parameter.name}
+        if description := described.get(parameter.name):
+            options["description"] = description
+        if parameter.default is not parameter.empty:
+            options |= _default(parameter.default)
+            hint = hint | None if parameter.default is None and hint is not Any else hint
+        fields[_field(index)] = (hint, pydantic.Field(**options))
+    try:
+        model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        schema = model.model_json_schema()
+    except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation, TypeError) as error:
+        raise ConfigError(
+            f"no JSON schema can be derived for the tool {name!r}: {str(error).splitlines()[0]}; annotate with JSON "
+            "types, or hide the parameter (StatefulToolEnv.add_tool(…, args_to_skip=[…]))"
+        ) from error
+    definitions = schema.pop("$defs", {})
+    leaves = {f"#/$defs/{key}": _plain(found, {}) for key, found in definitions.items() if not _refers(found)}
+    schema.pop("description", None)
+    made = {"type": "object", "properties": {}} | _plain(schema, leaves)
+    rest = {key: _plain(found, leaves) for key, found in definitions.items() if f"#/$defs/{key}" not in leaves}
+    return model, made | {"$defs": rest} if rest else made
+
+
+def _default(value: Any) -> dict[str, Any]:
+    """How a default is shown: as it is, or not at all when JSON cannot hold it."""
+    import pydantic_core
+
+    try:
+        pydantic_core.to_json(value)
+    except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
+        return {"default_factory": lambda: value}
+    return {"default": value}
+
+
+def _refers(schema: Any) -> bool:
+    members = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    return (isinstance(schema, dict) and "$ref" in schema) or any(map(_refers, members))
+
+
+def _plain(schema: Any, leaves: Mapping[str, Any]) -> Any:
+    """A schema without generated titles, and with ``leaves`` (enums, flat models) in the place of references."""
+    if isinstance(schema, list):
+        return [_plain(member, leaves) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and value in leaves:
+            made = leaves[value] | made
+        elif key in ("default", "const", "enum", "examples"):  # data, not schemas
+            made[key] = value
+        elif key == "properties":
+            made[key] = {name: _plain(member, leaves) for name, member in value.items()}
+        elif key != "title":
+            made[key] = _plain(value, leaves)
+    return made
+
+
+def _complaints(error: Any) -> str:
+    """What is wrong, for the model: ``'n': input should be a valid integer``; a few of them, none repeats much."""
+    said = []
+    for found in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_COMPLAINTS]:
+        place = shortened(".".join(str(part)[: MAX_ECHO_CHARS + 1] for part in found["loc"]))
+        text = {"missing": "is missing", "extra_forbidden": "is not a parameter"}.get(found["type"])
+        said.append(f"'{place}' {text}" if text else f"'{place}': {shortened(found['msg'], 2 * MAX_ECHO_CHARS)}")
+    more = error.error_count() - len(said)
+    return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
+
+
+__all__ = ["ToolFunction", "parse_arguments", "shortened", "tool_from_function", "tool_name"]

@@ -1,0 +1,308 @@
+"""Environment ids -> environments: ``load_environment`` and ``list_environments``.
+
+An environment is an installed package with an entry point in the group ``verifiers.environments``, or, in the
+historical layout, a module of the id's name that binds ``load_environment``. The promise: a wrong id imports nothing.
+
+This module installs nothing and looks at no network; ``vf-install`` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
+from verifiers.runtime.suggest import check_keywords, close_matches
+
+if TYPE_CHECKING:
+    from importlib_metadata import Distribution, EntryPoint
+
+    from verifiers.environments.base import Environment
+
+GROUP = "verifiers.environments"
+LOADER = "load_environment"
+
+_ID = re.compile(
+    r"(?:(?P<owner>[A-Za-z0-9-]{1,39})/)?"
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})"
+    r"(?:@(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]{0,99}))?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentId:
+    """An id in parts: ``acme/word-game@1.2`` is ``EnvironmentId("acme", "word-game", "1.2")``."""
+
+    owner: str | None
+    name: str
+    version: str | None
+
+    @property
+    def without_version(self) -> str:
+        return f"{self.owner}/{self.name}" if self.owner else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInfo:
+    """An installed environment: ``EnvironmentInfo("word-game", "vf-word-game", "1.2", "Guess the word.")``."""
+
+    id: str
+    distribution: str
+    version: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where an id leads: what to import, and the distribution it comes from (None: a bare module)."""
+
+    module: str
+    attribute: str
+    distribution: str | None
+    version: str | None
+
+    def __str__(self) -> str:
+        source = f" of {self.distribution} {self.version}" if self.distribution else ""
+        return f"{self.module}:{self.attribute}{source}"
+
+
+def load_environment(env_id: str, **env_args: Any) -> Environment:
+    """The environment of an id ``[owner/]name[@version]``, built by its loader with ``env_args``.
+
+    The name is an entry point, with or without a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no
+    difference; the owner plays no part; ``@version`` must be the installed one (``@latest``: any).
+
+    Raises: ``UnknownEnvironment`` for an id that leads nowhere; ``ConfigError`` for arguments that the loader does not
+    take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError`` of the
+    loader's own passes as it is.
+
+    Example::
+
+        env = vf.load_environment("reverse-text")
+        env = vf.load_environment("alphabet-sort", max_turns=3)
+    """
+    wanted = parse_env_id(env_id)
+    found = find(wanted)
+    if wanted.version not in (None, "latest", found.version):
+        installed = f"{found.version} is installed" if found.version else "the installed version is unknown"
+        raise UnknownEnvironment(
+            f"environment {wanted.name!r}: version {wanted.version} was asked for and {installed}; to change it: "
+            f"vf-install {env_id}",
+            env_id=env_id,
+        )
+    loader = import_loader(env_id, found)
+    check_arguments(env_id, loader, env_args)
+    env = _build(env_id, found, loader, env_args)
+    if not env.env_id:
+        env.env_id = wanted.without_version
+    if not env.env_args:
+        env.env_args = dict(env_args)
+    env.env_version = found.version or ""
+    env.loaded_from, env.changes = (env_id, dict(env_args)), {}
+    return env
+
+
+def list_environments() -> list[EnvironmentInfo]:
+    """The installed environments that have an entry point, sorted by id; imports none of them.
+
+    Example::
+
+        for found in vf.list_environments():
+            print(found.id, found.version, found.summary)
+    """
+    return sorted(
+        (
+            EnvironmentInfo(
+                entry.name, distribution.name, distribution.version, distribution.metadata.get("Summary") or ""
+            )
+            for entry, distribution in _entries()
+        ),
+        key=lambda info: (info.id, info.distribution),
+    )
+
+
+def parse_env_id(env_id: str) -> EnvironmentId:
+    """The parts of an id. Raises: ``UnknownEnvironment`` when it does not have the form ``[owner/]name[@version]``."""
+    match = _ID.fullmatch(env_id) if isinstance(env_id, str) else None
+    if match is None:
+        raise UnknownEnvironment(
+            f"{env_id!r} is no environment id; ids look like name, owner/name or name@1.2, in ASCII letters, digits, "
+            "'.', '_' and '-'",
+            env_id=env_id,
+        )
+    return EnvironmentId(**match.groupdict())
+
+
+def normalize_name(name: str) -> str:
+    """The spelling in which names compare: lower case, runs of ``-``, ``_`` and ``.`` as one ``-``."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def find(wanted: EnvironmentId) -> Found:
+    """Where an id leads, its version not compared. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError``."""
+    name = normalize_name(wanted.name)
+    entries = list(_entries())
+    other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
+    for spelling in (name, other):
+        if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
+            return _only(wanted.name, offers)
+    for module in dict.fromkeys(_module_names(wanted.name)):
+        if _has_loader(module):
+            return Found(module, LOADER, *_distribution_of(module))
+    known = [entry.name for entry, _ in entries]
+    suggestions = close_matches(wanted.name, known)
+    hint = f", did you mean {' or '.join(map(repr, suggestions))}? If not," if suggestions else ";"
+    raise UnknownEnvironment(
+        f"no environment {wanted.name!r} is installed{hint} install it with: vf-install {wanted.without_version}",
+        env_id=wanted.name,
+        suggestions=suggestions,
+    )
+
+
+def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
+    """The entry points of the group with their distributions (of one that is on the path twice, the first)."""
+    import importlib_metadata
+
+    for entry in importlib_metadata.entry_points(group=GROUP):
+        if entry.dist is not None:
+            yield entry, entry.dist
+
+
+def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
+    found = {Found(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
+    if len(found) > 1:
+        raise EnvironmentLoadError(
+            f"environment {name!r} is offered by {' and by '.join(sorted(map(str, found)))}; uninstall all but one",
+            env_id=name,
+        )
+    return found.pop()
+
+
+def _module_names(name: str) -> Iterator[str]:
+    folded = normalize_name(name)
+    for spelling in (name, folded, folded.removeprefix("vf-")):
+        module = re.sub(r"[-.]", "_", spelling)
+        yield module
+        yield f"vf_{module}"
+
+
+def _has_loader(module: str) -> bool:
+    """Whether a top-level module outside the standard library binds the loader, by reading its source."""
+    if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
+        return False
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # a finder that fails, or a module in memory without a spec
+        return False
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    try:
+        with tokenize.open(spec.origin) as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return binds_loader(tree)
+
+
+def binds_loader(tree: ast.Module) -> bool:
+    """Whether a module of this source would have the loader once it is imported."""
+    return any(LOADER in _names_bound_by(statement) for statement in _top_level(tree.body))
+
+
+def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run on import, also those inside ``if``, ``try`` and ``with``."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, ast.If | ast.Try | ast.With):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _top_level(getattr(statement, part, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _top_level(handler.body)
+
+
+def _names_bound_by(statement: ast.stmt) -> set[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return {alias.asname or alias.name for alias in names}
+        case ast.Assign(targets=targets):
+            return {target.id for target in targets if isinstance(target, ast.Name)}
+        case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+            return {name}
+    return set()
+
+
+def _distribution_of(module: str) -> tuple[str | None, str | None]:
+    """Name and version of the distribution that a top-level module belongs to; None for a bare one."""
+    import importlib_metadata
+
+    owners = importlib_metadata.packages_distributions().get(module)
+    return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
+
+
+def import_loader(env_id: str, found: Found) -> Callable[..., Any]:
+    """The loader, imported and not called. Raises: ``EnvironmentLoadError``, or the loader's own ``UsageError``."""
+    try:
+        target: Any = importlib.import_module(found.module)
+        for attribute in found.attribute.split("."):
+            target = getattr(target, attribute)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # an environment's own code; chained, and its text shown
+        raise _failure(env_id, f"importing {found}", error) from error
+    if not callable(target):
+        raise EnvironmentLoadError(f"environment {env_id!r}: {found} is not a function", env_id=env_id)
+    loader: Callable[..., Any] = target
+    return loader
+
+
+def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not fit the loader's signature. Raises: ``ConfigError``."""
+    try:
+        parameters = inspect.signature(loader).parameters.values()
+    except (TypeError, ValueError):  # a callable without a readable signature: it says itself what it wants
+        return
+    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        check_keywords(env_args, [p.name for p in named], f"environment {env_id!r}")
+    missing = [p.name for p in named if p.default is p.empty and p.name not in env_args]
+    if missing:
+        raise ConfigError(
+            f"environment {env_id!r} needs {', '.join(missing)}: load_environment({env_id!r}, {missing[0]}=...)",
+            names=missing,
+        )
+
+
+def _build(env_id: str, found: Found, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> Environment:
+    from verifiers.environments.base import Environment
+
+    try:
+        env = loader(**env_args)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # an environment's own code; chained, and its text shown
+        raise _failure(env_id, f"building it with {found}", error) from error
+    if not isinstance(env, Environment):
+        if inspect.iscoroutine(env):
+            env.close()
+        raise EnvironmentLoadError(
+            f"environment {env_id!r}: {found} returned {type(env).__name__}, not a verifiers.Environment", env_id=env_id
+        )
+    return env
+
+
+def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadError:
+    said = str(error) or "no message"
+    return EnvironmentLoadError(
+        f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {said}", env_id=env_id
+    )

@@ -1,0 +1,101 @@
+"""Of older versions' utilities: limits, formatted datasets, messages, parsed responses, chains of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from verifiers.data.examples import Table
+from verifiers.data.messages import normalize_chat, normalize_message, strip_nones
+from verifiers.results.rows import error_chain
+from verifiers.rollouts.state import TrajectoryStepTokens, record_tokens
+from verifiers.types import Message, Messages, Response
+
+
+async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
+    """A semaphore of ``limit`` places; one that never waits for None and for numbers below 1."""
+    return asyncio.Semaphore(limit) if limit is not None and limit > 0 else nullcontext()
+
+
+def format_dataset(
+    dataset: Any,
+    system_prompt: str | None = None,
+    few_shot: Sequence[Mapping[str, Any]] | None = None,
+    question_key: str = "question",
+    answer_key: str = "answer",
+    map_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    """A ``datasets.Dataset`` with prompts and ids, as environments make of theirs; ``map_kwargs`` change nothing."""
+    parameters = {"system_prompt": system_prompt, "few_shot": few_shot}
+    return Table.of(dataset, question_key=question_key, answer_key=answer_key, **parameters).to_hf()
+
+
+def sanitize_tool_calls(messages: Any) -> Any:
+    """The messages with each tool call as one JSON text, which a column of a dataset can hold; text as it is."""
+    if isinstance(messages, str):
+        return messages
+    return [_with_written_calls(message) for message in normalize_chat(messages)]
+
+
+def strip_nones_from_content(messages: Any) -> Any:
+    """The messages without None-valued keys in their content parts; text as it is."""
+    if isinstance(messages, str):
+        return messages
+    return [{**message, "content": strip_nones(message.get("content"))} for message in messages]
+
+
+async def parse_response_messages(response: Any, message_type: str = "chat") -> Messages:
+    """What the model said: a list of one message, or text in completion mode."""
+    said = response.choices[0]
+    if message_type == "completion":
+        return response.text if isinstance(response, Response) else said.text
+    return [normalize_message(said.message)]
+
+
+async def parse_response_tokens(
+    response: Response, message_type: str = "chat", max_seq_len: int | None = None
+) -> TrajectoryStepTokens | None:
+    """The response's tokens as a step keeps them, None when it has none; ids are never cut (``max_seq_len``)."""
+    is_truncated = await parse_is_truncated(response, message_type)
+    recorded: TrajectoryStepTokens | None = record_tokens(response.tokens, is_truncated, None)
+    return recorded
+
+
+async def parse_is_truncated(response: Any, message_type: str = "chat") -> bool:
+    """Whether the completion was cut for its length."""
+    return bool(response.choices[0].finish_reason == "length")
+
+
+class ErrorChain:
+    """An exception with what it was raised from, outermost first; ``in`` asks for a class, as in ``except``."""
+
+    def __init__(self, error: BaseException):
+        self.root_error = error
+        self.chain = error_chain(error)
+
+    def __contains__(self, cls: object) -> bool:
+        return isinstance(cls, type) and any(isinstance(link, cls) for link in self.chain)
+
+    def __iter__(self) -> Iterator[BaseException]:
+        return iter(self.chain)
+
+    def __repr__(self) -> str:
+        return " -> ".join(map(repr, self.chain))
+
+    def __str__(self) -> str:
+        return " -> ".join(type(link).__name__ for link in self.chain)
+
+
+def get_vf_error_chain(error: BaseException) -> ErrorChain:
+    """The chain of an error."""
+    return ErrorChain(error)
+
+
+def _with_written_calls(message: Message) -> dict[str, Any]:
+    written = dict(message)
+    if calls := message.get("tool_calls"):
+        written["tool_calls"] = [json.dumps(call) for call in calls]
+    return written

@@ -1,0 +1,175 @@
+"""Module paths of version 0.2.0 that stand elsewhere now. They are internal, and code that imports them still works.
+
+An old path is imported as the very module that has its contents now: ``verifiers.runner is verifiers.runs.runner``. The
+finder is asked for every import, so it is one look into a dict.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED: dict[str, str] = {
+    "cli.arguments": "cli.evaluate.arguments",
+    "cli.checking": "cli.evaluate.checking",
+    "cli.command": "cli.common.command",
+    "cli.completion": "cli.common.completion",
+    "cli.delegate": "cli.common.delegate",
+    "cli.display": "cli.evaluate.display",
+    "cli.entries": "cli.evaluate.entries",
+    "cli.eval": "cli.evaluate.command",
+    "cli.exporting": "cli.evaluate.exporting",
+    "cli.install_sources": "cli.install.sources",
+    "cli.installed": "cli.install.installed",
+    "cli.installer": "cli.install.installer",
+    "cli.interrupt": "cli.common.interrupt",
+    "cli.kinds": "cli.common.kinds",
+    "cli.models": "cli.evaluate.models",
+    "cli.options": "cli.evaluate.options",
+    "cli.planning": "cli.evaluate.planning",
+    "cli.project_files": "cli.install.project_files",
+    "cli.repositories": "cli.install.repositories",
+    "cli.setup": "cli.install.setup",
+    "cli.setup_installs": "cli.install.setup_installs",
+    "cli.streams": "cli.common.streams",
+    "cli.summary": "cli.evaluate.summary",
+    "cli.toml_args": "cli.evaluate.toml_args",
+    "cli.toml_dump": "cli.common.toml_dump",
+    "cli.writing": "cli.common.writing",
+    "clients.base": "clients.protocol",
+    "clients.loops": "runtime.per_loop",
+    "context_check": "checks.chat_template",
+    "dataset": "data.examples",
+    "dataset_arrow": "data.arrow",
+    "dataset_sources": "data.sources",
+    "deadlines": "runtime.deadlines",
+    "decorators": "rollouts.decorators",
+    "dual": "runtime.sync_async",
+    "durable": "storage.files",
+    "encoding": "runtime.json",
+    "environments.running": "runs.facade",
+    "environments.stopping": "rollouts.stop_conditions",
+    "example_datasets": "data.example_sets",
+    "failpoints": "runtime.failpoints",
+    "garbage": "runtime.gc",
+    "generate": "runs.run",
+    "historical": "legacy",
+    "historical.commands": "legacy.commands",
+    "historical.conversations": "legacy.conversations",
+    "historical.running": "legacy.running",
+    "historical.saving": "legacy.saving",
+    "hooks": "rollouts.author_code",
+    "journal": "storage.journal",
+    "logs": "runtime.logs",
+    "messages": "data.messages",
+    "older_modules": "legacy.modules",
+    "options": "runs.options",
+    "plan": "runs.plan",
+    "redaction": "runtime.redaction",
+    "registry": "environments.registry",
+    "rollout": "rollouts.loop",
+    "rows": "results.rows",
+    "rubrics.calls": "rubrics.overrides",
+    "rubrics.isolation": "runtime.processes",
+    "rubrics.isolation_worker": "runtime.process_main",
+    "rubrics.workers": "runtime.threads",
+    "run_client": "runs.client",
+    "run_description": "runs.metadata",
+    "run_directory": "storage.directory",
+    "run_identity": "storage.identity",
+    "run_results": "runs.store",
+    "runner": "runs.runner",
+    "sandbox.attacks": "sandbox.probe.attacks",
+    "sandbox.bubblewrap": "sandbox.backends.bubblewrap",
+    "sandbox.channel": "sandbox.host.channel",
+    "sandbox.container": "sandbox.host.container",
+    "sandbox.engines": "sandbox.backends.engines",
+    "sandbox.gvisor": "sandbox.backends.gvisor",
+    "sandbox.inside": "sandbox.guest",
+    "sandbox.inside.frames": "sandbox.guest.frames",
+    "sandbox.inside.interpreter": "sandbox.guest.interpreter",
+    "sandbox.inside.keeper": "sandbox.guest.init",
+    "sandbox.inside.kernel": "sandbox.guest.kernel",
+    "sandbox.inside.launch": "sandbox.guest.launch",
+    "sandbox.inside.limits": "sandbox.guest.limits",
+    "sandbox.inside.output": "sandbox.guest.output",
+    "sandbox.inside.parent": "sandbox.guest.zygote",
+    "sandbox.inside.seccomp": "sandbox.guest.seccomp",
+    "sandbox.inside.session": "sandbox.guest.session",
+    "sandbox.inside.warden": "sandbox.guest.supervisor",
+    "sandbox.inside.worker": "sandbox.guest.worker",
+    "sandbox.kept": "sandbox.host.remote_processes",
+    "sandbox.mounts": "sandbox.host.mounts",
+    "sandbox.nsjail": "sandbox.backends.nsjail",
+    "sandbox.packages": "sandbox.host.packages",
+    "sandbox.parents": "sandbox.host.zygotes",
+    "sandbox.pipe": "sandbox.host.pipe",
+    "sandbox.remote": "sandbox.host.remote",
+    "sandbox.sandlock": "sandbox.backends.sandlock",
+    "sandbox.services": "sandbox.backends.services",
+    "sandbox.session": "sandbox.host.session",
+    "sandbox.supervised": "sandbox.host.sandlock_supervisor",
+    "sandbox.unsafe_subprocess": "sandbox.backends.unsafe_subprocess",
+    "single": "runs.single_rollouts",
+    "state": "rollouts.state",
+    "statistics": "results.statistics",
+    "steps": "rollouts.turns",
+    "suggest": "runtime.suggest",
+    "text": "data.text",
+    "tool_examples": "data.tool_examples",
+    "tools": "data.tool_schema",
+    "trajectories": "results.trajectory_rows",
+    "two_stages": "runs.score_after",
+    "workers": "runs.workers",
+    "workers.__main__": "runs.workers.__main__",
+    "workers.channels": "runs.workers.channels",
+    "workers.messages": "runs.workers.messages",
+    "workers.opening": "runs.workers.opening",
+    "workers.packing": "runs.workers.packing",
+    "workers.pool": "runs.workers.pool",
+    "workers.ray": "runs.workers.ray",
+    "workers.serving": "runs.workers.serving",
+}
+"""Module below ``verifiers`` -> where it is now, below ``verifiers``."""
+
+
+class _Alias(Loader):
+    """Loads a module by importing another one in its place."""
+
+    def __init__(self, new: str):
+        self._new = new
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._new)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own_spec  # the import system has just written the old name over it
+
+
+class _MovedModules(MetaPathFinder):
+    """Finds the old paths that were registered."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        new = self.paths.get(fullname)
+        return None if new is None else ModuleSpec(fullname, _Alias(new))
+
+
+_FINDER = _MovedModules()
+
+
+def register(package: str, moved: dict[str, str]) -> None:
+    """Make the modules of ``package`` importable by their old paths, the keys of ``moved``."""
+    _FINDER.paths.update({f"{package}.{old}": f"{package}.{new}" for old, new in moved.items()})
+    if _FINDER not in sys.meta_path:  # first: an old path may lie in a folder that exists under another name
+        sys.meta_path.insert(0, _FINDER)

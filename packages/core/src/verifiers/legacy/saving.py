@@ -1,0 +1,127 @@
+"""Of older versions' utilities: rows collected, written to files and found again.
+
+Runs save themselves (``results_path``), durably and row by row. These functions are for code that keeps its own files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verifiers.errors import ConfigError, RunMismatch
+from verifiers.results import GenerateMetadata, GenerateOutputs, load_results
+from verifiers.results.rows import RolloutOutput, json_ready, state_to_output
+from verifiers.rollouts.state import State
+from verifiers.runtime.json import encode_row
+from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, default_root, is_complete, read_metadata
+from verifiers.storage.files import atomic_write
+
+MUST_AGREE = ("env_id", "model", "rollouts_per_example")
+"""Facts of a run that rows of two runs must share to stand in one file."""
+
+
+def states_to_outputs(states: Iterable[State], state_columns: Sequence[str] | None = None) -> list[RolloutOutput]:
+    """The rows of finished rollouts."""
+    return [state_to_output(state, state_columns) for state in states]
+
+
+def load_outputs(results_path: str | Path) -> list[RolloutOutput]:
+    """The rows of a run directory or a results file."""
+    return load_results(results_path).outputs
+
+
+def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w") -> None:
+    """Write rows to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` adds them to what is there."""
+    if mode not in ("w", "a"):
+        raise ConfigError(f'mode is {mode!r}; it must be "w" or "a"', key="mode")
+    folder = Path(results_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = b"".join(encode_row(output) + b"\n" for output in outputs)
+    if mode == "w":
+        atomic_write(folder / RESULTS_NAME, lines)
+        return
+    with open(folder / RESULTS_NAME, "ab") as file:
+        file.write(lines)
+
+
+def save_new_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path) -> None:
+    """Add rows to ``results.jsonl`` in the folder ``results_path``."""
+    save_outputs(outputs, results_path, mode="a")
+
+
+def save_metadata(metadata: Mapping[str, Any], results_path: str | Path) -> None:
+    """Write ``metadata.json`` in the folder ``results_path``."""
+    folder = Path(results_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / METADATA_NAME, json.dumps(json_ready(dict(metadata)), indent=2).encode() + b"\n")
+
+
+def validate_resume_metadata(results_path: str | Path, **facts: Any) -> None:
+    """Compare the metadata in a folder with ``env_id=…, model=…, rollouts_per_example=…``.
+
+    *Raises* RunMismatch that names the facts that differ, ConfigError when there are no metadata.
+    """
+    stored = read_metadata(results_path)
+    if stored is None:
+        raise ConfigError(f"{results_path} has no {METADATA_NAME}; give the folder of a run", path=str(results_path))
+    found = {name: (stored.get(name), facts[name]) for name in MUST_AGREE if name in facts}
+    if differences := {name: pair for name, pair in found.items() if pair[0] != pair[1]}:
+        said = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differences.items())
+        raise RunMismatch(f"{results_path} holds another run: {said}", differences=differences)
+
+
+def extract_usage_tokens(response: Any) -> tuple[int, int]:
+    """(prompt tokens, completion tokens) that the server counted; (0, 0) when it did not."""
+    usage = getattr(response, "usage", None)
+    return getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0
+
+
+class GenerateOutputsBuilder:
+    """Collects rows into ``GenerateOutputs``; ``facts`` are fields of its metadata."""
+
+    def __init__(self, **facts: Any):
+        self.facts = facts
+        self.outputs: list[RolloutOutput] = []
+
+    def add_outputs(self, outputs: Iterable[RolloutOutput]) -> None:
+        """Add finished rows."""
+        self.outputs += outputs
+
+    def build_metadata(self) -> GenerateMetadata:
+        """The metadata of the rows so far."""
+        return GenerateMetadata.of(self.outputs, **self.facts)
+
+    def build(self, sort_by_example_id: bool = False) -> GenerateOutputs:
+        """The rows so far, in the order they came or by example."""
+        rows = sorted(self.outputs, key=lambda row: row["example_id"]) if sort_by_example_id else self.outputs
+        return GenerateOutputs(rows, self.build_metadata())
+
+
+def is_valid_eval_results_path(path: str | Path) -> bool:
+    """Whether a folder holds the rows and the metadata of a run."""
+    folder = Path(path)
+    return (folder / RESULTS_NAME).is_file() and read_metadata(folder) is not None
+
+
+def find_latest_incomplete_eval_results_path(
+    env_id: str,
+    model: str,
+    num_examples: int | None = None,
+    rollouts_per_example: int | None = None,
+    env_dir_path: str | Path | None = None,
+) -> Path | None:
+    """The run of this environment and model that was written to last and is not complete; None without one."""
+    module = env_id.rsplit("/", 1)[-1].replace("-", "_")
+    root = default_root(env_id) if env_dir_path is None else Path(env_dir_path, module)
+    wanted = {"env_id": env_id, "model": model, "num_examples": num_examples}
+    wanted["rollouts_per_example"] = rollouts_per_example
+    found = []
+    for folder in root.glob("outputs/evals/*/*"):
+        if not is_valid_eval_results_path(folder) or is_complete(folder):
+            continue
+        stored = read_metadata(folder) or {}
+        if all(value is None or stored.get(name) == value for name, value in wanted.items()):
+            found.append(folder)
+    return max(found, key=lambda folder: (folder / RESULTS_NAME).stat().st_mtime, default=None)

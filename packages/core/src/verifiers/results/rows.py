@@ -1,0 +1,230 @@
+"""Rows: what is kept of a rollout, in memory (``RolloutOutput``) and on disk.
+
+A row is plain data that pickles and encodes as JSON. Unknown numbers are NaN in memory and null on disk, and NaN again
+when read; ``error`` is an ``ErrorInfo`` without secrets; the metrics stand under ``metrics`` and again at the top
+level unless a field has that name. This module writes no file (``journal``) and computes no statistics.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from verifiers import compat
+from verifiers.data.messages import normalize_messages
+from verifiers.errors import ScoringError
+from verifiers.results.trajectory_rows import pack, public_steps, unpack
+from verifiers.rollouts.state import State
+from verifiers.runtime.json import decode_row, encode_row
+from verifiers.runtime.redaction import redacted, redacted_text
+from verifiers.storage.identity import rollout_key
+from verifiers.types import AttributeDict
+
+NAN = math.nan
+MAX_MESSAGE_CHARS = 4_000
+MAX_TRACEBACK_CHARS = 16_000
+FIELDS = (
+    "example_id prompt completion answer task info reward advantage metrics error is_completed is_truncated "
+    "stop_condition timing token_usage tool_defs"
+).split()
+DISK_FIELDS = ("rollout_key", "example_hash", "sibling", "attempts")
+RENAMED_METRICS = compat.METRICS
+"""Metric names of older versions, on reading."""
+
+
+class RolloutInput(TypedDict, total=False):
+    """A dataset row as a rollout starts from it; further columns are allowed.
+
+    >>> row: vf.RolloutInput = {"prompt": [vf.UserMessage("2 + 2")], "answer": "4", "info": {"level": 1}}
+    """
+
+    prompt: Any
+    answer: Any
+    task: str
+    info: dict[str, Any]
+    example_id: int
+
+
+class RolloutOutput(AttributeDict):
+    """One row: the fields of ``FIELDS``, each metric by name, and the state columns that were asked for.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> row = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m").outputs[0]
+    >>> row["completion"], row.stop_condition, row.error
+    ([{'role': 'assistant', 'content': '2'}], 'max_turns_reached', None)
+    """
+
+
+class ErrorInfo(AttributeDict):
+    """A failure as data: ``error message error_chain_repr error_chain_str where retryable attempts traceback``.
+
+    >>> vf.ErrorInfo.of(vf.ToolCallError("there is no tool 'ad'")).message
+    "there is no tool 'ad'"
+    """
+
+    @classmethod
+    def of(cls, error: Any) -> ErrorInfo:
+        """From an exception, its mapping as read from disk, or the text older versions wrote."""
+        if isinstance(error, Mapping):
+            return cls(error)
+        if (recorded := getattr(error, "recorded", None)) is not None:  # it was raised in another process
+            return cls(recorded)
+        if not isinstance(error, BaseException):
+            return cls(_blank_error() | {"error": str(error).split("(", 1)[0], "message": redacted_text(str(error))})
+        chain = error_chain(error)
+        attempts = getattr(error, "attempts", None)
+        return cls(
+            error=type(error).__name__,
+            message=_cut(redacted_text(str(error)), MAX_MESSAGE_CHARS),
+            error_chain_repr=_cut(redacted_text(" -> ".join(map(repr, chain))), MAX_MESSAGE_CHARS),
+            error_chain_str=" -> ".join(type(link).__name__ for link in chain),
+            where=_where(error),
+            retryable=bool(getattr(error, "retryable", False)),
+            attempts=attempts if isinstance(attempts, int) else len(attempts or ()),
+            traceback=_cut(redacted_text("".join(traceback.format_exception(error))), MAX_TRACEBACK_CHARS),
+        )
+
+    @property
+    def is_scoring_error(self) -> bool:
+        """Whether the rollout itself went well and a reward function failed."""
+        return self.get("error") == ScoringError.__name__
+
+    @property
+    def cause(self) -> str:
+        """Class name of the innermost exception."""
+        chain = self.get("error_chain_str") or self.get("error") or "unknown"
+        return chain.rsplit(" -> ", 1)[-1]
+
+
+def error_chain(error: BaseException) -> list[BaseException]:
+    """The exception and what it was raised from, outermost first."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return chain
+
+
+def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
+    """The row of a finished rollout. ``trajectory`` among the columns gives its steps without provider objects."""
+    reward, error = state["reward"], state["error"]
+    output = RolloutOutput(
+        example_id=state["example_id"],
+        prompt=state["prompt"],
+        completion=state["completion"],
+        answer=state["answer"],
+        task=state["task"],
+        info=state["info"],
+        reward=NAN if reward is None else reward,
+        advantage=state["advantage"],
+        metrics=dict(state["metrics"]),
+        error=None if error is None else ErrorInfo.of(error),
+        is_completed=state["is_completed"],
+        is_truncated=state["is_truncated"],
+        stop_condition=state["stop_condition"],
+        timing=AttributeDict(state["timing"]),
+        token_usage=dict(state["usage"]),
+        tool_defs=state["tool_defs"],
+    )
+    for name in state_columns or ():
+        if name not in output:
+            output[name] = _column(name, state.get(name))
+    return _with_flat_metrics(output)
+
+
+def row_for_disk(output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1) -> dict[str, Any]:
+    """The row as the journal takes it: with its key, and the trajectory's messages and ids stored once."""
+    row = {**output}
+    if row.get("trajectory"):
+        row["trajectory"] = pack(row["trajectory"])
+    row["rollout_key"] = rollout_key(example_hash, sibling)
+    row.update(example_hash=example_hash, sibling=sibling, attempts=attempts)
+    return row
+
+
+def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> RolloutOutput:
+    """A row as it was in memory; of older versions too, whose metrics stood only at the top level (``metric_names``).
+
+    ``advantage`` stays None where it is null: whether it is unknown or not computed yet, the whole group says.
+    """
+    output = RolloutOutput(dict.fromkeys(FIELDS) | dict(row))
+    metrics = row.get("metrics")
+    if not isinstance(metrics, Mapping):
+        metrics = {name: row[name] for name in metric_names if name in row}
+    renamed = {} if "rollout_key" in row else RENAMED_METRICS
+    output["metrics"] = {renamed.get(name, name): _number(value) for name, value in metrics.items()}
+    for old in renamed:
+        output.pop(old, None)
+    for name in metrics:
+        if name not in FIELDS:
+            output.pop(name, None)
+    output["reward"] = _number(row.get("reward"))
+    for name in ("prompt", "completion"):
+        if isinstance(output[name], list):
+            output[name] = normalize_messages(output[name])
+    if output["error"] is not None:
+        output["error"] = ErrorInfo.of(output["error"])
+    output["timing"] = AttributeDict(output["timing"] or _flat_timing(row))
+    output["info"] = {} if output["info"] is None else output["info"]
+    if isinstance(output.get("trajectory"), list):
+        output["trajectory"] = unpack(output["trajectory"])
+    return _with_flat_metrics(output)
+
+
+def output_to_state(output: Mapping[str, Any]) -> State:
+    """A state with what the row holds, for code that scores or tokenises saved rollouts."""
+    taken = {*FIELDS, *DISK_FIELDS, *output["metrics"]} - {"token_usage"}
+    fields = {name: value for name, value in output.items() if name in State.INPUT_FIELDS}
+    state = State(fields, trajectory=output.get("trajectory") or [], usage=dict(output.get("token_usage") or {}))
+    for name in ("completion", "reward", "advantage", "metrics", "is_completed", "is_truncated", "stop_condition"):
+        state[name] = output.get(name)
+    state["error"] = output.get("error")
+    state.update((name, value) for name, value in output.items() if name not in taken and name != "token_usage")
+    return state
+
+
+def json_ready(value: Any) -> Any:
+    """A copy in plain JSON types; NaN is None, and what JSON cannot hold is the journal's marker."""
+    return decode_row(encode_row({"value": value}))["value"]
+
+
+def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
+    for name, value in output["metrics"].items():
+        output.setdefault(name, value)
+    return output
+
+
+def _column(name: str, value: Any) -> Any:
+    if name == "trajectory":
+        return public_steps(value or [])
+    return redacted(json_ready(value))
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else NAN
+
+
+def _flat_timing(row: Mapping[str, Any]) -> dict[str, float]:
+    """Timing as it stood at the top level of rows of older versions."""
+    return {name: row[name] for name in ("generation_ms", "scoring_ms", "total_ms") if name in row}
+
+
+def _where(error: BaseException) -> str | None:
+    for fact in ("function", "hook", "waiting_for"):
+        if name := getattr(error, fact, None):
+            return str(name)
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
+
+
+def _blank_error() -> dict[str, Any]:
+    names = ("error_chain_repr", "error_chain_str", "where", "traceback")
+    return dict.fromkeys(names) | {"retryable": False, "attempts": 0}
+
+
+def _cut(text: str, limit: int) -> str:
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"

@@ -1,0 +1,125 @@
+"""Trajectories for rows: steps without provider objects in memory, each message and token id once on disk.
+
+On disk a step says which earlier step its prompt continues (``parent``, null for none) and how many of that step's
+leading messages it shares (``shared``); ``prompt`` holds the rest, and the same stands for token ids. Reading gives
+``TrajectoryStep``s whose prompts are whole again. Linear in the turns, in bytes and in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verifiers.data.messages import normalize_messages
+from verifiers.rollouts.state import TrajectoryStep, TrajectoryStepTokens
+
+_LINKS = ("parent", "shared")
+
+
+def public_steps(trajectory: Sequence[Any]) -> list[TrajectoryStep]:
+    """The steps without their ``response``; the given ones stay as they are."""
+    return _relinked(_as_steps(trajectory))
+
+
+def pack(trajectory: Sequence[Any]) -> list[dict[str, Any]]:
+    """The steps as JSON values with parent pointers."""
+    steps = _as_steps(trajectory)
+    step_index = {id(step): i for i, step in enumerate(steps)}
+    token_index = {id(step["tokens"]): i for i, step in enumerate(steps) if step["tokens"] is not None}
+    return [_packed_step(step, step_index, token_index) for step in steps]
+
+
+def unpack(packed: Sequence[Mapping[str, Any]]) -> list[TrajectoryStep]:
+    """The steps of ``pack``; steps without pointers, as other versions wrote them, are read as they are.
+
+    *Raises* ValueError when a pointer leads nowhere.
+    """
+    steps: list[TrajectoryStep] = []
+    for given in packed:
+        fields = {name: value for name, value in given.items() if name not in _LINKS}
+        for name in ("prompt", "completion"):
+            if isinstance(fields.get(name), list):
+                fields[name] = normalize_messages(fields[name])
+        tokens = fields.get("tokens")
+        if "parent" not in given:
+            previous = steps[-1] if steps else None
+            fields["tokens"] = _read_tokens(tokens, previous)
+            steps.append(TrajectoryStep(**fields, previous=previous))
+            continue
+        if tokens is not None:
+            own = {name: value for name, value in tokens.items() if name not in _LINKS}
+            parent = _parent(tokens, [step["tokens"] for step in steps])
+            fields["tokens"] = _linked(TrajectoryStepTokens(**own), parent, tokens["shared"])
+        steps.append(_linked(TrajectoryStep(**fields), _parent(given, steps), given["shared"]))
+    return steps
+
+
+def _as_steps(trajectory: Sequence[Any]) -> list[TrajectoryStep]:
+    """Author-made plain dicts become steps that continue the one before."""
+    steps: list[TrajectoryStep] = []
+    for given in trajectory:
+        previous = steps[-1] if steps else None
+        if not isinstance(given, TrajectoryStep):
+            given = TrajectoryStep(
+                **{**given, "tokens": _read_tokens(given.get("tokens"), previous)}, previous=previous
+            )
+        steps.append(given)
+    return steps
+
+
+def _read_tokens(tokens: Any, previous: TrajectoryStep | None) -> TrajectoryStepTokens | None:
+    if tokens is None or isinstance(tokens, TrajectoryStepTokens):
+        return tokens
+    before = previous["tokens"] if previous is not None else None
+    return TrajectoryStepTokens(**tokens, previous=before if isinstance(before, TrajectoryStepTokens) else None)
+
+
+def _relinked(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep]:
+    copies: dict[int, TrajectoryStep] = {}
+    for step in steps:
+        fields = dict(dict.items(step)) | {"response": None}
+        copy = TrajectoryStep(**fields)
+        parent = copies.get(id(step._previous))
+        if parent is None and step.shared:
+            dict.__setitem__(copy, "prompt", step["prompt"])
+        copies[id(step)] = copy if parent is None else _linked(copy, parent, step.shared)
+    return [copies[id(step)] for step in steps]
+
+
+def _packed_step(step: TrajectoryStep, steps: Mapping[int, int], token_sets: Mapping[int, int]) -> dict[str, Any]:
+    parent = steps.get(id(step._previous))
+    packed = {"parent": parent, "shared": step.shared if parent is not None else 0, **dict(dict.items(step))}
+    packed.pop("response", None)
+    packed["prompt"] = step.new_prompt() if parent is not None else step["prompt"]
+    if isinstance(step["tokens"], TrajectoryStepTokens):
+        packed["tokens"] = _packed_tokens(step["tokens"], token_sets)
+    return packed
+
+
+def _packed_tokens(tokens: TrajectoryStepTokens, token_sets: Mapping[int, int]) -> dict[str, Any]:
+    parent = token_sets.get(id(tokens._previous))
+    prompt_ids = tokens.prompt_array() if parent is None else tokens.new_prompt_ids()
+    rest = {name: value for name, value in dict.items(tokens) if name not in TrajectoryStepTokens.COMPOSED}
+    return {
+        "parent": parent,
+        "shared": 0 if parent is None else tokens.shared,
+        "prompt_ids": prompt_ids.tolist(),
+        "completion_ids": tokens["completion_ids"],
+        "completion_logprobs": tokens["completion_logprobs"],
+        **rest,
+    }
+
+
+def _parent(given: Mapping[str, Any], earlier: Sequence[Any]) -> Any:
+    index = given["parent"]
+    if index is None:
+        return None
+    if not 0 <= index < len(earlier):
+        raise ValueError(f"a step continues step {index}, which does not come before it")
+    return earlier[index]
+
+
+def _linked(made: Any, parent: Any, shared: int) -> Any:
+    object.__setattr__(made, "_previous", parent)
+    object.__setattr__(made, "_shared", shared if parent is not None else 0)
+    return made

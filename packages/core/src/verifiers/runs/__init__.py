@@ -1,0 +1,1 @@
+"""MANY rollouts: plan, run, resume, store; in this process or in workers."""

@@ -1,0 +1,399 @@
+"""Run MANY rollouts: a fixed number of workers takes jobs from a lazy plan, plays, scores and stores them.
+
+Promises: one rollout's failure costs no neighbour; a rollout is acknowledged (counted, reported, returned) only after
+its bytes are durable; memory grows with concurrency and not with the plan, kept states aside; after a cancellation
+nothing calls the model any more.
+
+The flow of one job: ``play_and_score`` gives a state, whatever happens. Without group functions the row is stored at
+once. With them the group is the unit: its last member scores it, and its rows are one write.
+
+This module does not choose what to run, nor where results lie (``generate``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verifiers.data.examples import Example, copy_row
+from verifiers.environments.base import Environment
+from verifiers.errors import ModelError, RolloutTimeout, RunError, TooManyFaults
+from verifiers.rollouts.author_code import Hook, ends_the_run
+from verifiers.rollouts.loop import conclude, current_run, play
+from verifiers.rollouts.state import State
+from verifiers.rubrics import Rubric
+from verifiers.rubrics.arguments import Supply
+from verifiers.rubrics.functions import finite_value, scoring_error
+from verifiers.rubrics.overrides import overrides
+from verifiers.rubrics.scoring import leave_unscored
+from verifiers.runs.facade import Runs
+from verifiers.runtime.sync_async import is_awaitable
+from verifiers.runtime.threads import workers as loop_workers
+
+Slot = AbstractAsyncContextManager[Any]
+TURN = 8
+"""Rollouts after which a worker lets the others have their turn, should none of its own ever have waited."""
+
+
+class Sink(Protocol):
+    """Where finished rollouts go."""
+
+    async def store(self, jobs: list[Job], states: list[State]) -> None:
+        """Return only when these are durable; several at once are stored together or not at all."""
+
+    def complete(self, jobs: list[Job], states: list[State]) -> None:
+        """All siblings of one example are there, with their advantages; they were stored before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One planned rollout: the ``sibling``-th of an example that has ``siblings`` of them."""
+
+    example: Example
+    sibling: int
+    siblings: int
+    position: int
+    """Place in the plan; results are ordered by it."""
+    num_owed: int | None = None
+    """How many of the siblings this run plays, when others are done already; None = all."""
+
+    @property
+    def in_part(self) -> bool:
+        """Whether siblings of it were played by an earlier run."""
+        return self.num_owed is not None and self.num_owed < self.siblings
+
+
+@dataclass(slots=True)
+class RunContext:
+    """What all rollouts of a run share: who answers, and the limits they keep together."""
+
+    client: Any
+    model: str
+    sampling_args: Mapping[str, Any] = field(default_factory=dict)
+    score: bool = True
+    independent_scoring: bool = False
+    require_tokens: bool = False
+    seed: int | None = None
+    rollout_timeout_s: float | None = 3600.0
+    max_retries: int = 0
+    progress: Progress | None = None
+    generation_slot: Slot = field(default_factory=nullcontext)
+    scoring_slot: Slot = field(default_factory=nullcontext)
+    tool_slot: Slot = field(default_factory=nullcontext)
+    given_client: Any = None
+    """The client as the caller gave it, for ``state["client"]``; None = ``client``."""
+    is_over: bool = False
+    """The run has returned or is being stopped; no model call may begin any more."""
+
+    def serves(self, client: Any, state: State) -> bool:
+        """Whether a call with this ``client`` argument goes to the run's own client."""
+        return client is None and state["client"] in (self.client, self.given_client)
+
+    def check_open(self) -> None:
+        """Raises ``RunError`` when the run is over."""
+        if self.is_over:
+            raise RunError("the run is over: a hook that outlived it asked for another completion")
+
+    def seed_of(self, state: State) -> int | None:
+        """The sampling seed of the state's next turn: a function of run seed, example, sibling and turn alone."""
+        if self.seed is None:
+            return None
+        key = f"{self.seed}:{state.seed_key}:{len(state['trajectory'])}"
+        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") & 0x7FFFFFFF
+
+
+@dataclass(slots=True)
+class Progress:
+    """A view of a run for displays; every number counts durable rollouts."""
+
+    total: int = 0
+    done: int = 0
+    resumed: int = 0
+    reward_sum: float = 0.0
+    rewards: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    output_tokens: int = 0
+    running: dict[int, tuple[float, State | None]] = field(default_factory=dict)
+    """Position in the plan -> (start on the monotonic clock, state once it exists), oldest first."""
+    last_done: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
+
+    def count(self, state: State) -> None:
+        self.done += 1
+        self.last_done = time.monotonic()
+        self.output_tokens += state["usage"].get("output_tokens", 0)
+        reward = state["reward"]
+        if reward is not None and reward == reward:
+            self.reward_sum += reward
+            self.rewards += 1
+        if state["error"] is not None:
+            self.errors[type(state["error"]).__name__] += 1
+
+
+async def play_and_score(env: Environment, job: Job, context: RunContext) -> State:
+    """One rollout from its row to its individual scores; its own failure is a value on the state."""
+    state = await play_job(env, job, context)
+    await score(env, state, context)
+    return state
+
+
+async def play_job(env: Environment, job: Job, context: RunContext) -> State:
+    """One rollout, not scored; its own failure is a value on the state.
+
+    A ``retryable`` fault that is not the model's is played again, ``max_retries`` times; the attempts are counted.
+    (Model calls were repeated already, by the client.)
+    """
+    for attempt in range(1, context.max_retries + 2):
+        state = await _play(env, job, context)
+        state.attempts = attempt
+        error = state["error"]
+        if error is None or not error.retryable or isinstance(error, ModelError):
+            break
+    return state
+
+
+async def _play(env: Environment, job: Job, context: RunContext) -> State:
+    row = copy_row(job.example.row)
+    state = await env.init_state(row, context.given_client or context.client, context.model, context.sampling_args)
+    state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
+    if context.progress is not None:
+        context.progress.running[job.position] = (time.monotonic(), state)
+    player = env.for_row(row)
+    if type(player).rollout is Runs.rollout:
+        return await play(player, state, context.rollout_timeout_s)
+    return await _play_own_loop(player, row, state, context)
+
+
+async def _play_own_loop(env: Environment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
+    """Call an author's ``rollout()``; ``state`` stands for the rollout when that fails."""
+    token, started = current_run.set((context, state.seed_key)), time.perf_counter()
+    limit_s = context.rollout_timeout_s
+    try:
+        async with asyncio.timeout(limit_s) as scope:
+            with Hook(state, "rollout", timing=None):
+                played = await env.rollout(row, state["client"], context.model, context.sampling_args)
+                if not isinstance(played, State):
+                    raise TypeError(f"it returned {type(played).__name__}, not a State")
+        played.run, played.seed_key = context, state.seed_key
+        state = played
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        if scope.expired():
+            text = f"the rollout was stopped after {limit_s:g} s; raise rollout_timeout_s if it needs longer"
+            error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
+        state["stop_condition"] = "timeout_reached" if scope.expired() else "has_error"
+        state["error"] = error
+    finally:
+        current_run.reset(token)
+    conclude(state, started)
+    return state
+
+
+async def score(env: Environment, state: State, context: RunContext) -> None:
+    """Individual scores and monitored metrics of a finished rollout; unknown when scoring is off."""
+    if context.score:
+        state.waiting_for = "scoring"
+        try:
+            await env.rubric.score_individual(state, context.scoring_slot)
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            _mark_unscored([state], error)
+        state.waiting_for = None
+    else:
+        leave_unscored([state])
+    await _monitor(env.for_row(state), state)
+    timing = state["timing"]
+    timing["total_ms"] = timing["generation_ms"] + timing["scoring_ms"]
+    timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
+
+
+async def score_together(env: Environment, states: Sequence[State], context: RunContext) -> None:
+    """Group scores and advantages of finished siblings."""
+    if not context.score:
+        return
+    try:
+        await env.rubric.score_group_stage(states, context.scoring_slot)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        _mark_unscored(states, error)
+
+
+def groups_are_units(rubric: Rubric) -> bool:
+    """Whether siblings are scored together, so that a group is stored, and owed, whole."""
+    if rubric.has_group_rewards or rubric.has_advantages:
+        return True
+    return not overrides(rubric, Rubric, "score_group_stage") and overrides(rubric, Rubric, "score_group")
+
+
+def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
+    """An author's own ``score_rollout`` or ``score_group`` failed: the rewards are unknown."""
+    failure = scoring_error(error, "the rubric")
+    for state in states:
+        state["reward"] = math.nan
+        state["error"] = state["error"] or failure
+
+
+async def _monitor(env: Environment, state: State) -> None:
+    """Add the metrics of ``env.monitor_rubric`` that the rubric has none of the same name for."""
+    supply = Supply(state, loop_workers().processes)
+    for function in env.monitor_rubric.functions:
+        try:
+            value = function(supply)
+            value = finite_value(await value if is_awaitable(value) else value, function.name)
+        except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
+            env.logger.warning("the monitored metric %s failed: %s", function.name, error)
+            value = math.nan
+        state["metrics"].setdefault(function.name, value)
+
+
+Player = Callable[[Environment, Job, RunContext], Coroutine[Any, Any, State]]
+"""Makes the finished state of a job, whatever became of it."""
+
+
+async def play_group(
+    env: Environment, jobs: list[Job], context: RunContext, play: Player = play_and_score
+) -> list[State]:
+    """All siblings of one example side by side, scored as a group, with advantages; ``play`` plays each of them.
+
+    When one of them raises (a ``RunError``), the others are cancelled and awaited before it is raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(play(env, job, context)) for job in jobs]
+    except BaseExceptionGroup as failures:
+        raise _first_leaf(failures) from failures
+    states = [task.result() for task in tasks]
+    await score_together(env, states, context)
+    return states
+
+
+def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
+    first: BaseException = failures
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first
+
+
+class Runner:
+    """Plays a plan with bounded workers.
+
+    ``abort_after`` consecutive failures of one cause with no success between them stop the run as ``TooManyFaults``
+    (0 = never). ``concurrency`` is the number of rollouts in flight. ``play`` makes the finished state of a job.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        context: RunContext,
+        sink: Sink,
+        concurrency: int,
+        abort_after: int = 32,
+        progress: Progress | None = None,
+        play: Player = play_and_score,
+    ):
+        self.env, self.context, self.sink, self.play = env, context, sink, play
+        self.concurrency, self.abort_after = concurrency, abort_after
+        self.progress = context.progress = progress or context.progress or Progress()
+        self._groups: dict[int, list[tuple[Job, State]]] = {}
+        self._streak: tuple[str, int] = ("", 0)
+        self._failure: BaseException | None = None
+        self._by_group = groups_are_units(env.rubric) and context.score and not context.independent_scoring
+
+    async def run(self, plan: Iterable[Job]) -> None:
+        """Play every job of ``plan``; returns when all are durable.
+
+        Raises ``RunError`` when the run cannot go on; everything acknowledged before is durable. However it ends, the
+        workers are awaited first, and no model call begins any more.
+        """
+        jobs = iter(plan)
+        workers = [asyncio.ensure_future(self._work(jobs)) for _ in range(self.concurrency)]
+        try:
+            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self.context.is_over = True
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            for members in self._groups.values():  # scored, and their siblings will not come
+                await self.env.rubric.run_cleanup([state for _, state in members])
+
+    async def _work(self, jobs: Iterator[Job]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number, job in enumerate(jobs):
+            if number % TURN == 0:
+                await asyncio.sleep(0)
+            if self.context.is_over or task.cancelling():  # the latter: a hook swallowed it
+                return
+            self.progress.running[job.position] = (time.monotonic(), None)
+            try:
+                state = await self.play(self.env, job, self.context)
+                await self._finish(job, state)
+                self._guard(state)
+            except BaseException as error:
+                if not self.context.is_over:
+                    self._failure, self.context.is_over = error, True
+                raise
+            finally:
+                self.progress.running.pop(job.position, None)
+
+    async def _finish(self, job: Job, state: State) -> None:
+        """Store the rollout at once, or with its siblings where functions score them together."""
+        if not self._by_group:
+            await self._store([job], [state])
+        if self.context.independent_scoring:
+            await self.env.rubric.run_cleanup([state])
+            return
+        jobs, states = [job], [state]
+        if (num_members := job.num_owed or job.siblings) > 1:
+            members = self._groups.setdefault(job.example.example_id, [])
+            members.append((job, state))
+            if len(members) < num_members:
+                return
+            del self._groups[job.example.example_id]
+            members.sort(key=lambda member: member[0].sibling)
+            jobs, states = [job for job, _ in members], [state for _, state in members]
+        if job.in_part:  # their advantages depend on rewards of an earlier run: whoever has those sets them
+            await self.env.rubric.run_cleanup(states)
+            return
+        await score_together(self.env, states, self.context)
+        if self._by_group:
+            await self._store(jobs, states)
+        self.sink.complete(jobs, states)
+
+    async def _store(self, jobs: list[Job], states: list[State]) -> None:
+        await self.sink.store(jobs, states)
+        for state in states:
+            self.progress.count(state)
+
+    def _guard(self, state: State) -> None:
+        """Stop the run when rollout after rollout fails with one cause; the model's own doing is no failure."""
+        error = state["error"]
+        if error is None or error.scorable:
+            self._streak = ("", 0)
+            return
+        cause = type(error).__name__
+        count = self._streak[1] + 1 if self._streak[0] == cause else 1
+        self._streak = (cause, count)
+        if count == self.abort_after:  # once: others that fail at this moment change nothing
+            raise TooManyFaults(
+                f"{count} rollouts in a row failed with {cause}, the last with: {error}. Finished rollouts are kept; "
+                "correct the cause and run the same command again (or set abort_after=0 to go on regardless)",
+                cause=cause,
+                count=count,
+            ) from error
+
+
+__all__ = ["Job", "Progress", "RunContext", "Runner", "Sink", "play_and_score", "play_group", "play_job", "score"]

@@ -1,0 +1,63 @@
+"""Play first, score afterwards: ``interleave_scoring=False``, for models and judges that cannot work side by side.
+
+Both stages are ``Runner``s over the same jobs. What is played waits in memory: a rollout is durable once it is scored,
+so a process that is killed before has lost it. A run that stops itself while playing (``RunError``) scores and stores
+what was played before it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from verifiers.environments.base import Environment
+from verifiers.errors import RunError
+from verifiers.rollouts.state import State
+from verifiers.runs.runner import Job, Player, Progress, RunContext, Runner, Sink, play_job, score
+
+
+class _Held:
+    """The sink of the first stage."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, State] = {}
+        """By place in the plan."""
+
+    async def store(self, jobs: list[Job], states: list[State]) -> None:
+        """Keep them until they are scored."""
+        self.states.update((job.position, state) for job, state in zip(jobs, states, strict=True))
+
+    def complete(self, jobs: list[Job], states: list[State]) -> None:
+        """Nothing yet: siblings are scored in the second stage."""
+
+
+async def play_then_score(
+    env: Environment,
+    context: RunContext,
+    sink: Sink,
+    jobs: Sequence[Job],
+    concurrency: int,
+    abort_after: int,
+    progress: Progress,
+    play: Player = play_job,
+) -> None:
+    """Play every job (``play`` does not score), then score and store them. Raises as ``Runner.run``."""
+    held, playing = _Held(), Progress(total=len(jobs), running=progress.running)
+    alone = [replace(job, siblings=1, num_owed=None) for job in jobs]
+    first = replace(context, score=False, independent_scoring=False)
+    stopped: RunError | None = None
+    try:
+        await Runner(env, first, held, concurrency, abort_after, playing, play).run(alone)
+    except RunError as error:
+        stopped = error
+
+    async def scored(env: Environment, job: Job, context: RunContext) -> State:
+        state = held.states.pop(job.position)
+        state.run = context
+        await score(env, state, context)
+        return state
+
+    played = [job for job in jobs if job.position in held.states]
+    await Runner(env, context, sink, concurrency, 0 if stopped else abort_after, progress, scored).run(played)
+    if stopped is not None:
+        raise stopped

@@ -1,0 +1,150 @@
+"""Single rollouts and single groups, by every historical form of the call: no plan, no disk.
+
+``rollout`` plays one and does not score it. ``run_rollout`` and ``run_group`` play and score, and never raise for a
+rollout's own failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.data.examples import copy_row, examples_from
+from verifiers.data.messages import normalize_messages
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers.results.rows import state_to_output
+from verifiers.rollouts.loop import play
+from verifiers.rollouts.state import State
+from verifiers.runs.client import client_for
+from verifiers.runs.options import RunOptions
+from verifiers.runs.runner import Job, RunContext, play_and_score, play_group, score_together
+from verifiers.runtime.suggest import check_keywords
+
+GUARD_S: float | None = RunOptions().rollout_timeout_s
+
+
+async def rollout(env: Environment, *args: Any, **keywords: Any) -> Any:
+    """Both historical forms of ``Environment.rollout``: by row -> State, by prompt -> (completion, state)."""
+    if (args and isinstance(args[0], Mapping)) or "input" in keywords:
+        return await _rollout_of_row(env, *args, **keywords)
+    return await _rollout_of_prompt(env, *args, **keywords)
+
+
+async def _rollout_of_row(
+    env: Environment,
+    input: Mapping[str, Any],
+    client: Any = None,
+    model: Any = None,
+    sampling_args: Mapping[str, Any] | None = None,
+) -> State:
+    row = copy_row(examples_from([input], env.row_format)[0].row)
+    async with client_for(client, model) as (resolved, name):
+        state = await env.init_state(row, resolved if client is None else client, name, sampling_args)
+        if state.run is not None:  # an author's own rollout() calls this one: the run has its own guard
+            return await play(env, state)
+        state.run = RunContext(resolved, name, given_client=client, rollout_timeout_s=GUARD_S)
+        return await play(env, state, GUARD_S)
+
+
+async def _rollout_of_prompt(
+    env: Environment,
+    client: Any = None,
+    model: Any = None,
+    prompt: Any = None,
+    answer: Any = "",
+    task: str | None = None,
+    info: Mapping[str, Any] | None = None,
+    sampling_args: Mapping[str, Any] | None = None,
+    **sampling: Any,
+) -> tuple[Any, State]:
+    if prompt is None:
+        raise ConfigError("rollout() needs a row (input=…) or a prompt (prompt=…)")
+    row = {"prompt": normalize_messages(prompt, env.message_type), "answer": answer, "info": dict(info or {})}
+    row["task"] = task or env.env_id or "default"
+    state = await _rollout_of_row(env, row, client, model, {**(sampling_args or {}), **sampling})
+    return state["completion"], state
+
+
+async def run_rollout(env: Environment, input: Any, client: Any, model: Any, *args: Any, **keywords: Any) -> Any:
+    """One scored rollout: a ``State`` for the keywords of one age, a ``RolloutOutput`` for those of the other.
+
+    The oldest form, with a semaphore before the row, is that of the former age.
+    """
+    if not isinstance(input, Mapping) and hasattr(input, "__aenter__"):
+        keywords = {"gen_sem": input, **keywords}
+        input, client, model, args = client, model, args[0] if args else None, args[1:]
+    wanted = _Wanted.of(args, keywords, "run_rollout")
+    async with client_for(client, model) as (resolved, name):
+        context, jobs = wanted.context(env, resolved, name, client), _jobs(env, [input])
+        state = await play_and_score(env, jobs[0], context)
+        if env.rubric.has_group_rewards:
+            await score_together(env, [state], context)
+            state["advantage"] = None
+        else:
+            await env.rubric.run_cleanup([state])
+    return wanted.shape([state])[0]
+
+
+async def run_group(
+    env: Environment, group_inputs: Sequence[Mapping[str, Any]], client: Any, model: Any, *args: Any, **keywords: Any
+) -> list[Any]:
+    """Scored siblings of one example with advantages, in either of the two historical shapes."""
+    wanted = _Wanted.of(args, keywords, "run_group")
+    async with client_for(client, model) as (resolved, name):
+        states = await play_group(env, _jobs(env, group_inputs), wanted.context(env, resolved, name, client))
+    return wanted.shape(states)
+
+
+def _jobs(env: Environment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
+    examples = examples_from(list(rows), env.row_format)
+    return [Job(example, n, len(examples), n) for n, example in enumerate(examples)]
+
+
+_OLDER = ("gen_sampling_args", "gen_sem", "score_sem", "score")
+_NEWER = ("sampling_args", "max_retries", "state_columns", "env_client")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the keywords of ``run_rollout`` and ``run_group`` ask for, whichever age they are of."""
+
+    sampling_args: Mapping[str, Any]
+    gen_sem: AbstractAsyncContextManager[Any]
+    score_sem: AbstractAsyncContextManager[Any]
+    score: bool
+    max_retries: int
+    as_states: bool
+    state_columns: Sequence[str]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], keywords: Mapping[str, Any], where: str) -> _Wanted:
+        given = {**dict(zip(_OLDER, args, strict=False)), **keywords}
+        check_keywords(given, (*_OLDER, *_NEWER), where)
+        return cls(
+            sampling_args=given.get("gen_sampling_args") or given.get("sampling_args") or {},
+            gen_sem=given.get("gen_sem") or nullcontext(),
+            score_sem=given.get("score_sem") or nullcontext(),
+            score=given.get("score", True),
+            max_retries=given.get("max_retries", 0),
+            as_states=not given.keys().isdisjoint(_OLDER),
+            state_columns=given.get("state_columns") or (),
+        )
+
+    def context(self, env: Environment, client: Any, model: str, given_client: Any) -> RunContext:
+        """The run of one call; ``gen_sem`` bounds model calls, ``score_sem`` scorings."""
+        return RunContext(
+            client=client,
+            model=model,
+            sampling_args=self.sampling_args,
+            score=self.score and env.score_rollouts,
+            max_retries=self.max_retries,
+            generation_slot=self.gen_sem,
+            scoring_slot=self.score_sem,
+            given_client=given_client,
+        )
+
+    def shape(self, states: list[State]) -> list[Any]:
+        return states if self.as_states else [state_to_output(state, self.state_columns) for state in states]

@@ -1,0 +1,151 @@
+"""Finished rollouts by their place in the plan: the runner's sink, with or without a journal.
+
+Promise: a rollout is counted, reported and returned only after its row is durable (where there is a journal). What is
+returned does not depend on when a row was made: rows of an earlier run and of this one look the same.
+
+This module does not decide what is owed (``plan``) and computes no statistics (``results``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from verifiers.errors import JournalError
+from verifiers.results import GenerateMetadata, GenerateOutputs
+from verifiers.results.rows import (
+    DISK_FIELDS,
+    RolloutOutput,
+    output_to_state,
+    row_for_disk,
+    row_from_disk,
+    state_to_output,
+)
+from verifiers.rollouts.state import State
+from verifiers.runs.metadata import RunDescription
+from verifiers.runs.runner import Job
+from verifiers.runtime.sync_async import maybe_await
+from verifiers.storage.directory import RunDirectory
+from verifiers.storage.identity import rollout_key
+from verifiers.storage.journal import Journal
+
+METADATA_EVERY_S = 10.0
+"""How often ``metadata.json`` is renewed while a run goes on."""
+REPORT_EVERY_S = 1.0
+"""How often the metadata that ``on_progress`` gets are renewed."""
+COST_SHARE = 0.02
+"""Renewing takes at most this share of the time: a run of many rows is summed up less often."""
+
+
+class RunResults:
+    """The rows (and states) of one run."""
+
+    def __init__(self, describe: RunDescription, directory: RunDirectory | None = None):
+        self.describe, self.options = describe, describe.options
+        self.directory = directory
+        self.journal: Journal | None = None
+        self.rows: dict[int, RolloutOutput] = {}
+        """By place in the plan."""
+        self.states: dict[int, State] = {}
+        self._metadata: GenerateMetadata | None = None
+        self._next_report = 0.0
+        self._next_write = time.monotonic() + METADATA_EVERY_S
+
+    def in_order(self) -> list[RolloutOutput]:
+        """The rows so far, in the order of the plan."""
+        return [self.rows[place] for place in sorted(self.rows)]
+
+    def take(self, job: Job, row: Mapping[str, Any]) -> None:
+        """A row of an earlier run, found by its content; the example may stand at another place by now."""
+        output = row_from_disk(row)
+        for name in DISK_FIELDS:
+            output.pop(name, None)
+        output["example_id"] = job.example.example_id
+        self.rows[job.position] = output
+
+    async def store(self, jobs: list[Job], states: list[State]) -> None:
+        """Return only when these are durable; several at once are stored together or not at all."""
+        outputs = [state_to_output(state, self.options.state_columns) for state in states]
+        if self.journal is not None:
+            together = zip(outputs, jobs, states, strict=True)
+            await self.journal.append(
+                [row_for_disk(output, job.example.hash, job.sibling, state.attempts) for output, job, state in together]
+            )
+        for output, job, state in zip(outputs, jobs, states, strict=True):
+            self.rows[job.position] = output
+            if self.options.keep_states:
+                self.states[job.position] = state
+        await self._report(jobs, outputs)
+
+    def complete(self, jobs: list[Job], states: list[State]) -> None:
+        """All siblings of one example are there, with their advantages; they were stored before."""
+        for job, state in zip(jobs, states, strict=True):
+            row = self.rows[job.position]
+            row["advantage"] = state["advantage"]
+            for step in row.get("trajectory") or ():
+                if step["advantage"] is None:
+                    step["advantage"] = state["advantage"]
+
+    def outputs(self, status: str) -> GenerateOutputs:
+        """What the run returns."""
+        rows = self.in_order()
+        states = [self._state(place) for place in sorted(self.rows)] if self.options.keep_states else None
+        return GenerateOutputs(outputs=rows, metadata=self.describe.metadata(rows, status), states=states)
+
+    def write_metadata(self, metadata: GenerateMetadata) -> None:
+        """Renew ``metadata.json``, where there is a directory. Raises ``JournalError`` when it cannot be written."""
+        if self.directory is None:
+            return
+        try:
+            self.directory.write_metadata(dict(metadata))
+        except OSError as error:
+            raise JournalError(
+                f"{self.describe.path}/metadata.json could not be written ({error}); every acknowledged row is kept. "
+                "Free space or repair the disk, then run the same command again.",
+                path=str(self.describe.path),
+            ) from error
+
+    def _state(self, place: int) -> State:
+        row = self.rows[place]
+        if (state := self.states.get(place)) is None:
+            return output_to_state(row)
+        if state["advantage"] is None and row["advantage"] is not None:  # siblings of it are from an earlier run
+            state["advantage"] = row["advantage"]
+            for step in state["trajectory"]:
+                step["advantage"] = row["advantage"] if step["advantage"] is None else step["advantage"]
+        return state
+
+    async def _report(self, jobs: list[Job], outputs: list[RolloutOutput]) -> None:
+        now = time.monotonic()
+        if now >= self._next_write and self.directory is not None:
+            self.write_metadata(self.describe.metadata(self.in_order(), "running"))
+            self._next_write = _next_time(now, METADATA_EVERY_S)
+        if self.options.on_progress is None:
+            return
+        if self._metadata is None or now >= self._next_report:
+            self._metadata = self.describe.metadata(self.in_order(), "running")
+            self._next_report = _next_time(now, REPORT_EVERY_S)
+        try:
+            await maybe_await(self.options.on_progress(_with_keys(jobs, outputs), self._metadata))
+        except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
+            self.describe.env.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
+
+
+def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOutput]:
+    """The rows with what names them on disk: ``rollout_key example_hash sibling``."""
+    return [
+        RolloutOutput(
+            row,
+            rollout_key=rollout_key(job.example.hash, job.sibling),
+            example_hash=job.example.hash,
+            sibling=job.sibling,
+        )
+        for job, row in zip(jobs, outputs, strict=True)
+    ]
+
+
+def _next_time(started: float, every_s: float) -> float:
+    """When to do again what was begun at ``started`` (monotonic clock) and is done now."""
+    done = time.monotonic()
+    return done + max(every_s, (done - started) / COST_SHARE)

@@ -1,0 +1,128 @@
+"""How messages travel: the protocol, and the pair of ends of a worker process on this machine.
+
+A worker process is a fresh interpreter (nothing is forked, so no lock, thread or event loop is inherited) that talks
+over a socket of its own: what an environment prints goes to the terminal and never into a message. When either end
+dies the other reads the end of the stream: a worker never outlives its run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from verifiers.errors import WorkerLost
+from verifiers.runs.workers.messages import Message
+
+GRACE_S = 5.0
+"""What a worker may take to end when it is told to."""
+_LENGTH = struct.Struct("<Q")
+
+
+class Channel(Protocol):
+    """One end of a connection between a pool and a worker."""
+
+    async def send(self, message: Message) -> None:
+        """Raises ``WorkerLost`` when the other end is gone."""
+        ...
+
+    async def receive(self) -> Message:
+        """The next message. Raises ``WorkerLost``, which says how the other end ended, when it is gone."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection and, on the pool's side, the worker."""
+        ...
+
+
+OpenChannel = Callable[[], Awaitable[Channel]]
+
+
+class StreamChannel:
+    """Messages as length and pickle over a socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> StreamChannel:
+        """The channel of one end of a socket pair."""
+        return cls(*await asyncio.open_connection(sock=end))
+
+    async def send(self, message: Message) -> None:
+        packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        if self._writer.is_closing():  # writing on would be a line of asyncio's log each time
+            raise WorkerLost("the other end is gone")
+        try:
+            self._writer.write(_LENGTH.pack(len(packed)))  # both are buffered without a switch of tasks
+            self._writer.write(packed)
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise WorkerLost("the other end is gone") from error
+
+    async def receive(self) -> Message:
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            message: Message = pickle.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise WorkerLost("the other end is gone") from error
+        return message
+
+    async def close(self) -> None:
+        self._writer.close()
+
+
+class ProcessChannel(StreamChannel):
+    """The pool's end, with the worker process at the other."""
+
+    process: asyncio.subprocess.Process
+
+    @classmethod
+    async def open(cls) -> ProcessChannel:
+        """Start a worker process."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "verifiers.runs.workers", str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_file(sys.stderr) else asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C at the terminal is the caller's to handle
+            )
+        channel = cls(*await asyncio.open_connection(sock=ours))
+        channel.process = process
+        return channel
+
+    async def receive(self) -> Message:
+        try:
+            return await super().receive()
+        except WorkerLost as error:
+            code = await self._ended()
+            died = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            raise WorkerLost(f"the worker process {self.process.pid} {died}") from error
+
+    async def close(self) -> None:
+        await super().close()
+        if await self._ended() is None:
+            self.process.kill()
+            await self.process.wait()
+
+    async def _ended(self) -> int | None:
+        """The exit code; None when the process goes on after its grace time."""
+        try:
+            return await asyncio.wait_for(self.process.wait(), GRACE_S)
+        except TimeoutError:
+            return None
+
+
+def _has_file(stream: object) -> bool:
+    try:
+        stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Who plays the rollouts of a run: this process, or the workers that its options ask for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from verifiers.clients.protocol import shows_tools
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers.runs.metadata import identity_of
+from verifiers.runs.options import RunOptions
+from verifiers.runs.runner import Player, RunContext, play_and_score, play_job
+from verifiers.runs.workers.channels import OpenChannel, ProcessChannel
+from verifiers.runs.workers.messages import Setup
+from verifiers.runs.workers.pool import WorkerPool
+
+
+@asynccontextmanager
+async def player_for(env: Environment, context: RunContext, options: RunOptions) -> AsyncIterator[Player]:
+    """``play_and_score`` here or by workers, which live as long as the block; without scoring when it comes later.
+
+    Raises ``ConfigError`` for an environment that no other process can build, and what a worker raises building it.
+    """
+    scores_later = context.score and not options.interleave_scoring
+    if not options.num_workers:
+        yield play_job if scores_later else play_and_score
+        return
+    setup = setup_of(env, context, options, score=context.score and not scores_later, cleans_up=not scores_later)
+    setup = replace(setup, shows_tools=await shows_tools(context.client))
+    async with WorkerPool(setup, context, _opener(options.worker_backend), options.num_workers) as pool:
+        yield pool.play
+
+
+def setup_of(env: Environment, context: RunContext, options: RunOptions, *, score: bool, cleans_up: bool) -> Setup:
+    """What the workers of a run are told."""
+    if env.loaded_from is None:
+        raise ConfigError(
+            f"num_workers={options.num_workers}: a worker builds its environment by id, and this {type(env).__name__} "
+            "was made by hand; get it with vf.load_environment(id, ...), or use num_workers=0",
+            key="num_workers",
+        )
+    env_id, env_args = env.loaded_from
+    return Setup(
+        env_id=env_id,
+        env_args=env_args,
+        changes=env.changes,
+        identity=identity_of(env),
+        model=context.model,
+        sampling_args=context.sampling_args,
+        score=score,
+        cleans_up=cleans_up,
+        independent_scoring=context.independent_scoring,
+        require_tokens=context.require_tokens,
+        seed=context.seed,
+        rollout_timeout_s=context.rollout_timeout_s,
+        max_retries=context.max_retries,
+        max_scoring=_share(options.max_concurrent_scoring, options.num_workers),
+        max_tools=_share(options.max_concurrent_tools, options.num_workers),
+        max_threads=env.max_workers,
+        import_paths=list(sys.path),
+    )
+
+
+def _share(limit: int | None, num_workers: int) -> int | None:
+    """A worker's part of a limit, at least 1."""
+    return None if limit is None else max(1, limit // num_workers)
+
+
+def _opener(backend: str) -> OpenChannel:
+    if backend == "ray":
+        from verifiers.runs.workers.ray import RayChannel
+
+        return RayChannel.open
+    return ProcessChannel.open

@@ -1,0 +1,126 @@
+"""Workers on a Ray cluster: the same worker, as an actor on any node.
+
+The cluster needs this project and the environment's package installed on every node. Where no cluster was joined
+before (``ray.init(address=…)``, or the variable ``RAY_ADDRESS``), Ray starts one on this machine. Model calls still go
+out from the caller. Needs the extra ``ray``; this module imports it when a worker is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from typing import Any
+
+from verifiers.errors import ConfigError, WorkerLost
+from verifiers.runs.workers.channels import GRACE_S
+from verifiers.runs.workers.messages import Message
+from verifiers.runs.workers.serving import serve
+
+_JOINING = threading.Lock()
+"""Several workers open at once, and a cluster is joined once."""
+
+
+def _join_cluster(ray: Any) -> None:
+    with _JOINING:
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=True)
+
+
+class RayChannel:
+    """The pool's end of a worker that is an actor: messages are arguments and results of its two methods."""
+
+    def __init__(self, ray: Any, actor: Any):
+        self._ray, self._actor = ray, actor
+        self._received: list[bytes] = []
+
+    @classmethod
+    async def open(cls) -> RayChannel:
+        """Start an actor with one core of its own. Raises ``ConfigError`` when ray is not installed."""
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError('worker_backend="ray" needs Ray: pip install "verifiers[ray]"') from error
+        await asyncio.to_thread(_join_cluster, ray)
+        actor = ray.remote(_Actor).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote()
+        return cls(ray, actor)
+
+    async def send(self, message: Message) -> None:
+        try:
+            await self._actor.send.remote(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLost(_how(error)) from error
+
+    async def receive(self) -> Message:
+        try:
+            while not self._received:
+                self._received = (await self._actor.receive.remote())[::-1]
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLost(_how(error)) from error
+        message: Message = pickle.loads(self._received.pop())
+        return message
+
+    async def close(self) -> None:
+        try:
+            await asyncio.wait_for(self._actor.end.remote(), GRACE_S)
+        except (self._ray.exceptions.RayError, TimeoutError):
+            pass  # it is gone, or it is made to go
+        finally:
+            self._ray.kill(self._actor)
+
+
+class _Actor:
+    """The worker's end; ``send`` and ``receive`` are named from the pool's side."""
+
+    def __init__(self) -> None:
+        self._incoming: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def send(self, packed: bytes) -> None:
+        """A message from the pool."""
+        if self._serving is None:
+            self._serving = asyncio.create_task(serve(_ActorEnd(self._incoming, self._outgoing)))
+        self._incoming.put_nowait(packed)
+
+    async def receive(self) -> list[bytes]:
+        """The messages for the pool, as soon as there is one."""
+        messages = [await self._outgoing.get()]
+        while not self._outgoing.empty():
+            messages.append(self._outgoing.get_nowait())
+        return messages
+
+    async def end(self) -> None:
+        """Stop what is played."""
+        self._incoming.put_nowait(None)
+        if self._serving is not None:
+            await self._serving
+
+    def pid(self) -> int:
+        """The actor's process."""
+        return os.getpid()
+
+
+class _ActorEnd:
+    """The channel that ``serve`` sees inside an actor."""
+
+    def __init__(self, incoming: asyncio.Queue[bytes | None], outgoing: asyncio.Queue[bytes]):
+        self._incoming, self._outgoing = incoming, outgoing
+
+    async def send(self, message: Message) -> None:
+        self._outgoing.put_nowait(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    async def receive(self) -> Message:
+        packed = await self._incoming.get()
+        if packed is None:
+            raise WorkerLost("the run is over")
+        message: Message = pickle.loads(packed)
+        return message
+
+    async def close(self) -> None:
+        """Nothing to close: the actor ends with its pool."""
+
+
+def _how(error: BaseException) -> str:
+    return f"a worker on the Ray cluster is gone: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

@@ -1,0 +1,1 @@
+"""What Python leaves to us: sync and async calls, deadlines, threads, processes, JSON, logging. Knows no domain."""

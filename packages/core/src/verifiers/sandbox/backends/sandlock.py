@@ -1,0 +1,191 @@
+"""Sandboxes by Landlock and system-call supervision, without namespaces (https://github.com/multikernel/sandlock).
+
+For machines where namespaces are forbidden. Weaker than ``bubblewrap`` and slower: each session is an interpreter that
+imports packages when it needs them, a time-out also empties its files, names and sizes of host files can be asked for,
+and a session whose supervisor is killed from outside can leave processes behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
+from verifiers.sandbox.host import mounts
+from verifiers.sandbox.host.packages import folders, require
+from verifiers.sandbox.host.session import LIMITS, Session, settings
+from verifiers.sandbox.host.zygotes import READY_S
+from verifiers.sandbox.protocol import Availability, SandboxSpec
+
+PROBE = "import os, socket\nfound = []\n" + "".join(
+    f"try: {attempt}; found.append({name!r})\nexcept OSError: pass\n"
+    for name, attempt in (
+        ("reads the host", "open(HOST_FILE).read()"),
+        ("sees the host's processes", "os.listdir('/proc')"),
+        ("opens a port", "socket.create_server(('127.0.0.1', 0))"),
+    )
+)
+RUNNER = "import sys; from verifiers.sandbox.host.sandlock_supervisor import main; main()"
+WORKER = "from guest.worker import main; main()"
+END_S = 10.0
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+
+class Sandlock:
+    """A ``SandboxBackend``. Needs the extra ``sandbox`` and a kernel with Landlock."""
+
+    name = "sandlock"
+    capabilities = frozenset({"numpy", "sympy", "files", "state", "isolation"})
+
+    def __init__(self) -> None:
+        self._said: Availability | None = None
+
+    async def available(self) -> Availability:
+        if self._said is None:
+            self._said = await self._probe()
+        return self._said
+
+    async def open(self, spec: SandboxSpec) -> Session:
+        if spec.network:
+            raise ConfigError("The sandbox 'sandlock' has no network; leave network=False or use a remote backend")
+        if importlib.util.find_spec("sandlock") is None:
+            raise SandboxUnavailable("The package 'sandlock' is not installed", names=[self.name])
+        require(spec.packages)
+        return await Session.open(spec, _Supervised(spec))
+
+    async def _probe(self) -> Availability:
+        try:
+            sandbox = await self.open(SandboxSpec())
+            try:
+                result = await sandbox.exec(f"HOST_FILE = {__file__!r}\n{PROBE}\nfound", timeout_s=READY_S)
+            finally:
+                await sandbox.close()
+        except (SandboxError, OSError) as error:
+            return Availability(False, str(error))
+        if result.value != "[]":
+            return Availability(False, f"a session was not isolated: {result.error or result.value}")
+        return Availability(True, "a supervised session answered and could not look out")
+
+
+class _Supervised:
+    """``Processes`` of one session: a supervisor process of ours that runs the worker under sandlock."""
+
+    def __init__(self, spec: SandboxSpec):
+        self._spec = spec
+        self._folder = tempfile.mkdtemp(prefix="sandlock-")
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    async def start(self, connection: socket.socket, area_fd: int) -> None:
+        await self._end()
+        self._control, theirs = socket.socketpair()
+        self._control.setblocking(False)
+        with theirs:
+            self._supervisor = subprocess.Popen(  # noqa: ASYNC220  (milliseconds)
+                [sys.executable, "-c", RUNNER, str(theirs.fileno()), json.dumps(self._policy())],
+                stdin=connection.fileno(),
+                stdout=area_fd,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,
+                cwd="/",
+            )
+
+    def kill(self) -> None:
+        """The supervisor ends everything when it hears that its owner is gone."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    async def ended(self) -> None:
+        return None  # the area is shared memory
+
+    async def cause(self) -> str | None:
+        if self._control is None:
+            return None
+        try:
+            loop = asyncio.get_running_loop()
+            told = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), END_S))
+        except (OSError, ValueError, TimeoutError):
+            return None
+        if (failed := told.get("failed")) is not None:
+            raise SandboxUnavailable(f"sandlock could not confine a process: {failed}", names=["sandlock"])
+        cause = told.get("cause")
+        return cause if cause in LIMITS else None
+
+    async def clear(self) -> None:
+        await self._end()
+
+    async def close(self) -> None:
+        await self._end()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _end(self) -> None:
+        self.kill()
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            try:
+                await asyncio.to_thread(supervisor.wait, END_S)
+            except subprocess.TimeoutExpired:
+                supervisor.kill()
+                supervisor.wait()
+
+    def _policy(self) -> dict[str, Any]:
+        """What ``supervised`` needs to know."""
+        spec, home = self._spec, f"{self._folder}/home"
+        packages = f"{self._folder}/packages"
+        for folder in (home, packages, f"{self._folder}/changes"):
+            os.makedirs(folder, exist_ok=True)
+        for name, path in {**folders(spec.packages), "guest": mounts.GUEST}.items():
+            if not os.path.lexists(f"{packages}/{name}"):
+                os.symlink(path.resolve(), f"{packages}/{name}")
+        shown = mounts.mounts(spec.packages)
+        told = {**settings(spec), "memory_mb": spec.memory_mb, "file_mb": spec.file_mb, "cpu_s": spec.cpu_s}
+        python = getattr(sys, "_base_executable", sys.executable)
+        encoded = base64.b64encode(json.dumps(told).encode()).decode()
+        return {
+            "command": [os.path.realpath(python), "-c", WORKER, "0", "1", encoded],
+            "readable": [*map(str, shown.shown.values()), packages, *filter(os.path.exists, DEVICES)],
+            "denied": _on_the_host(shown),
+            "folder": self._folder,
+            "home": home,
+            "writable": [home, "/dev/null"],
+            "changes": f"{self._folder}/changes",
+            "memory_mb": spec.memory_mb,
+            "file_mb": spec.file_mb,
+            "num_processes": spec.num_processes,
+            "env": {
+                "PATH": "/usr/bin:/bin",
+                "HOME": home,
+                "TMPDIR": home,
+                "LANG": "C.UTF-8",
+                "PYTHONPATH": packages,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "MALLOC_ARENA_MAX": "1",
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                **spec.env,
+            },
+            "working_dir": spec.working_dir or home,
+        }
+
+
+def _on_the_host(shown: mounts.Mounts) -> list[str]:
+    """Where the hidden places are when nothing is mounted elsewhere."""
+    found = []
+    for place in shown.hidden:
+        for inside, path in shown.shown.items():
+            if place.startswith(f"{inside}/"):
+                found.append(str(path / Path(place).relative_to(inside)))
+    return [path for path in found if os.path.exists(path)]

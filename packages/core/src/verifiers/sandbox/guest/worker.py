@@ -1,0 +1,127 @@
+"""The process that runs the code: takes requests from its owner, one after another, until the connection ends.
+
+Started by a parent with everything imported (``zygote``) or as a command:
+``worker.py SOCKET_FD AREA_FD SETTINGS`` where the settings are JSON. It protects nothing by itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from typing import Any
+
+from . import frames, kernel, limits, seccomp
+from .interpreter import Interpreter, cut
+from .output import Output
+
+ASSUMED_BYTES = 64 * 2**20
+"""Address space of an interpreter that has imported nothing, where it cannot look that up."""
+
+
+class Worker:
+    def __init__(self, connection: socket.socket, area_fd: int, settings: dict[str, Any]):
+        self._connection = connection
+        self._output = Output(area_fd, settings["max_output_bytes"])
+        self._max_file = settings["max_file_bytes"]
+        self._interpreter = Interpreter()
+        sys.modules["__main__"] = self._interpreter.main
+
+    def serve(self) -> None:
+        stream = self._connection.makefile("rb")
+        while (request := frames.read(stream)) is not None:
+            header, body = request
+            answer, content = getattr(self, f"do_{header['op']}")(header, body)
+            self._connection.sendall(frames.pack(answer, content))
+
+    def do_ping(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        return {}, b""
+
+    def do_python(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        mine = os.getpid()
+        self._output.begin()
+        value, error, limit = self._interpreter.run(body.decode("utf-8", "surrogatepass"))
+        if os.getpid() != mine:  # a child that the code forked came back here
+            os._exit(0)
+        return self._answer(value=value, error=error, limit=limit)
+
+    def do_command(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        self._output.begin()
+        try:
+            process = subprocess.Popen(header["argv"], stdin=subprocess.DEVNULL, stdout=1, stderr=2)
+        except (OSError, ValueError) as error:
+            limit = "processes" if isinstance(error, OSError) and error.errno == errno.EAGAIN else None
+            return self._answer(error=cut(f"{type(error).__name__}: {error}"), exit_code=127, limit=limit)
+        return self._answer(exit_code=process.wait())
+
+    def do_read(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        try:
+            with open(header["path"], "rb", opener=_without_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file")
+                content = file.read(self._max_file + 1)
+        except (OSError, ValueError) as error:
+            return _failed(error), b""
+        if len(content) > self._max_file:
+            return {"limit": "file", "errno": errno.EFBIG, "message": f"larger than {self._max_file} bytes"}, b""
+        return {}, content
+
+    def do_write(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        path = header["path"]
+        try:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(body)
+        except (OSError, ValueError) as error:
+            return _failed(error), b""
+        return {}, b""
+
+    def _answer(self, **facts: Any) -> tuple[dict[str, Any], bytes]:
+        (stdout, stderr), truncated = self._output.end()
+        facts.update(stdout=stdout, stderr=stderr, truncated=truncated)
+        return facts, b""
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _failed(error: OSError | ValueError) -> dict[str, Any]:
+    if isinstance(error, OSError):
+        return {"errno": error.errno or errno.EIO, "message": cut(error.strerror or str(error))}
+    return {"errno": errno.EINVAL, "message": cut(str(error))}
+
+
+def reseed() -> None:
+    """Sessions forked from one parent must not draw the same numbers. The standard library sees to its own."""
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+
+
+def main() -> None:
+    socket_fd, area_fd, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(base64.b64decode(sys.argv[3]))
+    sys.argv[:] = [""]
+    socket_fd, area_fd = (_away(fd) for fd in (socket_fd, area_fd))
+    worker = Worker(socket.socket(fileno=socket_fd), area_fd, settings)
+    if "memory_mb" in settings:
+        limits.hold(settings, ASSUMED_BYTES)
+        program = seccomp.instructions(pretend=True)
+        if program is None:
+            sys.exit("there is no system-call filter for this architecture")
+        kernel.install_filter(program)
+    worker.serve()
+
+
+def _away(fd: int) -> int:
+    """Descriptors 0, 1 and 2 are the code's."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), fd)
+    return moved

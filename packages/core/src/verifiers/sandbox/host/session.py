@@ -1,0 +1,261 @@
+"""One sandbox as its rollout sees it, over whatever isolates the worker.
+
+The promise: at a time-out every process of the sandbox is ended and a new interpreter stands ready; a worker that dies
+is replaced and the result says of what it died; what a worker answers is checked; after ``close`` nothing is left.
+Files are read and written by the worker, inside: a path or a link never means anything on the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+from typing import Any, Protocol
+
+from verifiers.errors import SandboxError, SandboxLimit, SandboxUnavailable
+from verifiers.sandbox.guest import frames, kernel
+from verifiers.sandbox.guest.interpreter import MAX_TEXT
+from verifiers.sandbox.host.channel import Answer, Channel, WorkerGone
+from verifiers.sandbox.protocol import ExecResult, SandboxSpec
+
+START_S = 60.0
+MAX_READ_BYTES = 2**26
+LIMITS = frozenset("wall memory cpu file processes output killed".split())
+ESCAPED = 6
+"""Bytes of one byte of text in JSON, at most."""
+
+
+class Processes(Protocol):
+    """What a backend provides for one sandbox."""
+
+    async def start(self, connection: socket.socket, area_fd: int) -> None:
+        """A new worker on this connection, after ``kill``; whoever starts it gets copies of both."""
+        ...
+
+    def kill(self) -> None:
+        """End every process of the sandbox; its files stay."""
+        ...
+
+    async def ended(self) -> None:
+        """After ``kill``: what was written until then is in the area."""
+        ...
+
+    async def cause(self) -> str | None:
+        """Why the last worker ended, where that is known: one of ``LIMITS``; the area holds what it wrote."""
+        ...
+
+    async def clear(self) -> None:
+        """``kill``, and no file is left either."""
+        ...
+
+    async def close(self) -> None:
+        """``clear``, for good. Again: nothing."""
+        ...
+
+
+class Session:
+    """A ``Sandbox``."""
+
+    def __init__(self, spec: SandboxSpec, processes: Processes):
+        self._spec = spec
+        self._processes = processes
+        self._lock = asyncio.Lock()
+        self._channel: Channel | None = None
+        self._area = _Area(spec.max_output_bytes)
+        self._state = "open"
+        self._deadline = asyncio.get_running_loop().time() + spec.wall_s
+        self._expiry = asyncio.get_running_loop().call_at(self._deadline, self._expire)
+
+    @classmethod
+    async def open(cls, spec: SandboxSpec, processes: Processes, start_s: float = START_S) -> Session:
+        """*Raises* SandboxUnavailable when no worker answers."""
+        session = cls(spec, processes)
+        try:
+            await asyncio.wait_for(session._answer({"op": "ping"}), start_s)
+        except (WorkerGone, TimeoutError) as error:
+            why = await processes.cause() or str(error) or f"no answer in {start_s:g} s"
+            raise SandboxUnavailable(f"The sandbox did not start: {why}") from error
+        finally:
+            if session._channel is None:
+                await session.close()
+        return session
+
+    async def exec(self, code_or_argv: str | list[str], *, timeout_s: float) -> ExecResult:
+        header: dict[str, Any]
+        if isinstance(code_or_argv, str):
+            header, body = {"op": "python"}, code_or_argv.encode("utf-8", "surrogatepass")
+        else:
+            header, body = {"op": "command", "argv": list(code_or_argv)}, b""
+        async with self._lock:
+            await self._usable()
+            remaining_s = self._deadline - asyncio.get_running_loop().time()
+            try:
+                answer, _ = await asyncio.wait_for(self._answer(header, body), min(timeout_s, remaining_s))
+            except TimeoutError:
+                return await self._timed_out()
+            except WorkerGone as gone:
+                return await self._died(gone)
+        return _result(answer)
+
+    async def read_file(self, path: str) -> bytes:
+        answer, content = await self._file({"op": "read", "path": os.fspath(path)})
+        if answer.limit == "file":
+            raise SandboxLimit(f"{path!r} in the sandbox is {answer.message}", limit="file", path=str(path))
+        return content
+
+    async def write_file(self, path: str, data: bytes | str) -> None:
+        await self._file({"op": "write", "path": os.fspath(path)}, data.encode() if isinstance(data, str) else data)
+
+    async def reset(self) -> None:
+        async with self._lock:
+            await self._usable()
+            self._drop_channel()
+            await self._processes.clear()
+
+    async def close(self) -> None:
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        self._expiry.cancel()
+        self._drop_channel()
+        try:
+            await self._processes.close()
+        finally:
+            self._area.close()
+
+    # --- one request
+
+    async def _answer(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
+        """*Raises* WorkerGone. Given up half way, every process is ended."""
+        channel = self._channel or await self._start()
+        try:
+            return await channel.request(header, body)
+        except WorkerGone:
+            self._drop_channel()
+            raise
+        except BaseException:
+            self._drop_channel()
+            self._processes.kill()
+            raise
+
+    async def _start(self) -> Channel:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                await self._processes.start(theirs, self._area.fd)
+            self._channel = await Channel.over(ours, max_header_bytes(self._spec), MAX_READ_BYTES)
+        except BaseException:
+            ours.close()
+            raise
+        return self._channel
+
+    async def _file(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
+        async with self._lock:
+            await self._usable()
+            try:
+                answer, content = await asyncio.wait_for(self._answer(header, body), START_S)
+            except (WorkerGone, TimeoutError) as error:
+                raise SandboxError(f"The sandbox ended while {header['path']!r} was {header['op']}: {error}") from error
+        if answer.errno is not None and answer.limit is None:
+            raise OSError(answer.errno, answer.message or os.strerror(answer.errno), header["path"])
+        return answer, content
+
+    # --- ends
+
+    async def _timed_out(self) -> ExecResult:
+        await self._processes.ended()
+        stdout, stderr, truncated = self._area.texts()
+        await self._replace()
+        return ExecResult(stdout, stderr, timed_out=True, truncated=truncated, limit="wall")
+
+    async def _died(self, gone: WorkerGone) -> ExecResult:
+        cause = await self._processes.cause() or "killed"
+        stdout, stderr, truncated = self._area.texts()
+        await self._replace()
+        error = f"The interpreter ended ({cause}): {gone}"
+        return ExecResult(stdout, stderr, error=error, truncated=truncated, limit=cause)
+
+    async def _replace(self) -> None:
+        """A new worker; when it answers, what the last one started is gone."""
+        self._area.renew()
+        if self._state == "open":
+            with contextlib.suppress(WorkerGone, TimeoutError):  # the next call says so
+                await asyncio.wait_for(self._answer({"op": "ping"}), START_S)
+
+    async def _usable(self) -> None:
+        if self._state == "closed":
+            raise SandboxError("The sandbox is closed")
+        if self._state == "expired":
+            raise SandboxLimit(f"The sandbox ended after its {self._spec.wall_s:g} s (wall_s)", limit="wall")
+
+    def _expire(self) -> None:
+        self._state = "expired"
+        self._drop_channel()
+        self._processes.kill()
+
+    def _drop_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+
+class _Area:
+    """Memory shared with the worker where its output is as it comes; read when the worker cannot answer any more."""
+
+    def __init__(self, max_bytes: int):
+        self._max_bytes = max_bytes
+        self.fd = self._create()
+
+    def _create(self) -> int:
+        size = frames.OUTPUT.size + 2 * self._max_bytes
+        if hasattr(os, "memfd_create"):
+            return kernel.memory_file("sandbox-output", size)
+        fd, name = tempfile.mkstemp()  # not Linux: a file without a name
+        os.unlink(name)
+        os.ftruncate(fd, size)
+        return fd
+
+    def texts(self) -> tuple[str, str, bool]:
+        """stdout, stderr and whether one is full. Never more than the bound, whatever the worker wrote there."""
+        head = os.pread(self.fd, frames.OUTPUT.size, 0).ljust(frames.OUTPUT.size, b"\0")
+        sizes = [min(size, self._max_bytes) for size in frames.OUTPUT.unpack(head)]
+        starts = (frames.OUTPUT.size, frames.OUTPUT.size + self._max_bytes)
+        texts = [
+            os.pread(self.fd, size, start).decode("utf-8", "replace") for size, start in zip(sizes, starts, strict=True)
+        ]
+        return texts[0], texts[1], max(sizes) == self._max_bytes
+
+    def renew(self) -> None:
+        """A worker that is about to end must not write into what the next one uses."""
+        os.close(self.fd)
+        self.fd = self._create()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _result(answer: Answer) -> ExecResult:
+    limit = answer.limit if answer.limit in LIMITS else None
+    return ExecResult(
+        answer.stdout,
+        answer.stderr,
+        answer.value,
+        answer.error,
+        answer.exit_code,
+        truncated=answer.truncated,
+        limit=limit or ("output" if answer.truncated else None),
+    )
+
+
+def max_header_bytes(spec: SandboxSpec) -> int:
+    """Of an answer."""
+    return ESCAPED * (2 * spec.max_output_bytes + 8 * MAX_TEXT) + 4096
+
+
+def settings(spec: SandboxSpec) -> dict[str, Any]:
+    """What the worker is told."""
+    return {"max_output_bytes": spec.max_output_bytes, "max_file_bytes": MAX_READ_BYTES}

@@ -1,0 +1,232 @@
+"""Warm parents: one process per list of packages that stands ready, inside its outer sandbox, to fork sessions.
+
+They end with this process, however it ends: their control connection closes, and the kernel kills them when the thread
+that started them is gone. That thread lives as long as the process; so a parent serves every event loop.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import json
+import os
+import queue
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from verifiers.errors import ConfigError, SandboxUnavailable
+from verifiers.sandbox.guest import launch
+from verifiers.sandbox.host import mounts
+from verifiers.sandbox.host.packages import import_names
+
+READY_S = 120.0
+HOST_UIDS = (65534, 1)
+"""Whom code runs as when the caller is root: nobody, and what to take where that user is not mapped."""
+ENVIRONMENT = {
+    "PATH": f"{mounts.PYTHON}/bin:/usr/bin:/bin",
+    "HOME": "/sandbox/home",
+    "TMPDIR": "/tmp",
+    "USER": "sandbox",
+    "LANG": "C.UTF-8",
+    "PYTHONPATH": mounts.PACKAGES,
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MALLOC_ARENA_MAX": "1",  # address space is what is limited; each further arena reserves 64 MB
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+PLACES = ("/tmp", "/sandbox", "/etc")
+FILES = {
+    "/etc/passwd": f"root:x:0:0::/:/bin/false\nsandbox:x:{launch.UID}:{launch.UID}::/sandbox/home:/bin/bash\n",
+    "/etc/group": f"root:x:0:\nsandbox:x:{launch.UID}:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+START = "import sys; sys.path[0] = {path!r}; from guest.{module} import main; del sys.path[0]; main()"
+
+_parents: dict[tuple[str, tuple[str, ...]], Parent] = {}
+_lock = threading.Lock()
+
+
+class Parent:
+    """One warm parent. ``fork`` may be called from any thread."""
+
+    def __init__(self, command: str, packages: tuple[str, ...]):
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
+        with theirs:
+            self._process = _on_starter(lambda: self._launch(command, packages, theirs))
+        self._wait_until_ready(packages)
+
+    def fork(self, settings: dict[str, Any]) -> socket.socket:
+        """The control connection to a new session. *Raises* SandboxUnavailable when the parent is gone."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(self._control, [json.dumps(settings).encode()], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise SandboxUnavailable(f"The sandboxes' parent process is gone: {self._last_words()}") from error
+        ours.setblocking(False)
+        return ours
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def _launch(self, command: str, packages: tuple[str, ...], theirs: socket.socket) -> subprocess.Popen[bytes]:
+        settings = json.dumps({"imports": import_names(packages), "path": [mounts.PACKAGES]})
+        shown = mounts.mounts(packages)
+        sources = [str(path) for path in shown.shown.values()]
+        staged = sources if os.getuid() else [f"{launch.STAGE}/{number}" for number in range(len(sources))]
+        fds = {path: _memory_file(text) for path, text in FILES.items()}
+        arguments = [command, *_options(shown, staged, fds), mounts.INTERPRETER, "-c"]
+        arguments += [START.format(path=mounts.INSIDE, module="zygote"), str(theirs.fileno()), settings]
+        try:
+            return self._start(arguments, sources, [theirs.fileno(), *fds.values()])
+        finally:
+            for fd in fds.values():
+                os.close(fd)
+
+    def _start(self, arguments: list[str], sources: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+        if os.getuid() != 0:
+            return self._popen(arguments, fds)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            fd = theirs.fileno()
+            code = START.format(path=str(mounts.GUEST.parent), module="launch")
+            launcher = [sys.executable, "-c", code, str(fd), json.dumps(sources)]
+            process = self._popen([*launcher, *arguments], [*fds, fd])
+            theirs.close()
+            if ours.recv(1) == b"?":
+                _map_users(process.pid)
+                ours.send(b"!")
+        return process
+
+    def _popen(self, arguments: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(
+            arguments, stdin=quiet, stdout=quiet, stderr=self._errors, pass_fds=fds, env=ENVIRONMENT, cwd="/"
+        )
+
+    def _wait_until_ready(self, packages: tuple[str, ...]) -> None:
+        ready, _, _ = select.select([self._control], [], [], READY_S)
+        told = self._control.recv(2**16) if ready else b""
+        if not told:
+            words = self._last_words()
+            self.close()
+            raise SandboxUnavailable(f"bubblewrap could not start a sandbox: {words}", names=["bubblewrap"])
+        if failed := json.loads(told)["failed"]:
+            self.close()
+            why = "; ".join(f"{name} ({error})" for name, error in failed.items())
+            raise ConfigError(f"Packages {packages} of the sandbox cannot be imported inside: {why}", names=[*failed])
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read(2**16).decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else "it ended without a word"
+
+
+def parent_for(command: str, packages: tuple[str, ...]) -> Parent:
+    """The parent for these packages, started when there is none alive; takes as long as importing them."""
+    key = (command, packages)
+    with _lock:
+        parent = _parents.get(key)
+        if parent is not None and not parent.alive:
+            _parents.pop(key).close()
+            parent = None
+        if parent is None:
+            parent = _parents[key] = Parent(command, packages)
+        return parent
+
+
+def close_all() -> None:
+    """End every parent, and with them every session."""
+    with _lock:
+        while _parents:
+            _parents.popitem()[1].close()
+
+
+atexit.register(close_all)
+
+
+def _options(shown: mounts.Mounts, sources: list[str], files: dict[str, int]) -> list[str]:
+    """Of bubblewrap. Sessions share what is here, so all of it is read-only in the end."""
+    options = "--unshare-user --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try".split()
+    options += ["--uid", str(launch.UID), "--gid", str(launch.UID), "--hostname", "sandbox"]
+    options += "--die-with-parent --new-session --clearenv".split()
+    for path in (*shown.folders(), *PLACES):
+        options += ["--perms", "0755", "--dir", path]
+    for source, place in zip(sources, shown.shown, strict=True):
+        options += ["--ro-bind", source, place]
+    for place in shown.hidden:
+        options += ["--tmpfs", place, "--remount-ro", place]
+    for place, target in shown.links.items():
+        options += ["--symlink", target, place]
+    for place, fd in files.items():
+        options += ["--perms", "0444", "--ro-bind-data", str(fd), place]
+    options += "--proc /proc --dev /dev --chdir / --remount-ro /dev --remount-ro /".split()
+    return [*options, *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value))]
+
+
+def _map_users(pid: int) -> None:
+    """*Raises* OSError when this root user may not."""
+    for kind in ("uid", "gid"):
+        for host in HOST_UIDS:
+            try:
+                Path(f"/proc/{pid}/{kind}_map").write_text(f"0 0 1\n{launch.UID} {host} 1\n", encoding="ascii")
+                break
+            except PermissionError:
+                if host == HOST_UIDS[-1]:
+                    raise
+
+
+def _memory_file(text: str) -> int:
+    """Sealed: whoever has it can only read."""
+    fd = os.memfd_create("sandbox-file", os.MFD_ALLOW_SEALING)
+    os.write(fd, text.encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+@lru_cache
+def _starter() -> queue.SimpleQueue[Callable[[], None]]:
+    """A thread that never ends: the kernel ends what a thread started when that thread does."""
+    work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def serve() -> None:
+        while True:
+            work.get()()
+
+    threading.Thread(target=serve, name="sandbox-starter", daemon=True).start()
+    return work
+
+
+def _on_starter(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    done: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            done.put(start())
+        except BaseException as error:  # noqa: BLE001  (raised in the thread that asked)
+            done.put(error)
+
+    _starter().put(call)
+    outcome = done.get()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome

@@ -1,0 +1,5 @@
+"""``python -m verifiers.sandbox.probe [BACKEND]``."""
+
+from verifiers.sandbox.probe import main
+
+main()

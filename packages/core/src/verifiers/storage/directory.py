@@ -1,0 +1,269 @@
+"""The run directory: what a run is, what it has finished, and who is writing it.
+
+    config.json     the frozen configuration and its fingerprint, written first, atomically, then never again
+    results.jsonl   the journal
+    metadata.json   what a reader wants to know at a glance, replaced atomically; ``status`` says how the run stands
+    run.lock        an advisory lock with the pid and host of its holder
+
+Promises: rows of two configurations never share a directory, two processes never write one directory, and a refusal
+(``RunMismatch``, ``RunBusy``, ``ConfigError``) changes nothing on disk.
+
+This module does not decide which rollouts are owed (``runner``), and does not read rows into results (``results``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from verifiers.errors import ConfigError, RunMismatch
+from verifiers.runtime.json import encode_row
+from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
+from verifiers.storage.identity import config_differences, fingerprint, frozen_config
+from verifiers.storage.journal import Journal
+
+CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
+
+
+# --- places -----------------------------------------------------------------------------------------------------
+
+
+def default_root(env_id: str) -> Path:
+    """``./environments/<module>`` when that folder exists, else the working directory."""
+    module = env_id.rsplit("/", 1)[-1].replace("-", "_")
+    folder = Path("environments", module)
+    return folder if module.isidentifier() and folder.is_dir() else Path()
+
+
+def run_path(
+    root: str | os.PathLike[str],
+    env_id: str,
+    model: str,
+    fingerprint: str,
+    *,
+    output_dir: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+) -> Path:
+    """The directory this run should use: ``<root>/outputs/evals/<env_id>--<model>/<run id>``. Creates nothing.
+
+    The run id is the first 8 hex digits of the fingerprint, then ``-2``, ``-3`` …: the first that is free or, with
+    ``resume``, that holds an unfinished run of this fingerprint. ``output_dir`` replaces ``<root>/outputs``.
+    """
+    for candidate in _candidates(root, env_id, model, fingerprint, output_dir):
+        if not candidate.exists() or (resume and _is_resumable(candidate, fingerprint)):
+            return candidate
+    raise AssertionError("the candidates do not end")
+
+
+def find_resumable(
+    root: str | os.PathLike[str],
+    env_id: str,
+    model: str,
+    fingerprint: str,
+    *,
+    output_dir: str | os.PathLike[str] | None = None,
+) -> Path | None:
+    """The directory of this run that was begun and is not complete; None when there is none."""
+    candidate = run_path(root, env_id, model, fingerprint, output_dir=output_dir)
+    return candidate if candidate.exists() else None
+
+
+def _candidates(
+    root: str | os.PathLike[str],
+    env_id: str,
+    model: str,
+    fingerprint: str,
+    output_dir: str | os.PathLike[str] | None,
+) -> Iterator[Path]:
+    outputs = Path(root, "outputs") if output_dir is None else Path(output_dir)
+    folder, number = outputs / "evals" / _safe_name(f"{env_id}--{model}"), 1
+    while True:
+        yield folder / (fingerprint[:8] if number == 1 else f"{fingerprint[:8]}-{number}")
+        number += 1
+
+
+def _safe_name(name: str) -> str:
+    """One path component, whatever the name holds: ``/`` is spelt ``--``; nothing hidden, nothing longer than 200."""
+    safe = re.sub(r"[^A-Za-z0-9._+=@-]", "_", name.replace("/", "--"))
+    safe = f"_{safe[1:]}" if safe.startswith(".") else safe
+    if len(safe) > 200:
+        safe = f"{safe[:180]}-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:16]}"
+    return safe
+
+
+def _is_resumable(path: Path, fingerprint: str) -> bool:
+    try:
+        stored = read_config(path)
+    except ConfigError:
+        return False
+    if stored is None:  # stopped before its configuration was written: nothing in it yet
+        return not (path / RESULTS_NAME).exists()
+    return stored["fingerprint"] == fingerprint and not is_complete(path)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """``{"fingerprint", "config", "noted"}`` of a run directory, None when it has no ``config.json``.
+
+    Raises: ``ConfigError`` when the file is there and cannot be used.
+    """
+    file = Path(path, CONFIG_NAME)
+    try:
+        stored: dict[str, Any] = json.loads(file.read_bytes())
+        if isinstance(stored["config"], dict) and isinstance(stored["fingerprint"], str):
+            return stored
+        raise ValueError("it lacks the configuration or its fingerprint")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as a run's configuration ({error}); restore it or choose another folder.",
+            path=str(file),
+        ) from error
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be made anew)."""
+    try:
+        metadata = json.loads(Path(path, METADATA_NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return metadata if isinstance(metadata, dict) else None
+
+
+def is_complete(path: str | os.PathLike[str]) -> bool:
+    """Whether the run in this directory says it is complete."""
+    return (read_metadata(path) or {}).get("status") == "complete"
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+class RunDirectory:
+    """One run directory, locked by this process; made by ``create_or_resume``, ended by ``close`` or a ``with`` block.
+
+    >>> def save(path, rows):
+    ...     with RunDirectory.create_or_resume(path, {"env_id": "sums", "model": "m"}) as run:
+    ...         with run.open_journal() as journal:
+    ...             journal.append_sync(rows)
+    ...         run.write_metadata({"status": "complete"})
+    """
+
+    def __init__(self, path: Path, lock: HeldFile, stored: Mapping[str, Any], resumed: bool, noted: Mapping[str, Any]):
+        self.path = path
+        self.config: dict[str, Any] = stored["config"]
+        """The frozen configuration, as JSON gives it back."""
+        self.fingerprint: str = stored["fingerprint"]
+        self.resumed = resumed
+        """Whether the directory already held this run."""
+        self.noted_changes = config_differences(stored.get("noted") or {}, noted)
+        """Dotted key -> (stored, given) for what was noted, differs now, and does not stop the run."""
+        self._lock = lock
+
+    @classmethod
+    def create_or_resume(
+        cls, path: str | os.PathLike[str], config: Mapping[str, Any], noted: Mapping[str, Any] | None = None
+    ) -> RunDirectory:
+        """Take the directory for a run of ``config``: a new one, or the unfinished or extended run it holds.
+
+        ``config`` is what makes rows comparable, ``noted`` what a reader may want to know (library version, counts,
+        base URL). Both must be free of secrets.
+
+        Raises: ``RunMismatch`` (``differences``: key -> (stored, given)) when it holds another configuration,
+        ``RunBusy`` when another process holds it, ``ConfigError`` when it cannot be written or holds rows without a
+        configuration.
+        """
+        path, noted = Path(path), noted or {}
+        given = {"fingerprint": fingerprint(config), "config": frozen_config(config), "noted": frozen_config(noted)}
+        _refuse_other(path, given)
+        with _undone_on_failure(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock, stored = HeldFile(path / LOCK_NAME), None
+            try:
+                stored = _refuse_other(path, given)  # again: another process may have been first
+                lock.write_holder()
+                for leftover in path.glob(".*.tmp"):  # of an atomic write that was killed
+                    leftover.unlink(missing_ok=True)
+                if stored is None:
+                    atomic_write(path / CONFIG_NAME, _pretty(given))
+            except BaseException:  # the lock is let go and nothing new stays; raised again
+                if stored is None and not (path / CONFIG_NAME).exists():
+                    lock.path.unlink(missing_ok=True)
+                lock.release()
+                raise
+        return cls(path, lock, stored or given, stored is not None, noted)
+
+    def open_journal(self, on_row: Callable[[dict[str, Any]], None] | None = None) -> Journal:
+        """The run's journal, open for appending; ``on_row`` gets each row already in it. Close it before this."""
+        return Journal.open(self.path / RESULTS_NAME, on_row)
+
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Replace ``metadata.json`` atomically and durably. Raises: ``OSError``."""
+        atomic_write(self.path / METADATA_NAME, _pretty(metadata))
+
+    def close(self) -> None:
+        """Give the directory up; another process may take it from now on."""
+        self._lock.release()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _refuse_other(path: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration stored in ``path`` when it is ``given``'s, None when there is none yet."""
+    stored = read_config(path)
+    if stored is None:
+        if (path / RESULTS_NAME).exists():
+            raise ConfigError(
+                f"{path} has {RESULTS_NAME} but no {CONFIG_NAME}, so its rows cannot be told from another "
+                "configuration's; choose another folder.",
+                path=str(path),
+            )
+        return None
+    if stored["fingerprint"] != given["fingerprint"]:
+        differences = config_differences(stored["config"], given["config"])
+        listed = "; ".join(f"{key} was {old!r:.80}, now {new!r:.80}" for key, (old, new) in differences.items())
+        raise RunMismatch(
+            f"{path} holds a run of another configuration: {listed or 'its fingerprint was changed by hand'}. "
+            "Repeat the old settings to resume it, or choose another folder.",
+            differences=differences,
+            path=str(path),
+        )
+    return stored
+
+
+@contextlib.contextmanager
+def _undone_on_failure(path: Path) -> Iterator[None]:
+    """Leave no folder behind that was not there before, and turn ``OSError`` into one sentence."""
+    absent: list[Path] = []
+    try:
+        absent = [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a folder that somebody filled meanwhile stays
+            for folder in absent:
+                folder.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"results cannot be kept in {path}: {error.strerror or error}. Choose a folder you can write to "
+            "(results_path, --output-dir).",
+            path=str(path),
+        ) from error
+
+
+def _pretty(content: Mapping[str, Any]) -> bytes:
+    return msgspec.json.format(encode_row(content), indent=2) + b"\n"

@@ -1,0 +1,343 @@
+"""The journal: an append-only file of rows where *acknowledged* means *on disk*.
+
+Promises: when ``append`` returns, its rows survive kill -9 and power loss. The rows of one ``append`` are recovered
+together or not at all. A row that was damaged later is found, never read. After one failed write or fsync the journal
+takes nothing more, because what a failed fsync left on disk is unknown: every later ``append`` fails with the same
+error, and everything acknowledged stays readable.
+
+A line is one JSON object, ASCII only, ended by ``\\n``; its last key is ``crc32``, the checksum of every byte of the
+line before ``,"crc32":``. When ``append`` is given several rows, each also carries ``"write_part":[i,n]``, row i of
+the n that belong together, just before the checksum. Readers get rows without these two keys.
+
+Group commit: one thread writes everything that gathered while it was busy with one ``write`` and one fsync. When
+rows come from many at once it first waits ``linger_s``, so that a commit costs each of them little.
+
+This module does not know what a row means, never rewrites a row, and does not decide which rows are owed (``runner``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+from zlib import crc32
+
+from verifiers.errors import ConfigError, JournalError, UsageError
+from verifiers.runtime.failpoints import failpoint
+from verifiers.runtime.json import decode_row, encode_row
+from verifiers.storage.files import HeldFile, sync_file, sync_folder, write_all
+
+Row: TypeAlias = Mapping[str, Any]
+RESERVED_KEYS = frozenset(("write_part", "crc32"))
+"""Keys the journal adds to a line; a row may not have them."""
+
+MAX_LINGER_S = 0.05
+"""The longest a row may wait for company before its commit begins."""
+
+
+class Journal:
+    """One open journal; made by ``Journal.open``, ended by ``close`` or a ``with`` block.
+
+    ``append`` may be called from any event loop and any thread of the process that opened it, not from a forked child.
+
+    >>> async def record(path):
+    ...     with Journal.open(path) as journal:
+    ...         await journal.append({"example_id": 0, "reward": 1.0})
+    """
+
+    def __init__(self, path: str | os.PathLike[str], linger_s: float = 0.005):
+        if not 0 <= linger_s <= MAX_LINGER_S:
+            raise ConfigError(f"linger_s={linger_s} must be between 0 and {MAX_LINGER_S} seconds.", key="linger_s")
+        self.path = Path(path)
+        self.num_recovered = 0
+        """Rows found when the journal was opened."""
+        self.cut_bytes = 0
+        """Bytes of an unfinished write that opening removed from the end."""
+        self._linger_s = linger_s
+        self._file: HeldFile | None = None
+        self._durable_bytes = 0
+        self._changed = threading.Condition()  # guards the four below
+        self._pending: list[_Append] = []
+        self._closing = False
+        self._cause: Exception | None = None
+        self._writer: threading.Thread | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        on_row: Callable[[dict[str, Any]], None] | None = None,
+        linger_s: float = 0.005,
+    ) -> Journal:
+        """Open for appending, and create the file when there is none. The only opener: the file itself is locked.
+
+        ``on_row`` gets each recovered row in order; none is kept here. An unfinished write at the end (an
+        unterminated line, an incomplete set of rows given together) is cut off, and what remains is made durable.
+
+        Raises: ``RunBusy`` when another process or journal has it open, ``JournalError`` with file and line for any
+        other damage (the file is left as it is), ``ConfigError`` when the file cannot be opened for writing.
+        """
+        journal = cls(path, linger_s)
+        existed = journal.path.exists()
+        try:
+            journal._file = HeldFile(journal.path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be opened for writing: {error.strerror}.", path=str(path)) from error
+        try:
+            journal._recover(on_row)
+            if not existed:
+                sync_folder(journal.path.parent)
+        except OSError as error:
+            journal._file.release()
+            raise journal._failure(error) from error
+        except BaseException:  # the lock is let go, or nobody could open it again; raised again
+            journal._file.release()
+            raise
+        journal._writer = threading.Thread(target=journal._run_writer, name=f"journal {path}", daemon=True)
+        journal._writer.start()
+        return journal
+
+    async def append(self, rows: Row | Iterable[Row]) -> None:
+        """Return when the rows are on disk. Rows given together are one write: all are recovered, or none.
+
+        Cancelling the wait does not take the rows back. The rows are encoded before the first suspension, so they
+        may be changed as soon as this coroutine waits.
+
+        Raises: ``JournalError`` when a write or fsync failed, now or before; ``UsageError`` for a closed journal, an
+        empty row or a reserved key.
+        """
+        if lines := _lines(rows):
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self._submit((lines, loop, waiter))
+            await waiter
+
+    def append_sync(self, rows: Row | Iterable[Row]) -> None:
+        """As ``append``, blocking the calling thread; not for use inside an event loop."""
+        if lines := _lines(rows):
+            waiter: concurrent.futures.Future[None] = concurrent.futures.Future()
+            self._submit((lines, None, waiter))
+            waiter.result()
+
+    def close(self) -> None:
+        """Finish what was appended, stop the writer and release the file. Blocks for one commit at most."""
+        if self._file is None or self._file.fd < 0:
+            return
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._writer is not None:
+            self._writer.join()
+        try:
+            failpoint("journal.finish")
+        finally:
+            self._file.release()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _recover(self, on_row: Callable[[dict[str, Any]], None] | None) -> None:
+        fd = self._held_fd()
+        with open(self.path, "rb") as file:
+            size = os.fstat(fd).st_size
+            for ends, bodies in _whole_writes(file, self.path, size):
+                self._durable_bytes = ends[-1]
+                self.num_recovered += len(bodies)
+                if on_row is not None:
+                    for body in bodies:
+                        on_row(_decoded(body, self.path))
+        failpoint("journal.open")
+        self.cut_bytes = size - self._durable_bytes
+        if self.cut_bytes:
+            os.ftruncate(fd, self._durable_bytes)
+        sync_file(fd)  # rows of a killed process may still be on their way to the disk, and are about to count
+
+    def _held_fd(self) -> int:
+        if self._closing or self._file is None or self._file.fd < 0:
+            raise UsageError(f"{self.path} is closed, or was opened by another process; use Journal.open here.")
+        return self._file.fd
+
+    def _submit(self, append: _Append) -> None:
+        with self._changed:
+            if self._cause is not None:
+                raise self._failure(self._cause) from self._cause
+            self._held_fd()
+            self._pending.append(append)
+            if len(self._pending) == 1:  # the writer waits only while nothing is pending
+                self._changed.notify()
+
+    def _run_writer(self) -> None:
+        num_last = 0
+        while True:
+            with self._changed:
+                while not self._pending and not self._closing:
+                    self._changed.wait()
+                if num_last > 1 and not self._closing:
+                    self._changed.wait(self._linger_s)
+                batch, self._pending = self._pending, []
+            if not batch:
+                return
+            num_last = len(batch)
+            self._commit(batch)
+            self._acknowledge(batch)
+
+    def _commit(self, batch: list[_Append]) -> None:
+        if self._cause is not None:
+            return
+        assert self._file is not None
+        content = b"".join([lines for lines, _, _ in batch])
+        try:
+            failpoint("journal.before_write")
+            write_all(self._file.fd, content)
+            failpoint("journal.after_write")
+            sync_file(self._file.fd)
+            failpoint("journal.after_fsync")
+            failpoint("journal.before_ack")
+            self._durable_bytes += len(content)
+        except Exception as cause:  # noqa: BLE001  whatever stops the writer is what every waiter is told
+            with self._changed:
+                self._cause = cause
+            with contextlib.suppress(OSError):  # best effort: rows nobody was promised should not count on resume
+                os.ftruncate(self._file.fd, self._durable_bytes)
+
+    def _acknowledge(self, batch: list[_Append]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop | None, list[_Waiter]] = defaultdict(list)
+        for _, loop, waiter in batch:
+            by_loop[loop].append(waiter)
+        for loop, waiters in by_loop.items():
+            if loop is None:
+                self._settle(waiters, self._cause)
+            else:
+                with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(self._settle, waiters, self._cause)
+
+    def _settle(self, waiters: list[_Waiter], cause: Exception | None) -> None:
+        for waiter in waiters:
+            if waiter.done():  # its caller was cancelled
+                continue
+            if cause is None:
+                waiter.set_result(None)
+            else:
+                failure = self._failure(cause)
+                failure.__cause__ = cause
+                waiter.set_exception(failure)
+
+    def _failure(self, cause: Exception) -> JournalError:
+        return JournalError(
+            f"{self.path} could not be written ({cause}); every acknowledged row is in it. "
+            "Free space or repair the disk, then run the same command again.",
+            path=str(self.path),
+        )
+
+
+_Waiter: TypeAlias = "asyncio.Future[None] | concurrent.futures.Future[None]"
+_Append: TypeAlias = "tuple[bytes, asyncio.AbstractEventLoop | None, _Waiter]"
+
+
+def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The rows of a journal in order, one at a time; while another process writes it, those durable at the call.
+
+    Never changes the file. Raises: ``FileNotFoundError``; ``JournalError`` with file and line for damage.
+    """
+    for _, bodies in scan_journal(path):
+        for body in bodies:
+            yield _decoded(body, Path(path))
+
+
+def scan_journal(
+    path: str | os.PathLike[str], start: int = 0, first_line: int = 1
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Each complete write from byte ``start`` on: where its lines end, and its rows as JSON; for readers with an index.
+
+    ``start`` is 0 or where a write ended, ``first_line`` the number of the line there. As ``read_journal`` otherwise.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            sync_file(file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # there: nothing waits to be flushed
+                raise JournalError(f"{path} could not be flushed before reading ({error}).", path=str(path)) from error
+        file.seek(start)
+        for ends, bodies in _whole_writes(file, Path(path), size - start, first_line):
+            yield [start + end for end in ends], bodies
+
+
+def _lines(rows: Row | Iterable[Row]) -> bytes:
+    """The lines of one append."""
+    if isinstance(rows, Mapping):
+        return _line(rows)
+    rows = list(rows)
+    if len(rows) == 1:
+        return _line(rows[0])
+    return b"".join([_line(row, b',"write_part":[%d,%d]' % (i, len(rows))) for i, row in enumerate(rows, 1)])
+
+
+def _line(row: Row, part: bytes = b"") -> bytes:
+    if not row or "crc32" in row or "write_part" in row:
+        raise UsageError(f"a journal row needs a key, and none of {sorted(RESERVED_KEYS)}; this one has {sorted(row)}.")
+    body = encode_row(row)[:-1] + part
+    return b'%b,"crc32":%d}\n' % (body, crc32(body))
+
+
+def _whole_writes(
+    file: BinaryIO, path: Path, size: int, first_line: int = 1
+) -> Iterator[tuple[list[int], list[bytes]]]:
+    """Each complete write within the next ``size`` bytes: where its lines end, counted from here, and its rows as JSON.
+
+    Stops at an unfinished write at the end. Raises: ``JournalError`` for any other damage.
+    """
+    end, expected = 0, 0
+    bodies: list[bytes] = []
+    ends: list[int] = []
+    for number, line in enumerate(file, first_line):  # a binary file splits at \n only
+        end += len(line)
+        if end > size or not line.endswith(b"\n"):
+            return
+        tail = line.rfind(b',"crc32":')
+        if tail < 0 or line[tail:] != b',"crc32":%d}\n' % crc32(line[:tail]):
+            raise _damage(path, number, "its checksum does not match")
+        body, index, total = _without_part(line[:tail])
+        if index != len(bodies) + 1 or (bodies and total != expected):
+            raise _damage(path, number, "the rows written together with it are not complete")
+        bodies.append(body + b"}")
+        ends.append(end)
+        expected = total
+        if index == total:
+            yield ends, bodies
+            bodies, ends = [], []
+
+
+def _without_part(body: bytes) -> tuple[bytes, int, int]:
+    if not body.endswith(b"]") or (start := body.rfind(b',"write_part":[')) < 0:
+        return body, 1, 1
+    index, _, total = body[start + len(b',"write_part":[') : -1].partition(b",")
+    if not (index.isdigit() and total.isdigit()):  # the row's own text
+        return body, 1, 1
+    return body[:start], int(index), int(total)
+
+
+def _decoded(body: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return decode_row(body)
+    except ValueError as error:
+        raise JournalError(f"{path} has a row that is not a JSON object ({error}).", path=str(path)) from error
+
+
+def _damage(path: Path, number: int, what: str) -> JournalError:
+    return JournalError(
+        f"{path}:{number}: this row is damaged ({what}). The file was left as it is: restore it from a copy, or move "
+        "it away and run the command again.",
+        path=str(path),
+        line=number,
+    )

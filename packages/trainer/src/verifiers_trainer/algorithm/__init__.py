@@ -1,0 +1,1 @@
+"""From finished rollouts to a gradient: advantages, samples, packing, losses. Pure: no I/O, no engine, no loop."""

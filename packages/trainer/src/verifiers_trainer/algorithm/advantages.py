@@ -1,0 +1,196 @@
+"""Rewards of groups in, advantages out: how much better a rollout was than its siblings.
+
+Pure numpy, float64, no configuration object. A reward of NaN is *unknown*: it leaves the mean, the deviation and the
+batch, and its advantage is NaN. A dead group (`is_dead`) teaches nothing: all its advantages are NaN. NaN therefore
+always reads "not trained". What to do with dead groups (replace them, keep them at weight zero) is decided
+elsewhere, and an advantage that the environment supplies never passes through here.
+
+Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F], one column per reward function.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.registry import Registry, check_parameters
+
+EPSILON = 1e-4
+"""Added to every standard deviation before dividing by it."""
+
+ADVANTAGES = Registry("advantage")
+AdvantageFunction = Callable[..., list[np.ndarray]]
+register_advantage = ADVANTAGES.register
+
+
+def is_dead(rewards: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True) -> bool:
+    """True when a group carries no signal.
+
+    That is: fewer than max(2, ceil(min_group_fraction·G)) rewards are known, or all known ones are equal. A group
+    needs two live members because the baseline is their mean. With ``baseline=False`` (advantage "none") a group is
+    dead only when no reward is known. ``rewards`` is [G] or [G, F]; a row with any NaN is unknown.
+
+    >>> is_dead(np.array([1.0, 0.0, np.nan, 0.0])), is_dead(np.array([1.0, 1.0]))
+    (False, True)
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    live = rewards[_known(rewards)]
+    if not baseline:
+        return len(live) == 0
+    needed = max(2, math.ceil(min_group_fraction * len(rewards)))
+    return len(live) < needed or bool((live == live[0]).all())
+
+
+def compute_advantages(
+    choice: str | AdvantageFunction,
+    rewards_G: Sequence[np.ndarray],
+    *,
+    lengths_G: Sequence[np.ndarray] | None = None,
+    min_group_fraction: float = 0.75,
+    weights_G: Sequence[np.ndarray] | None = None,
+    **parameters: Any,
+) -> list[np.ndarray]:
+    """Advantages [n] per group, NaN for unknown rewards and throughout dead groups.
+
+    ``choice`` is a registered name, "package.module:function" or a function ``(rewards_G, lengths_G, *, ...)`` that
+    sees live groups and known rewards only. ``lengths_G`` counts the trained tokens of each rollout ("opo" needs
+    it), ``weights_G`` [F] weighs the columns of a group ("gdpo"). Raises ConfigError for an unknown name or parameter.
+
+    >>> compute_advantages("mean", [np.array([1.0, 0.0, np.nan, 0.5])])
+    [array([ 0.5, -0.5,  nan,  0. ])]
+    """
+    function = ADVANTAGES.resolve(choice)
+    check_parameters("advantage", str(choice), function, parameters)
+    rewards = [np.asarray(group, dtype=np.float64) for group in rewards_G]
+    known = [_known(group) for group in rewards]
+    dead = functools.partial(is_dead, min_group_fraction=min_group_fraction, baseline=function is not none)
+    live = [g for g, group in enumerate(rewards) if not dead(group)]
+    advantages = [np.full(len(group), np.nan) for group in rewards]
+    if live:
+        if weights_G is not None:
+            parameters["weights_G"] = [weights_G[g] for g in live]
+        lengths = None if lengths_G is None else [np.asarray(lengths_G[g], dtype=np.float64)[known[g]] for g in live]
+        computed = function([rewards[g][known[g]] for g in live], lengths, **parameters)
+        for g, values in zip(live, computed, strict=True):
+            advantages[g][known[g]] = values
+    return advantages
+
+
+def turn_advantages(
+    turn_rewards: Sequence[np.ndarray], gamma: float = 1.0, *, baseline: bool = True
+) -> list[np.ndarray]:
+    """Credit per turn for the siblings of one group: the return of turn j minus its mean over siblings that have one.
+
+    ``turn_rewards`` holds one array [turns] per sibling, the rubric's final reward already added to the last turn;
+    the return of turn j is Σ_{l>=j} γ^(l-j)·r_l. A sibling with a NaN is unknown: it gets NaN and joins no mean.
+    ``baseline=False`` gives the returns themselves.
+
+    >>> turn_advantages([np.array([0.0, 1.0]), np.array([0.0])])
+    [array([0.5, 0. ]), array([-0.5])]
+    """
+    returns = [_discounted(np.asarray(rewards, dtype=np.float64), gamma) for rewards in turn_rewards]
+    live = [r for r in returns if not np.isnan(r).any()]
+    depth = max((len(r) for r in live), default=0)
+    means = np.array([np.mean([r[j] for r in live if len(r) > j]) if baseline else 0.0 for j in range(depth)])
+    return [np.full(len(r), np.nan) if np.isnan(r).any() else r - means[: len(r)] for r in returns]
+
+
+# --- the estimators: live groups and known rewards only -----------------------------------------------------------
+
+
+@register_advantage("mean")
+def mean(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """R - mean of the group. Source: Dr. GRPO, arXiv 2503.20783."""
+    return [r - r.mean() for r in rewards_G]
+
+
+@register_advantage("mean_std")
+def mean_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """(R - mean)/(std + 1e-4), sample deviation of the group. Source: GRPO, arXiv 2402.03300."""
+    return [_z_score(r) for r in rewards_G]
+
+
+@register_advantage("batch_std")
+def batch_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """(R - mean)/(std + 1e-4) with one sample deviation, that of the centred rewards of all live groups.
+
+    Source: Lite-PPO, arXiv 2508.08221; ScaleRL, 2510.13786.
+    """
+    centred = mean(rewards_G)
+    deviation = np.concatenate(centred).std(ddof=1)
+    return [c / (deviation + EPSILON) for c in centred]
+
+
+@register_advantage("rloo")
+def rloo(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """(R - mean)·n/(n-1): each against the mean of the others. Source: leave-one-out REINFORCE, arXiv 2402.14740."""
+    return [(r - r.mean()) * len(r) / (len(r) - 1) for r in rewards_G]
+
+
+@register_advantage("max_rl")
+def max_rl(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """(R - mean)/mean. Defined for rewards >= 0: a mean of zero or less gives zeros, never a reversed sign.
+
+    Source: MaxRL, maximum-likelihood reinforcement learning.
+    """
+    return [(r - r.mean()) / r.mean() if r.mean() > 0 else np.zeros_like(r) for r in rewards_G]
+
+
+@register_advantage("opo")
+def opo(rewards_G: list[np.ndarray], lengths_G: list[np.ndarray] | None = None) -> list[np.ndarray]:
+    """R - Σ len·R / Σ len, the baseline of least variance when gradients grow with length.
+
+    Source: OPO, arXiv 2505.23585. Raises ConfigError without lengths.
+    """
+    if lengths_G is None:
+        raise ConfigError("advantage 'opo' weighs rewards by length; pass lengths_G, one array per group")
+    return [r - (n * r).sum() / n.sum() for r, n in zip(rewards_G, lengths_G, strict=True)]
+
+
+@register_advantage("gdpo")
+def gdpo(
+    rewards_G: list[np.ndarray],
+    lengths_G: Any = None,
+    *,
+    weights: Sequence[float] | None = None,
+    weights_G: Sequence[np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """A z-score in the group for each reward function, their weighted sum, then a z-score over the batch.
+
+    Rewards are [n, F]; ``weights`` [F] are those of all groups, ``weights_G`` each group's own; all 1 when None.
+    Source: GDPO, group reward-decoupled normalisation.
+    """
+    if any(r.ndim != 2 for r in rewards_G):
+        raise ConfigError("advantage 'gdpo' needs rewards [n, F], one column per reward function")
+    if weights_G is None:
+        weights_G = [np.ones(r.shape[1]) if weights is None else np.asarray(weights, np.float64) for r in rewards_G]
+    sums = [_z_score(r) @ own for r, own in zip(rewards_G, weights_G, strict=True)]
+    batch = np.concatenate(sums)
+    return [(s - batch.mean()) / (batch.std(ddof=1) + EPSILON) for s in sums]
+
+
+@register_advantage("none")
+def none(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """R itself: no baseline, and so no dead groups."""
+    return list(rewards_G)
+
+
+def _known(rewards: np.ndarray) -> np.ndarray:
+    unknown = np.isnan(rewards)
+    return ~(unknown if rewards.ndim == 1 else unknown.any(axis=1))
+
+
+def _z_score(rewards: np.ndarray) -> np.ndarray:
+    return (rewards - rewards.mean(axis=0)) / (rewards.std(axis=0, ddof=1) + EPSILON)
+
+
+def _discounted(rewards: np.ndarray, gamma: float) -> np.ndarray:
+    returns = rewards.copy()
+    for turn in range(len(returns) - 2, -1, -1):
+        returns[turn] += gamma * returns[turn + 1]
+    return returns

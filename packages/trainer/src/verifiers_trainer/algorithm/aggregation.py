@@ -1,0 +1,103 @@
+"""How much each token counts in one optimizer step: weights for the whole step batch, computed once on one process.
+
+The loss of a row is ``world · Σ_t weight_t · loss_t`` (data-parallel training averages gradients over ranks). Every
+denominator is a sum over the step on all ranks, so no split into rows, order or number of ranks changes the gradient.
+This module sees masks and identities only; it neither packs nor computes losses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.samples import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class StepWeights:
+    """Weights of a step batch and the sums they were made from.
+
+    Example, two live rollouts of three and two trained tokens under "token_mean"::
+
+        StepWeights(weights=([0, .2, .2, .2], [0, .2, .2]), num_tokens=5, num_rollouts=2, num_groups=1)
+    """
+
+    weights: tuple[np.ndarray, ...]  # float64 [T] per sample, 0 where no loss is taken
+    num_tokens: int
+    num_rollouts: int
+    num_groups: int
+
+    @property
+    def no_signal(self) -> bool:
+        """True when no token carries loss: the optimizer step must not be taken."""
+        return self.num_tokens == 0
+
+
+def step_weights(samples: Sequence[Sample], aggregation: str, *, max_len: int | None = None) -> StepWeights:
+    """The weight of every token of every sample of one optimizer step, over all ranks.
+
+    Kept tokens are those with loss in a live sample. Rollouts and groups without one are in no denominator; a forked
+    rollout counts once and its samples share its weight. ``max_len`` (tokens) is the constant of "constant_length".
+    Raises ConfigError for an unknown name and for "constant_length" without ``max_len``.
+    """
+    if aggregation not in AGGREGATIONS:
+        raise ConfigError(f"unknown aggregation {aggregation!r}; known: {', '.join(AGGREGATIONS)}")
+    if aggregation == "constant_length" and not max_len:
+        raise ConfigError("aggregation 'constant_length' needs max_len; set max_completion_len or max_seq_len")
+    per_rollout: Counter[int] = Counter()
+    per_group: Counter[int] = Counter()
+    for sample in samples:
+        if kept := sample.num_trained:
+            per_rollout[sample.rollout] += kept
+            per_group[sample.group] += kept
+    counts = _Counts(per_rollout, per_group, per_rollout.total(), max_len or 0)
+    weigh = AGGREGATIONS[aggregation]
+    weights = tuple(
+        np.where(sample.loss_mask, weigh(sample, counts), 0.0) if sample.num_trained else np.zeros(sample.num_tokens)
+        for sample in samples
+    )
+    return StepWeights(weights, counts.num_tokens, len(per_rollout), len(per_group))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Kept tokens by rollout and by group, of those that have any."""
+
+    rollouts: Counter[int]
+    groups: Counter[int]
+    num_tokens: int
+    max_len: int
+
+
+def _token_mean(sample: Sample, counts: _Counts) -> float:
+    return 1 / counts.num_tokens
+
+
+def _sequence_mean(sample: Sample, counts: _Counts) -> float:
+    return 1 / (len(counts.rollouts) * counts.rollouts[sample.rollout])
+
+
+def _constant_length(sample: Sample, counts: _Counts) -> float:
+    return 1 / (len(counts.rollouts) * counts.max_len)
+
+
+def _sequence_sum(sample: Sample, counts: _Counts) -> float:
+    return 1 / len(counts.rollouts)
+
+
+def _prompt_mean(sample: Sample, counts: _Counts) -> float:
+    return 1 / (len(counts.groups) * counts.groups[sample.group])
+
+
+AGGREGATIONS: dict[str, Callable[[Sample, _Counts], float]] = {
+    "token_mean": _token_mean,
+    "sequence_mean": _sequence_mean,
+    "constant_length": _constant_length,
+    "sequence_sum": _sequence_sum,
+    "prompt_mean": _prompt_mean,
+}
+"""Weight of one kept token of a sample. constant_length: Dr. GRPO, arXiv 2503.20783; token_mean: DAPO, 2503.14476."""

@@ -1,0 +1,236 @@
+"""Samples in, rows of tensors out: the same number of rows on every rank, of nearly equal size, nothing padded.
+
+Samples are laid end to end into rows of at most ``max_tokens``, first fit in decreasing order; the number of rows is
+rounded up to a multiple of the ranks and the samples are dealt again, largest first into the emptiest row. Ranks
+without a row of their own get a filler: one token of weight zero that runs a real forward and backward, because
+sharded training hangs when ranks run different numbers of them. A sample never spans rows and is never cut.
+
+Which tokens count, and how much, is decided before (`samples`, `aggregation`), and who shares a prompt in
+`shared_prompts`. That packed samples do not attend to each other is the model's part (`logprobs`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verifiers_trainer.algorithm import prompt_sharing
+from verifiers_trainer.algorithm.prompt_sharing import Part
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """Several samples end to end, shape [T]; entry t describes token t given the tokens before it.
+
+    Example, a sample of three tokens and one of two::
+
+        Row(token_ids=[1, 7, 2, 1, 9], position_ids=[0, 1, 2, 0, 1], seq_ids=[0, 0, 0, 1, 1],
+            loss_mask=[F, T, T, F, T], mu=[0, -.1, -.7, 0, -.2], ..., sample_indices=[4, 0])
+
+    Two samples that share the prompt [1, 7]: the prompt, then what each has after it::
+
+        Row(token_ids=[1, 7, 2, 9, 4], position_ids=[0, 1, 2, 2, 3], seq_ids=[0, 0, 1, 2, 2],
+            prompt_seq_ids=[0, 0, 0, 0, 0], ..., sample_indices=[3, 5])
+    """
+
+    token_ids: np.ndarray  # int32
+    position_ids: np.ndarray  # int32, from 0 in every sample; behind a shared prompt they go on from its end
+    seq_ids: np.ndarray  # int32, from 0: which sample of the row; a shared prompt counts as one
+    loss_mask: np.ndarray  # bool, False on the first token of every sample
+    mu: np.ndarray  # float32, log-probability under the sampler
+    advantage: np.ndarray  # float32
+    weight: np.ndarray  # float32
+    inv_temperature: np.ndarray  # float32
+    version: np.ndarray  # int32
+    sample_indices: np.ndarray  # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
+    ref_logp: np.ndarray | None = None  # float32, log-probability under the reference policy
+    old_logp: np.ndarray | None = None  # float32, log-probability when the batch was built
+    prompt_seq_ids: np.ndarray | None = None  # int32: the shared prompt a token stands behind, else its own seq id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_filler(self) -> bool:
+        return not len(self.sample_indices)
+
+    def to_tensors(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """The arrays [T] as tensors on ``device``, integers as int64; without ``sample_indices`` and absent ones."""
+        import torch
+
+        tensors = {}
+        for field in fields(self):
+            array = getattr(self, field.name)
+            if array is not None and field.name != "sample_indices":
+                tensor = torch.from_numpy(array)
+                tensors[field.name] = tensor.to(device, torch.int64 if array.dtype == np.int32 else None)
+        return tensors
+
+
+def pack(
+    samples: Sequence[Sample],
+    weights: Sequence[np.ndarray],
+    *,
+    max_tokens: int,
+    world: int = 1,
+    packing: bool = True,
+    share_prompts: bool = False,
+) -> list[list[Row]]:
+    """Rows for each of ``world`` ranks: ``rows_R[rank][i]``, as many on every rank and at least one.
+
+    ``weights`` are those of `aggregation.step_weights`, one array [T] per sample. Samples whose weights are all zero
+    are left out; every other sample is in exactly one row. ``packing=False`` gives each sample a row of its own.
+    ``share_prompts`` lays siblings with the same prompt behind one copy of it; the gradient is the same.
+    Raises ValueError for a sample longer than ``max_tokens``, and for one whose first token carries loss.
+    """
+    used = [i for i, weight in enumerate(weights) if weight.any()]
+    _check(samples, weights, used, max_tokens)
+    if share_prompts and packing:
+        total = sum(samples[i].num_tokens for i in used)
+        parts = prompt_sharing.shared(samples, used, min(max_tokens, math.ceil(total / world)))
+    else:
+        parts = prompt_sharing.alone(samples, used)
+    sizes = {place: part.size for place, part in enumerate(parts)}
+    bins = _bins(sizes, max_tokens, world) if packing else [[place] for place in sizes]
+    rows = [_row(samples, weights, [parts[place] for place in places]) for places in bins]
+    target = max(1, math.ceil(len(rows) / world)) * world
+    rows += [filler_row() for _ in range(target - len(rows))]
+    return _deal(rows, world)
+
+
+def fill(rows_R: Sequence[Sequence[Row]], max_tokens: int) -> float:
+    """Tokens in rows over the tokens the rows could hold; 1.0 is perfect."""
+    rows = [row for rows in rows_R for row in rows]
+    return sum(row.num_tokens for row in rows if not row.is_filler) / (len(rows) * max_tokens)
+
+
+def shared(rows_R: Sequence[Sequence[Row]], samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> float:
+    """Share of the samples' tokens that no row holds, because another sample's copy of the prompt serves; 0: none."""
+    total = sum(sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any())
+    held = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
+    return 1 - held / total if total else 0.0
+
+
+def filler_row() -> Row:
+    """One token of weight zero that carries no loss."""
+    zero, nothing = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    return Row(
+        token_ids=zero,
+        position_ids=zero,
+        seq_ids=zero,
+        loss_mask=np.zeros(1, bool),
+        mu=nothing,
+        advantage=nothing,
+        weight=nothing,
+        inv_temperature=np.ones(1, np.float32),
+        version=np.full(1, NOT_SAMPLED, np.int32),
+        sample_indices=np.zeros(0, np.int32),
+    )
+
+
+def _check(samples: Sequence[Sample], weights: Sequence[np.ndarray], used: Sequence[int], max_tokens: int) -> None:
+    for i in used:
+        sample = samples[i]
+        if sample.num_tokens > max_tokens:
+            raise ValueError(
+                f"sample {i} has {sample.num_tokens} tokens and a row holds {max_tokens}; "
+                "raise micro_batch_tokens or lower max_seq_len"
+            )
+        if sample.loss_mask[0]:
+            raise ValueError(f"sample {i} carries loss on its first token, which nothing predicts")
+        if len(weights[i]) != sample.num_tokens:
+            raise ValueError(f"sample {i} has {sample.num_tokens} tokens and {len(weights[i])} weights")
+
+
+def _bins(sizes: dict[int, int], max_tokens: int, world: int) -> list[list[int]]:
+    """Indices by row: first fit decreasing to count the rows, then dealt evenly where that fits as well."""
+    order = sorted(sizes, key=lambda i: (-sizes[i], i))
+    first_fit = _first_fit(order, sizes, max_tokens)
+    count = math.ceil(len(first_fit) / world) * world
+    return _emptiest_first(order, sizes, max_tokens, count) or first_fit
+
+
+def _first_fit(order: Sequence[int], sizes: dict[int, int], max_tokens: int) -> list[list[int]]:
+    bins: list[list[int]] = []
+    room = np.full(len(order), max_tokens, dtype=np.int64)
+    for i in order:
+        target = int(np.argmax(room[: len(bins) + 1] >= sizes[i]))
+        if target == len(bins):
+            bins.append([])
+        bins[target].append(i)
+        room[target] -= sizes[i]
+    return bins
+
+
+def _emptiest_first(order: Sequence[int], sizes: dict[int, int], max_tokens: int, count: int) -> list[list[int]] | None:
+    """Largest first into the emptiest of ``count`` rows; None when a row would overflow. Empty rows are left out."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, b) for b in range(count)]
+    for i in order:
+        tokens, b = heap[0]
+        if tokens + sizes[i] > max_tokens:
+            return None
+        bins[b].append(i)
+        heapq.heapreplace(heap, (tokens + sizes[i], b))
+    return [members for members in bins if members]
+
+
+def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Part]) -> Row:
+    spans = [span for part in parts for span in _spans(samples, part)]
+    chosen = [samples[i] for i, _, _, _ in spans]
+    lengths = np.array([end - start for _, start, end, _ in spans])
+    own = np.arange(len(spans), dtype=np.int32)
+    behind = np.array([back for _, _, _, back in spans], np.int32)
+
+    def laid(name: str) -> np.ndarray:
+        return np.concatenate([getattr(samples[i], name)[start:end] for i, start, end, _ in spans])
+
+    def repeated(values: Sequence[Any] | np.ndarray, dtype: Any) -> np.ndarray:
+        return np.repeat(np.asarray(values, dtype), lengths)
+
+    return Row(
+        token_ids=laid("token_ids"),
+        position_ids=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]),
+        seq_ids=repeated(own, np.int32),
+        loss_mask=laid("loss_mask"),
+        mu=laid("logprobs"),
+        advantage=laid("advantages"),
+        weight=np.concatenate([weights[i][start:end] for i, start, end, _ in spans]).astype(np.float32),
+        inv_temperature=repeated([sample.inv_temperature for sample in chosen], np.float32),
+        version=laid("versions"),
+        sample_indices=np.array([i for part in parts for i in part.members], np.int32),
+        prompt_seq_ids=repeated(own - behind, np.int32) if behind.any() else None,
+    )
+
+
+def _spans(samples: Sequence[Sample], part: Part) -> list[tuple[int, int, int, int]]:
+    """(sample, start, end, how many spans back its prompt is) of each piece of a part, in the order of the row."""
+    if not part.prompt:
+        return [(i, 0, samples[i].num_tokens, 0) for i in part.members]
+    branches = [(i, part.prompt, samples[i].num_tokens, 1 + place) for place, i in enumerate(part.members)]
+    return [(part.members[0], 0, part.prompt, 0), *branches]
+
+
+def _deal(rows: Sequence[Row], world: int) -> list[list[Row]]:
+    """Largest rows first, ``world`` at a time and in alternating direction: equal counts, nearly equal tokens.
+
+    The i-th rows of all ranks have similar sizes, which matters where ranks wait for each other in every row.
+    """
+    order = sorted(range(len(rows)), key=lambda i: (-rows[i].num_tokens, i))
+    rows_R: list[list[Row]] = [[] for _ in range(world)]
+    for start in range(0, len(order), world):
+        block = order[start : start + world]
+        ranks = range(world) if (start // world) % 2 == 0 else range(world - 1, -1, -1)
+        for rank, i in zip(ranks, block, strict=True):
+            rows_R[rank].append(rows[i])
+    return rows_R

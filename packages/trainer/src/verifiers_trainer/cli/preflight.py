@@ -1,0 +1,246 @@
+"""What can go wrong in a training run, tried out before it begins: every part once, on the real model.
+
+One optimizer step is made with a few rollouts, in a temporary folder and with rewards that are made to differ, so that
+there is a gradient whatever the model can do yet. The model given is trained by that step: load it anew afterwards.
+
+A check that fails ends the list, because what follows would fail for the same reason. Accelerators, servers and several
+processes are not looked at beyond what the one process here uses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verifiers.errors import ConfigError, VerifiersError
+from verifiers_trainer.algorithm import old_logprobs
+from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.policy import checkpoint_files, preparation
+from verifiers_trainer.policy.forward_checks import check_head, check_packing
+from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
+from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.rules import trackers
+from verifiers_trainer.trainer import RLTrainer
+
+SIBLINGS = 4
+"""Rollouts of each of the two examples that are played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table: ``Finding("packing", True, "difference 2e-06")``."""
+
+    name: str
+    ok: bool | None
+    """None: nothing that stops training, but worth knowing."""
+    said: str
+
+
+def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: Any = None) -> Iterator[Finding]:
+    """Try everything, in the order in which a run needs it; the last finding is the first failure, if there is one."""
+    settings = config.private_copy()
+    settings.problems(settings.world_size)
+    trainer = _Probe(model, env, _small(settings, folder), tokenizer)
+    with trainer:
+        for name, check in CHECKS:
+            try:
+                found = check(trainer)
+            except (VerifiersError, ValueError, RuntimeError) as error:
+                found = False, f"{type(error).__name__}: {error}"
+            ok, said = found if isinstance(found, tuple) else (True, found)
+            yield Finding(name, ok, said)
+            if ok is False:
+                return
+    for tracker in trackers(config.report_to):
+        there = find_spec(tracker) is not None
+        yield Finding(
+            f"tracker {tracker}", there or None, "installed" if there else "not installed: it gets no numbers"
+        )
+
+
+def _small(settings: RLConfig, folder: Path) -> RLConfig:
+    siblings = min(SIBLINGS, max(2, settings.rollouts_per_example))
+    small = {
+        "output_dir": str(folder),
+        "rollouts_per_example": siblings,
+        "batch_size": 2 * siblings,
+        "micro_batch_size": siblings,
+        "max_concurrent": max(siblings, settings.max_concurrent),
+        "max_steps": 1,
+        "max_off_policy_steps": 0,
+        "warmup_steps": 0,
+        "zero_variance": "keep",
+        "mask_truncated_completions": False,
+        "min_group_fraction": 1 / siblings,
+        "eval_strategy": "no",
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "report_to": "none",
+        "log_completions": False,
+    }
+    for name, value in small.items():
+        setattr(settings, name, value)
+    return settings
+
+
+class _Probe(RLTrainer):
+    """Trains one step, and keeps what it saw."""
+
+    known_rewards: list[float]
+    rollout_s: float
+    rows: Sequence[Row]
+
+    def compute_rewards(self, completions: Any, prompts: Any, **known: Any) -> list[float]:
+        self.known_rewards = [*getattr(self, "known_rewards", []), *super().compute_rewards(completions, prompts)]
+        return [float(place % 2) for place in range(len(completions))]
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        self.rows = inputs.rows_R[0]
+        self.rollout_s = inputs.stats["time/wait_generation"]
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _raise_alarms(self) -> None:
+        """The numbers of so few rollouts alarm nobody."""
+
+    def logprobs(self) -> torch.Tensor:
+        """Of the tokens that were sampled, by the weights as they are."""
+        self.model.eval()
+        row = self.rows[0].to_tensors(self.args.device)
+        with torch.no_grad():
+            out = self.model(**old_logprobs.forward_arguments(row))
+        return out.logprobs[row["loss_mask"]].float().cpu()
+
+
+# --- the checks, each a sentence, or (how it went, sentence) ------------------------------------------------------
+
+
+def _environment(trainer: _Probe) -> str:
+    names = ", ".join(getattr(f, "__name__", str(f)) for f in trainer.env.get_reward_funcs())
+    return f"{len(trainer.examples)} examples, rewards {names}"
+
+
+def _example(trainer: _Probe) -> Any:
+    row = trainer.examples[0].row
+    count = preparation.num_prompt_tokens(row, trainer.tokenizer, trainer.env.for_row(row))
+    room = trainer.args.max_seq_len - count
+    return room > 0, f"the first prompt has {count} tokens, which leaves {room} of max_seq_len"
+
+
+def _tokenizer(trainer: _Probe) -> Any:
+    tokens, rows = len(trainer.tokenizer), trainer.model.get_input_embeddings().weight.shape[0]
+    return tokens <= rows, f"{tokens:,} tokens, of which the model knows {min(tokens, rows):,}"
+
+
+def _template(trainer: _Probe) -> Any:
+    if trainer.env.max_turns == 1 or trainer.env.message_type != "chat":
+        return "one turn: earlier turns are never rendered again"
+    history = trainer.args.history
+    found = preparation.template_problem(trainer.tokenizer, trainer.env, history)
+    if found is None:
+        return "only appends" if history == "template" else "earlier turns are kept as they were sampled"
+    return False if trainer.args.require_increasing_context else None, found
+
+
+def _memory(trainer: _Probe) -> str:
+    parameters = list(trainer.model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    return f"weights {_size(weights)}, gradients and optimizer state about {_size(12 * trained)}"
+
+
+def _forward(trainer: _Probe) -> Any:
+    install_logprob_forward(trainer.model)
+    try:
+        head, packed = check_head(trainer.model), check_packing(trainer.model)
+    finally:
+        uninstall(trainer.model)
+    said = f"head differs by {head.difference:.1e} from the stock one, packed samples by {packed.difference:.1e}"
+    if head.ok and packed.ok:
+        return said
+    return None, f"{said}: {'samples stand alone' if head.ok else 'the full head is used'}"
+
+
+def _step(trainer: _Probe) -> Any:
+    trainer.train()
+    norm = trainer.last_step["grad_norm"]
+    return norm > 0, f"gradient norm {norm:.3g} in {trainer.last_step['time/train']:.1f} s"
+
+
+def _rollouts(trainer: _Probe) -> str:
+    numbers = trainer.last_step
+    rewards = [reward for reward in trainer.known_rewards if reward == reward]
+    mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward is known"
+    cut = f", {numbers['rollouts/truncated']} cut by a limit" if numbers["rollouts/truncated"] else ""
+    return f"{numbers['rollouts/generated']} in {trainer.rollout_s:.1f} s, {mean}{cut}"
+
+
+def _tokens(trainer: _Probe) -> Any:
+    count = trainer.last_step["tokens/completion"]
+    return count > 0, f"{count} sampled, each with its id and log-probability"
+
+
+def _ratio(trainer: _Probe) -> Any:
+    mean = trainer.last_step["sampler/log_ratio_abs"]
+    return mean == mean, f"with equal weights, sampler and trainer differ by {mean:.1e} nats per token"
+
+
+def _push(trainer: _Probe) -> Any:
+    """The step changed the weights, and the engine samples with what the trainer has now."""
+    prompt = [message for message in trainer.examples[0].row["prompt"]]
+    install_logprob_forward(trainer.model)
+    try:
+        row, now = trainer.rows[0], trainer.logprobs()
+        moved = float((now - torch.from_numpy(row.mu[row.loss_mask])).abs().max())
+    finally:
+        uninstall(trainer.model)
+    trainer.generate([prompt])
+    served = trainer.engine.version
+    ok = moved > 0 and served == trainer.policy_version
+    return ok, f"version {served} is served; log-probabilities moved by up to {moved:.1e} nats"
+
+
+def _checkpoint(trainer: _Probe) -> str:
+    started = time.perf_counter()
+    folder = trainer.args.folder / f"{checkpoint_files.PREFIX}1"
+    checkpoint_files.verify(folder)
+    before = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
+    preparation.load_weights(trainer.model, folder)
+    after = [p for p in trainer.model.parameters() if p.requires_grad]
+    if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+        raise ConfigError("the weights that a checkpoint gives back are not those that were saved")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{_size(size)}, read back equal in {time.perf_counter() - started:.1f} s"
+
+
+CHECKS: tuple[tuple[str, Callable[[_Probe], Any]], ...] = (
+    ("environment", _environment),
+    ("example", _example),
+    ("tokenizer", _tokenizer),
+    ("chat template", _template),
+    ("memory", _memory),
+    ("forward", _forward),
+    ("optimizer step", _step),
+    ("rollouts", _rollouts),
+    ("tokens", _tokens),
+    ("ratio", _ratio),
+    ("weight push", _push),
+    ("checkpoint", _checkpoint),
+)
+
+
+def _size(num_bytes: float) -> str:
+    """
+    >>> _size(2_030_000), _size(512)
+    ('2.03 MB', '512 B')
+    """
+    units = ["B", "KB", "MB", "GB", "TB"]
+    while num_bytes >= 1000 and len(units) > 1:
+        num_bytes /= 1000
+        units.pop(0)
+    return f"{num_bytes:.3g} {units[0]}"

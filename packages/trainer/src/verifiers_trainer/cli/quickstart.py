@@ -1,0 +1,359 @@
+"""``vf-train quickstart``: a whole training run on a laptop CPU, in minutes, with nothing but this package.
+
+A model of half a million parameters is built, shown the form of the answer by a supervised warm-up, measured on
+held-out examples, trained by reinforcement learning, and measured again. ``PRESETS`` holds what differs between the
+environments that it can do this with. Engine, orchestrator, loss and trainer are those of every run: this module only
+chooses their settings, shows what happens, and writes down what came out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from transformers import TrainerCallback, set_seed
+from transformers.utils import logging as transformers_logging
+
+import verifiers as vf
+from verifiers.data.messages import escape_control
+from verifiers.results import GenerateOutputs
+from verifiers.results.statistics import clustered_stderr, mean
+from verifiers.runtime.json import canonical_json
+from verifiers_trainer.policy.builtin_models import TINY
+from verifiers_trainer.policy.checkpoint_files import write_json
+from verifiers_trainer.policy.loading import get_model_and_tokenizer
+from verifiers_trainer.policy.warmup import warm_up
+from verifiers_trainer.run.evaluation import play
+from verifiers_trainer.run.metrics_files import METRICS, read_metrics
+from verifiers_trainer.run.plot import draw_learning_curve
+from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.trainer import RLTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """What the quickstart does with one environment: ``PRESETS["reverse-text"].noun == "words"``."""
+
+    noun: str
+    """What the examples are, in the plural."""
+    exact: str
+    """The metric that is 1 for a fully right answer, and less for any other."""
+    env_args: Mapping[str, Any]
+    target: float
+    """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
+    warm_up: Mapping[str, Any]
+    """Further arguments of ``warm_up``."""
+    steps: int
+    training: Mapping[str, Any]
+    """Settings of ``RLConfig`` that differ from ``_config``."""
+
+
+EXAMPLES: dict[str, Any] = {"num_train_examples": 2000, "num_eval_examples": 200}
+THREE_TERMS = {"min_terms": 3, "max_terms": 3, "max_digits": 1, "allow_parentheses": False, "allow_negation": False}
+PRESETS: dict[str, Preset] = {
+    "reverse-text": Preset(
+        noun="words",
+        exact="exact_match",
+        env_args={"unit": "word", "min_chars": 3, "max_chars": 6, **EXAMPLES},
+        target=0.70,
+        warm_up={"max_steps": 200, "probe_every": 5, "learning_rate": 7e-4},
+        steps=250,
+        training={"max_seq_len": 48, "max_tokens": 12},
+    ),
+    "curriculum-sums": Preset(
+        noun="sums",
+        exact="correct_answer",
+        env_args={"min_difficulty": 1, "max_difficulty": 1, "system_prompt": "", **EXAMPLES},
+        target=0.30,
+        warm_up={"max_steps": 600, "probe_every": 10, "learning_rate": 1e-3},
+        steps=250,
+        training={"max_seq_len": 48, "max_tokens": 8},
+    ),
+    "reasoning-gym": Preset(
+        noun="problems",
+        exact="generator_score",
+        env_args={
+            "gym": [{"name": "basic_arithmetic", "config": {**THREE_TERMS, "operators": ["+", "-"]}}],
+            "system_prompt": "",
+            "num_train_examples": 2000,
+            "num_eval_examples": 280,  # of which some 80 are training problems too, and left out
+        },
+        target=0.30,
+        warm_up={"max_steps": 600, "probe_every": 40, "learning_rate": 1e-3},
+        steps=250,
+        training={"max_seq_len": 64, "max_tokens": 8},
+    ),
+}
+"""By environment id."""
+DEFAULT_ENVIRONMENT = "reverse-text"
+EVAL_ROLLOUTS = 4
+NUM_TRANSCRIPTS = 3
+
+
+def run(
+    output_dir: str | Path = "outputs/quickstart",
+    *,
+    environment: str = DEFAULT_ENVIRONMENT,
+    seed: int = 0,
+    steps: int | None = None,
+    loss: str = "cispo",
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Run it in ``environment``, a key of ``PRESETS``; returns what ``summary.json`` in ``output_dir`` holds.
+
+    ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly right answers) and their 95%
+    intervals over held-out examples. ``steps`` defaults to the preset's. Raises ``ConfigError`` for settings that
+    cannot be used.
+    """
+    preset = _preset(environment)
+    steps = preset.steps if steps is None else steps
+    console = console or Console()
+    started = time.perf_counter()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("verifiers").setLevel(logging.WARNING)
+    set_seed(seed)
+    output = _fresh(Path(output_dir))
+    env = vf.load_environment(environment, seed=seed, **preset.env_args)
+    model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": seed})
+    size = sum(parameter.numel() for parameter in model.parameters())
+    console.print(f"[bold]Quickstart[/bold]: {environment}, a model of {size / 1e6:.2f} M parameters, seed {seed}")
+    config = _config(output, seed, steps, loss, preset)
+    with RLTrainer(model, env, config, tokenizer, callbacks=[_Display(console, steps, preset.exact)]) as trainer:
+        warm_steps = _warm_up(trainer, console, preset)
+        before = _measure(trainer, "before", preset, console)
+        console.print(f"3/4 reinforcement learning: {steps} steps of {config.batch_size} rollouts, loss {loss}")
+        rl_started = time.perf_counter()
+        trainer.train()
+        rl_seconds = time.perf_counter() - rl_started
+        after = _measure(trainer, "after", preset, console)
+        trainer.save_model(str(output / "model"))
+    plot = output / "learning_curve.png"
+    draw_learning_curve(output / METRICS, plot, f"{environment}: {TINY}, {loss}, seed {seed}", preset.exact)
+    summary = {
+        "environment": environment,
+        "environment_args": dict(preset.env_args),
+        "model": TINY,
+        "seed": seed,
+        "steps": steps,
+        "loss": loss,
+        "warm_up_steps": warm_steps,
+        "before": statistics_of(before, preset.exact),
+        "after": statistics_of(after, preset.exact),
+        "seconds": time.perf_counter() - started,
+        "rl_seconds": rl_seconds,
+        "plot": str(plot),
+        "output_dir": str(output),
+    }
+    write_json(output / "summary.json", summary)
+    _report(summary, preset, console)
+    _transcripts(before, after, console)
+    _next_steps(summary, console)
+    return summary
+
+
+def _preset(environment: str) -> Preset:
+    if environment not in PRESETS:
+        *others, last = PRESETS
+        raise vf.ConfigError(
+            f"the quickstart knows {', '.join(others)} and {last}, not {environment!r}: train in any other "
+            "environment with vf-train @ file.toml"
+        )
+    return PRESETS[environment]
+
+
+def _config(output: Path, seed: int, steps: int, loss: str, preset: Preset) -> RLConfig:
+    common: dict[str, Any] = {
+        "batch_size": 128,
+        "rollouts_per_example": 8,
+        "micro_batch_size": 8,
+        "zero_truncated_completions": True,
+        "learning_rate": 3e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 20,
+        "advantage": "mean_std",
+        "use_lora": False,
+        "save_steps": max(1, steps),
+        "save_total_limit": 1,
+    }
+    return RLConfig(
+        output_dir=str(output),
+        run_name="quickstart",
+        seed=seed,
+        loss=loss,
+        max_steps=steps,
+        **(common | dict(preset.training)),
+    )
+
+
+def _fresh(output: Path) -> Path:
+    """``output``, or ``output-2``, … when an earlier quickstart is there."""
+    number, path = 1, output
+    while (path / METRICS).exists() or (path / "eval").exists():
+        number += 1
+        path = output.with_name(f"{output.name}-{number}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".writable").touch()
+        (path / ".writable").unlink()
+    except OSError as error:
+        raise vf.ConfigError(f"cannot write to {path}: {error.strerror}; choose another --output-dir") from error
+    return path
+
+
+def _warm_up(trainer: RLTrainer, console: Console, preset: Preset) -> int:
+    console.print("1/4 warm-up: supervised steps on right answers, until the form is known")
+
+    rows = [example.row for example in (trainer.env.train_table or [])[:64]]
+
+    def reward() -> float:
+        return play(trainer, inputs=rows).metadata["avg_reward"]
+
+    def show(step: int, loss: float, reached: float | None) -> None:
+        if reached is not None and (step % 20 == 0 or reached >= preset.target):
+            console.print(f"    step {step:3d}  loss {loss:.3f}  sampled reward {reached:.3f}")
+
+    steps = warm_up(
+        trainer.model,
+        trainer.tokenizer,
+        trainer.env,
+        reward=reward,
+        target=preset.target,
+        seed=trainer.args.seed,
+        on_step=show,
+        **preset.warm_up,
+    )
+    trainer.model.zero_grad()
+    return steps
+
+
+def _measure(trainer: RLTrainer, name: str, preset: Preset, console: Console) -> GenerateOutputs:
+    rows = [row for row in _held_out(trainer.env) for _ in range(EVAL_ROLLOUTS)]
+    results = play(trainer, inputs=rows, folder=Path(str(trainer.args.output_dir)) / "eval" / name)
+    step = "2/4" if name == "before" else "4/4"
+    console.print(
+        f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out {preset.noun}, "
+        f"mean reward {results.metadata['avg_reward']:.3f}"
+    )
+    return results
+
+
+def _held_out(env: vf.Environment) -> list[dict[str, Any]]:
+    """The rows to measure on: those that are not training rows as well, since a generator may ask the same twice."""
+    trained_on = {canonical_json(example.row["prompt"]) for example in env.train_table or ()}
+    return [example.row for example in env.eval_table if canonical_json(example.row["prompt"]) not in trained_on]
+
+
+def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
+    """Mean reward and share of exact answers (the metric ``exact``), with their standard errors and 95% intervals.
+
+    Both are over examples: rollouts of one example are not independent.
+    """
+    examples = results["example_ids"]
+    reward = results["rewards"]
+    right = [value if math.isnan(value) else float(value == 1) for value in results["metrics"][exact]]
+    return {
+        "mean_reward": mean(reward),
+        "mean_reward_stderr": clustered_stderr(reward, examples),
+        "mean_reward_interval": _interval(reward, examples),
+        "exact": mean(right),
+        "exact_stderr": clustered_stderr(right, examples),
+        "exact_interval": _interval(right, examples),
+        "rollouts": len(results),
+        "examples": len(set(examples)),
+    }
+
+
+def _interval(values: Sequence[float], examples: Sequence[Any]) -> list[float]:
+    centre, half = mean(values), 1.96 * clustered_stderr(values, examples)
+    return [centre - half, centre + half]
+
+
+class _Display(TrainerCallback):
+    """One line of progress on a terminal; elsewhere a line every 25 steps."""
+
+    def __init__(self, console: Console, steps: int, exact: str):
+        self.console, self.steps, self.exact = console, steps, f"reward/{exact}"
+        self.progress: Progress | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.console.is_terminal:
+            columns = (TextColumn("    {task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self.progress = Progress(*columns, console=self.console)
+            self.task = self.progress.add_task("starting", total=self.steps)
+            self.progress.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        rows = read_metrics(Path(args.output_dir) / METRICS) if state.global_step % 5 == 0 else None
+        if rows is None:
+            return
+        recent = [row for row in rows if "reward/mean" in row][-10:]
+        shown = {name: _recent(recent, name) for name in ("reward/mean", self.exact, "loss", "entropy")}
+        line = (
+            f"step {state.global_step:3d}/{self.steps}  reward {shown['reward/mean']:.3f}  "
+            f"exact {shown[self.exact]:.3f}  loss {shown['loss']:+.4f}  entropy {shown['entropy']:.3f}"
+        )
+        if self.progress is not None:
+            self.progress.update(self.task, completed=state.global_step, description=line)
+        elif state.global_step % 25 == 0:
+            self.console.print(f"    {line}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def _recent(rows: Sequence[dict[str, Any]], name: str) -> float:
+    return mean(math.nan if row.get(name) is None else float(row[name]) for row in rows)
+
+
+def _report(summary: dict[str, Any], preset: Preset, console: Console) -> None:
+    title = f"Held-out {preset.noun}, before and after {summary['steps']} steps"
+    table = Table(title=title, title_justify="left")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="left" if not column else "right")
+    was, now = summary["before"], summary["after"]
+    for label, name in (("mean reward", "mean_reward"), ("exactly right", "exact")):
+        cells = [f"{s[name]:.3f} ± {s[f'{name}_stderr']:.3f}" for s in (was, now)]
+        table.add_row(label, *cells, f"{now[name] - was[name]:+.3f}")
+    console.print()
+    console.print(table)
+    console.print("(± one standard error, over examples; a 95% interval is 1.96 of them either way)\n")
+
+
+def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Console) -> None:
+    then = {o["example_id"]: o for o in reversed(before.outputs)}
+    now = {o["example_id"]: o for o in reversed(after.outputs)}
+    for example in list(then)[:: max(1, len(then) // NUM_TRANSCRIPTS)][:NUM_TRANSCRIPTS]:
+        asked, right = then[example]["prompt"][-1]["content"], then[example]["answer"]
+        console.print(f"asked: {asked}   right answer: {right}", highlight=False, markup=False)
+        for name, output in (("before", then[example]), ("after", now[example])):
+            text = escape_control(str(output["completion"][-1]["content"])) if output["completion"] else ""
+            console.print(f"  {name:6s} {output['reward']:.2f}  {text}", highlight=False, markup=False)
+
+
+def _next_steps(summary: dict[str, Any], console: Console) -> None:
+    output = summary["output_dir"]
+    other = next(name for name in PRESETS if name != summary["environment"])
+    console.print(
+        f"\nDone in {summary['seconds']:.0f} s, of which reinforcement learning {summary['rl_seconds']:.0f} s.\n"
+        f"  learning curve   {summary['plot']}\n"
+        f"  numbers          {output}/summary.json, {output}/{METRICS}\n"
+        f"  rollouts         {output}/completions/ (trained), {output}/eval/ (held-out)\n"
+        f"  model            {output}/model\n"
+        "What to try next:\n"
+        f"  vf-train quickstart --env {other}\n"
+        "  vf-train quickstart --loss dr_grpo --seed 1\n"
+        "  vf-train @ configs/vf-train/tiny-cpu.toml\n"
+        "  vf-eval alphabet-sort -n 5",
+        highlight=False,
+        markup=False,
+    )

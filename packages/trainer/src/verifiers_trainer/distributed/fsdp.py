@@ -1,0 +1,304 @@
+"""Policies that are split over the processes: their whole tensors, one after the other, and the way back.
+
+Under FSDP2 a split parameter is a ``DTensor``: each process holds its rows of it. Those of DeepSpeed are ``zero``'s,
+which is asked here. Whole ones are needed by the engine and the
+weight sync (``WholeCopy``) and by files (``WholeCopy`` again, ``whole_state`` for the optimizer), and come in when a
+checkpoint is read (``scatter``). So a checkpoint does not show how the run was split: any number of processes, split
+or not, goes on from it.
+
+    for name, tensor in whole_tensors(model): ...     every process iterates to the end; one whole tensor at a time
+
+Gathering is a collective: **every process must call it, in the same order**, outside of any rank-0-only block. With
+a model that is not split nothing is sent, so callers need not ask. Which splits are accepted is ``adopt``'s; it makes
+accelerate split on a CPU too, which it does not do by itself, so that what runs on GPUs can be tried without one.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, parse_flag_from_env
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.distributed import deepspeed
+
+log = logging.getLogger(__name__)
+
+FLAGS = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": deepspeed.FLAG}
+"""What the launcher sets in the environment for a way of splitting."""
+CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
+"""What accelerate's activation checkpointing puts into the names of parameters."""
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether this process holds only parts of the parameters, even while a forward pass has left whole ones there."""
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or deepspeed.is_split(model)
+
+
+def is_managed(model: nn.Module) -> bool:
+    """Whether its weights can be set by ``scatter`` alone: what is computed with is not all that is trained."""
+    return is_split(model) or any(deepspeed.holds(parameter) for parameter in model.parameters())
+
+
+def plain(name: str) -> str:
+    """The name of a parameter as files have it."""
+    return name.replace(CHECKPOINT_WRAPPER, "")
+
+
+def held(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter as this process holds it, by all its names, which are those of the modules that it is in."""
+    forget_whole(model)
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+# --- out: whole tensors -----------------------------------------------------------------------------------------
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, without gradient; the tensor itself when it is not split. Every process calls it."""
+    if deepspeed.holds(tensor):
+        return deepspeed.whole(tensor)
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor) of every parameter, tied ones once, on every process and on its own device.
+
+    One at a time: what is yielded may be dropped before the next is gathered, so that memory holds one tensor more.
+    """
+    if not deepspeed.is_split(model):  # there no pass leaves anything in the place of what is trained
+        forget_whole(model)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or not trained_only:
+            yield plain(name), whole(parameter)
+
+
+def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
+    """An optimizer's ``state_dict`` with whole tensors on the CPU where ``keep`` is set, None elsewhere."""
+    if deepspeed.is_split_optimizer(optimizer):
+        return deepspeed.whole_state(optimizer, keep=keep)
+    state = optimizer.state_dict()
+    kept: dict[Any, dict[str, Any]] = {}
+    for parameter, values in state["state"].items():
+        for name, value in values.items():
+            gathered = whole(value) if isinstance(value, Tensor) else value
+            if keep:
+                kept.setdefault(parameter, {})[name] = gathered.cpu() if isinstance(value, Tensor) else value
+    return {**state, "state": kept} if keep else None
+
+
+class WholeCopy:
+    """Rank 0's own whole copy of a policy that is split: what the engine computes with, or servers and files get.
+
+    It is made before the model is split, and is an ordinary module, with its adapter if there is one. ``refresh``
+    brings it up to the policy, a tensor at a time. On the other processes ``model`` is None.
+    """
+
+    def __init__(self, model: nn.Module, *, keep: bool, device: torch.device):
+        self.model: Any = None
+        if keep:
+            self.model = copy.deepcopy(model).to(device)
+        self._own = dict(self.model.named_parameters()) if keep else {}
+
+    @torch.no_grad()
+    def refresh(self, model: nn.Module, *, trained_only: bool = True) -> None:
+        """Take over the weights of the policy, in place; of those that are not trained, only when asked."""
+        for name, tensor in whole_tensors(model, trained_only=trained_only):
+            if self.model is None:
+                continue
+            own = self._own[name]
+            if own.dtype != tensor.dtype:  # accelerate keeps trained weights in float32 where it computes in less
+                own.data = torch.empty_like(own, dtype=tensor.dtype)
+            own.copy_(tensor)
+
+
+# --- in: whole tensors into the parts of this process -----------------------------------------------------------
+
+
+def part(parameter: Any) -> Tensor:
+    """What this process trains of a parameter, without gradient; every process calls it.
+
+    Under stages 1 and 2 of DeepSpeed, which split no parameter, it is a whole copy in float32.
+    """
+    if deepspeed.holds(parameter):
+        return deepspeed.part(parameter) if hasattr(parameter, "ds_id") else deepspeed.whole(parameter)
+    return parameter.detach()
+
+
+def whole_of_part(tensor: Tensor, parameter: Any) -> Tensor:
+    """The whole of what every process has like ``part(parameter)``. Every process calls it."""
+    return deepspeed.gathered(tensor, parameter) if hasattr(parameter, "ds_id") else whole(tensor)
+
+
+def part_like(tensor: Tensor, target: Any) -> Tensor:
+    """``tensor`` as ``part(target)`` is; every process has it whole, and nothing is sent.
+
+    Raises ``ValueError`` for another shape.
+    """
+    if tensor.shape != deepspeed.size(target):
+        raise ValueError(f"a tensor is {list(tensor.shape)} there and {list(deepspeed.size(target))} here")
+    if hasattr(target, "ds_id"):
+        return deepspeed.part_like(tensor, target)
+    if not isinstance(target, DTensor):
+        return tensor
+    tensor = tensor.to(target.device)
+    return distribute_tensor(tensor, target.device_mesh, target.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def scatter(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+    """Copy whole tensors into the split ones of the same names; returns the names (missing, unexpected).
+
+    Raises ``ValueError`` for another shape.
+    """
+    for name in tensors.keys() & targets.keys():
+        target = targets[name]
+        if tensors[name].shape != deepspeed.size(target):
+            raise ValueError(f"{name} is {list(tensors[name].shape)} there and {list(deepspeed.size(target))} here")
+        if deepspeed.holds(target):
+            deepspeed.assign(target, tensors[name])
+        else:
+            target.copy_(part_like(tensors[name], target))
+    return sorted(targets.keys() - tensors.keys()), sorted(tensors.keys() - targets.keys())
+
+
+@contextmanager
+def in_place_of(parameters: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Inside, each split parameter has the values of the tensor it comes with, which is split likewise."""
+    pairs = [(_local(parameter), _local(other)) for parameter, other in parameters]
+    with torch.no_grad():
+        kept = [mine.clone() for mine, _ in pairs]
+        for mine, other in pairs:
+            mine.copy_(other)
+        try:
+            yield
+        finally:
+            for (mine, _), before in zip(pairs, kept, strict=True):
+                mine.copy_(before)
+
+
+def forget_whole(model: nn.Module) -> None:
+    """Drop the whole weights that a forward pass left in the place of the split ones; the next one gathers them anew.
+
+    Left there, they are rounded to the precision of computing, and what is done to them is lost.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    deepspeed.forget_whole(model)
+
+
+def _local(tensor: Any) -> Tensor:
+    if deepspeed.holds(tensor):
+        return tensor.ds_tensor.data
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+@contextmanager
+def ties_kept(model: nn.Module) -> Iterator[None]:
+    """Inside, ``tie_weights`` gives the modules that share a parameter now one parameter again.
+
+    accelerate calls it when it has put the model on another device; transformers' own knows the names of a model
+    without an adapter, and fails where one is on the head that shares its weight with the embeddings.
+    """
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((module, name))
+    shared = [places for places in owners.values() if len(places) > 1]
+
+    def tie_weights(*_: Any, **__: Any) -> None:
+        for (first, name), *others in shared:
+            for module, own in others:
+                module._parameters[own] = first._parameters[name]
+
+    model.__dict__["tie_weights"] = tie_weights
+    try:
+        yield
+    finally:
+        del model.__dict__["tie_weights"]
+
+
+def part_originals(model: nn.Module) -> None:
+    """Give the frozen module behind one of PEFT's ``modules_to_save`` a weight of its own where it shares another's.
+
+    FSDP2 splits a head that is trained so apart from the embeddings, and takes no parameter twice.
+    """
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    for module in model.modules():
+        original = getattr(module, "original_module", None)
+        if isinstance(original, nn.Module) and hasattr(module, "modules_to_save"):
+            for name, parameter in list(original._parameters.items()):
+                if parameter is not None and owners[id(parameter)] > 1:
+                    original._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+
+
+# --- which splits there are -------------------------------------------------------------------------------------
+
+
+def adopt(accelerator: Any, settings: Any = None) -> bool:
+    """Whether the launcher's file splits the model; made to work where accelerate alone would not.
+
+    Raises ``ConfigError`` for a kind that is not supported.
+    """
+    if deepspeed.adopt(accelerator, settings):
+        return True
+    state = accelerator.state
+    if state.distributed_type == DistributedType.MULTI_CPU and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        if torch.accelerator.is_available():  # torch would split over the accelerators that training does not use
+            log.warning("the model is not split: it is trained on the CPU of a machine that has an accelerator")
+            return False
+        # it reads what the launcher set; there is nowhere to offload to from a CPU, and torch would look for it
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(cpu_offload=False)
+        state.distributed_type = DistributedType.FSDP
+    if state.distributed_type != DistributedType.FSDP:
+        require_supported(state.distributed_type)
+        return False
+    require_supported(state.distributed_type, state.fsdp_plugin.fsdp_version)
+    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(state.mixed_precision)
+    if precision is not None:  # accelerate's own would sum gradients, and round log-probabilities, in half precision
+        state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    return True
+
+
+def require_supported(kind: DistributedType, fsdp_version: int = 2) -> None:
+    """Raise ``ConfigError`` for a way of splitting a model that this trainer does not know."""
+    if kind == DistributedType.FSDP and fsdp_version != 2:
+        raise ConfigError(
+            f"fsdp_version {fsdp_version} is not supported: set fsdp_version: 2, as configs/fsdp2.yaml does"
+        )
+    if kind == DistributedType.MEGATRON_LM:
+        raise ConfigError(
+            f"the launcher's configuration splits the model by {kind.value}, which is not supported: use FSDP2 "
+            "(configs/fsdp2.yaml), DeepSpeed (configs/zero3.yaml), or distributed_type MULTI_GPU where every process "
+            "can hold the model"
+        )
+
+
+def require_launchable(optimizers: Iterable[Any]) -> None:
+    """Raise ``ConfigError`` for what the launcher has set and this trainer cannot do, before anything is loaded.
+
+    On a CPU accelerate would train without Megatron-LM and say nothing; optimizers given hold parameters that are
+    replaced, or emptied.
+    """
+    if parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
+        require_supported(DistributedType.MEGATRON_LM)
+    deepspeed.require_installed()
+    kind = next((kind for kind, flag in FLAGS.items() if parse_flag_from_env(flag)), None)
+    if kind is not None and any(given is not None for given in optimizers):
+        raise ConfigError(
+            f"optimizers= cannot be given under {kind}, which replaces the parameters they hold: use optim, "
+            "learning_rate and the other fields of the configuration"
+        )

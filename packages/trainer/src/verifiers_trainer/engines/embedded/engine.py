@@ -1,0 +1,326 @@
+"""Inference inside the training process, on the trainer's own parameters, behind a real HTTP endpoint.
+
+The engine holds a second module over the same parameters (``sharing``), a generation loop in a thread (``padded`` or
+``continuous``) and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside
+``pause``; nothing is copied, nothing in flight is lost, and every token knows the policy version it was sampled
+under. Not for sharded training (FSDP, ZeRO): there the parameters of one process are not the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any, Literal, get_args
+
+import torch
+
+from verifiers.errors import ConfigError, EndpointUnreachable
+from verifiers_trainer.engines import protocol
+from verifiers_trainer.engines.embedded.padded import PaddedGenerator
+from verifiers_trainer.engines.embedded.requests import Generator
+from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
+from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
+from verifiers_trainer.engines.http.endpoint import Endpoint, Serving
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
+
+Mode = Literal["auto", "continuous", "padded", "deterministic"]
+
+_CPU_KV_BYTES = 2 * 2**30
+_ACCELERATOR_KV_SHARE = 0.3
+_CPU_PREFILL_TOKENS = 1024
+_ACCELERATOR_PREFILL_TOKENS = 8192
+
+
+class _PolicyVersion:
+    """The number the loop labels tokens with; apart from the engine, so that its threads do not keep it alive."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def __call__(self) -> int:
+        return self.value
+
+
+class EmbeddedEngine:
+    """Serves ``model`` to OpenAI clients from this process. Implements ``protocol.Engine``.
+
+    Constructing it starts nothing and changes nothing; ``start`` makes the sharing copy, so start it after weights
+    were loaded and special tokens aligned. It is its own context manager, and stops when it is collected.
+
+    mode: ``padded`` (one batch that rows join and leave), ``continuous`` (transformers' continuous batching),
+        ``deterministic`` (one request at a time, bit for bit reproducible), or ``auto``.
+    max_seq_len: longest sequence in tokens, prompt and completion together.
+    concurrency: most requests that decode together; more of them wait.
+    num_blocks, page_size: cache of ``continuous``; derived from ``kv_bytes`` when not given.
+    max_batch_tokens: most tokens of one forward pass: in ``continuous`` prompts and decoding rows together, in the
+        others the prompts of one prefill; at least ``concurrency`` in ``continuous``.
+    kv_bytes: bound on the key/value caches; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
+    threads: torch's threads for this process, set at ``start``; None leaves them.
+    autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
+    tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
+        (text, calls), or "none" or None: calls stay text.
+
+    Raises ConfigError for values that cannot work; each names the argument.
+    """
+
+    shares_weights = True
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        mode: Mode = "auto",
+        max_seq_len: int,
+        concurrency: int,
+        num_blocks: int | None = None,
+        page_size: int = 32,
+        max_batch_tokens: int | None = None,
+        kv_bytes: int | None = None,
+        threads: int | None = None,
+        autocast_dtype: torch.dtype | None = None,
+        served_model: str | None = None,
+        tool_call_parser: str | ToolCallParser | None = "auto",
+    ):
+        if mode not in get_args(Mode):
+            raise ConfigError(f"mode={mode!r} must be one of {', '.join(get_args(Mode))}", field="mode")
+        counts = {"max_seq_len": max_seq_len, "concurrency": concurrency, "page_size": page_size}
+        for field, value in {**counts, "max_batch_tokens": max_batch_tokens}.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{field}={value} must be at least 1", field=field)
+        self._check_context(model, max_seq_len)
+        self._model, self._tokenizer = model, tokenizer
+        self._mode: Mode = mode
+        self._max_seq_len, self._concurrency = max_seq_len, concurrency
+        self._num_blocks, self._page_size, self._kv_bytes = num_blocks, page_size, kv_bytes
+        self._max_batch_tokens = max_batch_tokens
+        self._threads, self._autocast_dtype = threads, autocast_dtype
+        self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
+        self._parser = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
+        self._version = _PolicyVersion()
+        self._twin: Any = None
+        self._generator: Generator | None = None
+        self._endpoint: Endpoint | None = None
+        self._finalizer: weakref.finalize | None = None
+
+    @staticmethod
+    def _check_context(model: Any, max_seq_len: int) -> None:
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and max_seq_len > limit:
+            message = f"max_seq_len={max_seq_len} is more than the {limit} positions of the model"
+            raise ConfigError(message, field="max_seq_len")
+
+    @property
+    def base_url(self) -> str:
+        return self._started().base_url
+
+    @property
+    def api_key(self) -> str:
+        return self._started().api_key
+
+    @property
+    def served_model(self) -> str:
+        return self._served_model
+
+    @property
+    def tools_shown(self) -> bool | None:
+        """Whether the chat template shows the tools of a request; None where it does not say."""
+        return shows_tools(self._tokenizer)
+
+    @property
+    def mode(self) -> Mode:
+        """The mode in use; what ``auto`` chose once started."""
+        return self._mode
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        always = {
+            protocol.TOKEN_IDS,
+            protocol.PROCESSED_LOGPROBS,
+            protocol.WEIGHT_VERSIONS,
+            protocol.TOKEN_IN,
+            protocol.PAUSE_KEEP,
+            protocol.SHARED_WEIGHTS,
+        }
+        return frozenset(always | ({protocol.DETERMINISTIC} if self._mode == "deterministic" else set()))
+
+    @property
+    def version(self) -> int:
+        return self._version.value
+
+    def set_version(self, version: int) -> None:
+        """Label tokens with ``version`` from the next decoding step on.
+
+        Called after ``pause`` ended it comes too late for the tokens sampled in between: call it inside.
+        """
+        self._version.value = version
+
+    def start(self, deadline_s: float = 60.0) -> None:
+        """Make the sharing copy, then serve. Started already, it does nothing.
+
+        Raises ConfigError for a model this mode cannot serve, EndpointUnreachable when a thread is not up in time.
+        """
+        if self._endpoint is not None:
+            return
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        twin = share_parameters(self._model)
+        tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
+        if self._mode == "auto":
+            self._mode = _best_mode(twin, self._autocast_dtype)
+        generator = self._build_generator(twin, tokenizer)
+        endpoint = Endpoint(self._serving(twin, tokenizer, generator))
+        try:
+            endpoint.start(deadline_s)
+            generator.start(endpoint.resolve, deadline_s)
+        except BaseException:
+            _shut_down(generator, endpoint)
+            raise
+        self._twin, self._generator, self._endpoint = twin, generator, endpoint
+        self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint)
+
+    def stop(self) -> None:
+        """End both threads; requests in flight are answered with an error. Idempotent; ``start`` may follow."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._generator = self._endpoint = self._finalizer = self._twin = None
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Hold the loop between two decoding steps. Nothing to hold when the engine is not running."""
+        if self._generator is None:
+            yield
+            return
+        with self._generator.pause():
+            yield
+
+    def health(self) -> bool:
+        return self._generator is not None and self._generator.alive
+
+    def check_shared(self) -> None:
+        """Raises ConfigError when the model's Parameter objects were replaced: the engine would sample old weights."""
+        if self._generator is not None and not shares_parameters(self._twin, self._model):
+            raise ConfigError(
+                "parameters of the model were replaced after the engine started, so it samples from old weights; "
+                "update them in place, or stop and start the engine"
+            )
+
+    def __enter__(self) -> EmbeddedEngine:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _started(self) -> Endpoint:
+        if self._endpoint is None:
+            raise EndpointUnreachable("the embedded engine is not running; call start() first")
+        return self._endpoint
+
+    def _build_generator(self, twin: Any, tokenizer: Any) -> Generator:
+        def decode(token_ids: list[int]) -> str:
+            return tokenizer.decode(token_ids, skip_special_tokens=True)
+
+        kv_bytes = self._kv_bytes or _default_kv_bytes(twin.device)
+        if self._mode == "continuous":
+            return self._build_continuous(twin, decode, kv_bytes)
+        return PaddedGenerator(
+            twin,
+            decode=decode,
+            version=self._version,
+            max_rows=1 if self._mode == "deterministic" else self._concurrency,
+            kv_bytes=kv_bytes,
+            max_batch_tokens=self._max_batch_tokens or _prefill_tokens(twin.device),
+            autocast_dtype=self._autocast_dtype,
+        )
+
+    def _build_continuous(self, twin: Any, decode: Any, kv_bytes: int) -> Generator:
+        try:
+            from verifiers_trainer.engines.embedded.continuous import (
+                ContinuousGenerator,
+                bytes_per_block,
+                step_tokens,
+            )
+        except ImportError as error:  # its batching moved to where it is imported from
+            said = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
+            raise ConfigError(said, field="mode") from error
+
+        if self._autocast_dtype is not None:
+            raise ConfigError("mode='continuous' cannot autocast; use mode='padded'", field="autocast_dtype")
+        tokens = step_tokens(self._concurrency) if self._max_batch_tokens is None else self._max_batch_tokens
+        if tokens < self._concurrency:
+            raise ConfigError(
+                f"max_batch_tokens={tokens} is less than concurrency={self._concurrency}: every row that decodes takes "
+                "one token of a step; raise it or lower the concurrency",
+                field="max_batch_tokens",
+            )
+        wanted = self._concurrency * math.ceil(self._max_seq_len / self._page_size)
+        affordable = kv_bytes // bytes_per_block(twin, self._page_size, tokens)
+        return ContinuousGenerator(
+            twin,
+            decode=decode,
+            version=self._version,
+            max_rows=self._concurrency,
+            max_seq_len=self._max_seq_len,
+            num_blocks=self._num_blocks or min(wanted, affordable),
+            page_size=self._page_size,
+            max_batch_tokens=tokens,
+        )
+
+    def _serving(self, twin: Any, tokenizer: Any, generator: Generator) -> Serving:
+        return Serving(
+            generator=generator,
+            chat=ChatFormat(tokenizer),
+            tool_call_parser=self._parser,
+            served_model=self._served_model,
+            max_seq_len=self._max_seq_len,
+            eos_token_ids=_eos_token_ids(twin, tokenizer),
+            version=self._version,
+            description={
+                "version": metadata.version("verifiers-trainer"),
+                "engine": "embedded",
+                "mode": self._mode,
+            },
+        )
+
+
+def _shut_down(generator: Generator, endpoint: Endpoint) -> None:
+    generator.stop()
+    endpoint.stop()
+
+
+def _best_mode(model: Any, autocast_dtype: torch.dtype | None) -> Mode:
+    """Padded, except where flash attention makes continuous batching pay.
+
+    With any other attention transformers masks every token against the whole cache; measured on a CPU the padded
+    loop was 7 times faster on equal lengths and 5 times on ragged multi-turn conversations.
+    """
+    flash = "flash" in (model.config.get_text_config()._attn_implementation or "")
+    return "continuous" if flash and autocast_dtype is None and model.device.type != "cpu" else "padded"
+
+
+def _default_kv_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(_ACCELERATOR_KV_SHARE * free)
+    if device.type == "mps":
+        free = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return max(0, int(_ACCELERATOR_KV_SHARE * free))
+    return _CPU_KV_BYTES
+
+
+def _prefill_tokens(device: torch.device) -> int:
+    return _ACCELERATOR_PREFILL_TOKENS if device.type == "cuda" else _CPU_PREFILL_TOKENS
+
+
+def _eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Ends of a turn: what the model's generation configuration says, and the tokenizer's end token."""
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    configured = configured if isinstance(configured, list) else [configured]
+    return tuple(dict.fromkeys(token for token in [*configured, tokenizer.eos_token_id] if token is not None))

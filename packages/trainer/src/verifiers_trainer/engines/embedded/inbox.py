@@ -1,0 +1,92 @@
+"""The queue in front of a generation loop: decides when waiting requests join the running batch.
+
+Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds for companions of
+the first request, and a busy one takes newcomers when they are many or have waited long enough.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from verifiers_trainer.engines.embedded.requests import GenerationRequest
+
+_QUIET_S = 0.002
+_GATHER_S = 0.020
+_PATIENCE_S = 0.015
+
+
+class Inbox:
+    """Filled by any thread, emptied by the generation thread."""
+
+    def __init__(self, *, gather: bool = True) -> None:
+        self._gather = gather
+        self._arrived = threading.Condition()
+        self._waiting: deque[tuple[float, GenerationRequest]] = deque()
+        self._aborted: set[str] = set()
+        self._closed = False
+
+    def put(self, request: GenerationRequest) -> bool:
+        """Queue a request; False once closed."""
+        with self._arrived:
+            if self._closed:
+                return False
+            self._waiting.append((time.monotonic(), request))
+            self._arrived.notify()
+            return True
+
+    def abort(self, request_id: str) -> None:
+        """Forget a waiting request, or report a running one through ``take_aborted``."""
+        with self._arrived:
+            kept = deque(entry for entry in self._waiting if entry[1].request_id != request_id)
+            if len(kept) == len(self._waiting):
+                self._aborted.add(request_id)
+            self._waiting = kept
+
+    def take_aborted(self) -> set[str]:
+        if not self._aborted:
+            return self._aborted
+        with self._arrived:
+            aborted, self._aborted = self._aborted, set()
+            return aborted
+
+    def take(self, running: int, admit: Callable[[GenerationRequest], bool]) -> list[GenerationRequest] | None:
+        """Requests to join now, oldest first, as long as ``admit`` says yes; None when the loop is to end.
+
+        Blocks only when nothing is running.
+        """
+        with self._arrived:
+            if not running:
+                self._arrived.wait_for(lambda: self._waiting or self._closed)
+                if self._gather:
+                    self._wait_for_companions()
+            if self._closed:
+                return None
+            if running and not self._worth_joining(running):
+                return []
+            taken: list[GenerationRequest] = []
+            while self._waiting and admit(self._waiting[0][1]):
+                taken.append(self._waiting.popleft()[1])
+            return taken
+
+    def close(self) -> list[GenerationRequest]:
+        """Take nothing more and end the loop; returns what was still waiting."""
+        with self._arrived:
+            self._closed = True
+            left = [request for _, request in self._waiting]
+            self._waiting.clear()
+            self._arrived.notify_all()
+            return left
+
+    def _wait_for_companions(self) -> None:
+        deadline = time.monotonic() + _GATHER_S
+        while not self._closed and time.monotonic() < deadline:
+            if not self._arrived.wait(timeout=_QUIET_S):
+                return
+
+    def _worth_joining(self, running: int) -> bool:
+        if not self._waiting:
+            return False
+        return 4 * len(self._waiting) >= running or time.monotonic() - self._waiting[0][0] >= _PATIENCE_S

@@ -1,0 +1,134 @@
+"""One forward pass over a left-padded batch, in the form each kind of model and attention expects it.
+
+A pass can be given up between two layers, so that a weight update need not wait for a long one. It leaves the cache as
+it was and is then done again as a whole: no pass mixes weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.embedded.kv_cache import BatchCache
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class Interrupted(Exception):
+    """The forward pass was given up before its end."""
+
+
+class ForwardPass:
+    """Calls ``model`` on the next columns of a batch; logits of the last column come back.
+
+    ``autocast_dtype`` computes in a lower precision than the weights are kept in, as mixed-precision training does.
+    ``give_up`` is asked before the parts of each layer; the pass raises Interrupted once it says yes.
+
+    Raises ConfigError for a model that keeps recurrent or convolutional state: a padded batch cannot hold it.
+    """
+
+    def __init__(
+        self, model: Any, autocast_dtype: torch.dtype | None = None, give_up: Callable[[], bool] = lambda: False
+    ):
+        config = model.config.get_text_config()
+        layers = _kinds_of_layers(config)
+        if getattr(model, "_is_stateful", False) or not layers <= _ATTENTION_LAYERS:
+            kinds = ", ".join(sorted(layers - _ATTENTION_LAYERS)) or "recurrent"
+            raise ConfigError(
+                f"the embedded engine cannot serve {type(model).__name__} ({kinds} layers); use a vLLM server"
+            )
+        self._model = model
+        self._autocast_dtype = autocast_dtype
+        # A ready 4D mask skips transformers' own mask building in every step; only plain attention means the same.
+        self._ready_mask = (
+            config._attn_implementation == "sdpa"
+            and attends_to_everything(model)
+            and getattr(model, "_supports_attention_backend", False)
+        )
+        self._options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+        self._give_up = give_up
+        for part in interruptible_parts(model):
+            part.register_forward_pre_hook(self._check)
+
+    def __call__(self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None) -> torch.Tensor:
+        """Logits [B, V] of the last of the columns ``ids_BT``, which are appended to ``cache``.
+
+        ``starts_B`` is the first column of each row that is not padding; None when there is no padding. Raises
+        Interrupted, with ``cache`` as it was before.
+        """
+        return self._run(ids_BT, cache, starts_B, self._options)[:, -1]
+
+    def every_position(self, ids_BT: torch.Tensor, cache: BatchCache) -> torch.Tensor:
+        """Logits [B, T, V] of all columns ``ids_BT``, which hold no padding and are appended to ``cache``."""
+        return self._run(ids_BT, cache, None, {})
+
+    def _run(
+        self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None, options: dict[str, int]
+    ) -> torch.Tensor:
+        past = cache.length
+        try:
+            return self._compute(ids_BT, cache, starts_B, options)
+        except Interrupted:
+            cache.truncate(past)
+            raise
+
+    def _check(self, module: torch.nn.Module, arguments: Any) -> None:
+        if self._give_up():
+            raise Interrupted
+
+    def _compute(
+        self, ids_BT: torch.Tensor, cache: BatchCache, starts_B: torch.Tensor | None, options: dict[str, int]
+    ) -> torch.Tensor:
+        past, width = cache.length, ids_BT.shape[1]
+        columns_T = torch.arange(past, past + width, device=ids_BT.device)
+        positions_BT, mask = columns_T.unsqueeze(0), None
+        if starts_B is not None:
+            positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
+            mask = self._mask(columns_T, past + width, starts_B)
+        lower = self._autocast_dtype is not None
+        # Entered anew in each step: the casts it caches must not outlive an update.
+        with torch.autocast(ids_BT.device.type, dtype=self._autocast_dtype, enabled=lower):
+            logits_BTV: torch.Tensor = self._model(
+                input_ids=ids_BT,
+                attention_mask=mask,
+                position_ids=positions_BT,
+                past_key_values=cache,
+                use_cache=True,
+                **options,
+            ).logits
+        return logits_BTV
+
+    def _mask(self, columns_T: torch.Tensor, total: int, starts_B: torch.Tensor) -> torch.Tensor:
+        keys_K = torch.arange(total, device=columns_T.device)
+        valid_BK = keys_K >= starts_B.unsqueeze(1)
+        if not self._ready_mask:
+            return valid_BK.to(torch.int64)
+        if len(columns_T) == 1:
+            return valid_BK[:, None, None, :]
+        causal_TK = keys_K <= columns_T.unsqueeze(1)
+        # A padding column attends to itself: with nothing to attend to it would turn into NaN and spread.
+        itself_TK = keys_K == columns_T.unsqueeze(1)
+        return ((valid_BK[:, None, :] & causal_TK) | itself_TK).unsqueeze(1)
+
+
+def _kinds_of_layers(config: Any) -> set[str]:
+    return set(getattr(config, "layer_types", None) or ["full_attention"])
+
+
+def attends_to_everything(model: Any) -> bool:
+    """Whether every layer attends to all tokens before it: no window, no state of another kind."""
+    config = model.config.get_text_config()
+    sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return _kinds_of_layers(config) == {"full_attention"} and not sliding
+
+
+def interruptible_parts(model: Any) -> list[torch.nn.Module]:
+    """The parts of the decoder's layers that are made of parts (attention, experts, MLP), and the head."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    parts = [part for layer in layers for part in layer.children() if any(part.children())]
+    head = model.get_output_embeddings()
+    return [*parts, *([head] if head is not None else [])]

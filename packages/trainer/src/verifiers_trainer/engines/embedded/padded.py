@@ -1,0 +1,276 @@
+"""Generation in one left-padded batch: rows leave when they finish and new ones join between two steps.
+
+All rows end in the same cache column, so a decoding step is one forward pass of one column. Equal prompts that join
+together are prefilled once. With ``max_rows=1`` this is the deterministic mode: one request at a time, in a cache of
+its own, so that nothing but weights, prompt, rules and seed reaches the arithmetic.
+
+A cache belongs to one row and dies with it: no later request reads keys computed under older weights. A row that
+lives through a weight update keeps its old keys and continues under the new weights.
+
+A pause does not wait for a long forward pass: the pass is given up between two layers and done again afterwards, at
+most ``_MAX_INTERRUPTIONS`` times in a row so that the loop gets on. Drawing tokens needs no weights and no pause.
+
+Not done here: speculative decoding, sharing of prefixes between batches, models with recurrent state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from verifiers.errors import ModelUnavailable
+from verifiers_trainer.engines.embedded.batch import Batch
+from verifiers_trainer.engines.embedded.gate import GateClosed, StepGate
+from verifiers_trainer.engines.embedded.inbox import Inbox
+from verifiers_trainer.engines.embedded.kv_cache import BatchCache
+from verifiers_trainer.engines.embedded.model_inputs import ForwardPass, Interrupted
+from verifiers_trainer.engines.embedded.prompt_logprobs import score_prompt
+from verifiers_trainer.engines.embedded.requests import Generation, GenerationRequest, OnFinished, PromptLogprobs
+from verifiers_trainer.engines.embedded.transcript import Decode
+
+logger = logging.getLogger(__name__)
+
+STOPPED = "the engine was stopped"
+_MAX_INTERRUPTIONS = 3
+_PASSES_TO_JOIN = 4
+_Computed = TypeVar("_Computed")
+
+
+class PaddedGenerator:
+    """The generation loop over one ``Batch``.
+
+    ``version`` answers the policy version now; ``max_rows`` bounds the rows that decode together and ``kv_bytes``
+    the memory their caches may come to take (a single request is always admitted); ``max_batch_tokens`` bounds the
+    tokens of one prefill pass, unless a single prompt is longer. Running rows wait for ``_PASSES_TO_JOIN`` such passes
+    at most.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        decode: Decode,
+        version: Callable[[], int],
+        max_rows: int,
+        kv_bytes: int,
+        max_batch_tokens: int,
+        autocast_dtype: torch.dtype | None = None,
+    ):
+        self._gate = StepGate()
+        self._forward = ForwardPass(model, autocast_dtype, self._gives_up)
+        self._device = next(model.parameters()).device
+        self._decode_text = decode
+        self._version = version
+        self._max_rows = max_rows
+        self._kv_bytes = kv_bytes
+        self._max_batch_tokens = max_batch_tokens
+        self._interruptions = 0
+        self._inbox = Inbox(gather=max_rows > 1)
+        self._batch: Batch | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, on_finished: OnFinished, deadline_s: float) -> None:
+        """Measure the cache of one token with a forward pass, then serve."""
+        self._on_finished = on_finished
+        with torch.inference_mode():
+            cache = BatchCache()
+            self._forward(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache, None)
+        self._token_bytes = max(1, cache.bytes_per_token)
+        self._thread = threading.Thread(target=self._run, name="vf-generate", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._gate.close()
+        waiting = self._inbox.close()
+        if self._thread is not None:
+            self._thread.join()
+        self._report([Generation(request, error=STOPPED) for request in waiting])
+
+    def submit(self, request: GenerationRequest) -> None:
+        if not self.alive or not self._inbox.put(request):
+            raise ModelUnavailable("the embedded engine is not running")
+
+    def abort(self, request_id: str) -> None:
+        self._inbox.abort(request_id)
+
+    def pause(self) -> AbstractContextManager[None]:
+        return self._gate.pause()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            try:
+                while (joining := self._inbox.take(self._living, self._admission())) is not None:
+                    self._drop_aborted()
+                    if joining:
+                        self._step(joining)
+                    if self._batch is not None:
+                        self._step([])
+            except GateClosed:
+                pass  # the loop's regular end while a pause holds it
+            finally:
+                self._fail([], STOPPED)
+
+    @property
+    def _living(self) -> int:
+        return self._batch.living if self._batch is not None else 0
+
+    def _admission(self) -> Callable[[GenerationRequest], bool]:
+        """A function that says, request by request, whether one more may join now."""
+        rows = self._living
+        longest = self._batch.longest if self._batch is not None else 0
+        prompts: set[bytes] = set()
+        width = 0
+
+        def admit(request: GenerationRequest) -> bool:
+            nonlocal rows, longest, width
+            new_longest = max(longest, request.max_length)
+            new_width = max(width, len(request.prompt_ids))
+            new_prompts = prompts | {request.prompt_ids.tobytes()}
+            if rows and (rows + 1) * new_longest * self._token_bytes > self._kv_bytes:
+                return False
+            if prompts and len(new_prompts) * new_width > _PASSES_TO_JOIN * self._max_batch_tokens:
+                return False
+            if rows >= self._max_rows:
+                return False
+            rows, longest, width = rows + 1, new_longest, new_width
+            prompts.add(request.prompt_ids.tobytes())
+            return True
+
+        return admit
+
+    def _step(self, joining: list[GenerationRequest]) -> None:
+        """A prefill of ``joining``, or without any a decoding step. A failure (out of memory, a bug in a model) fails
+        ``joining`` and everything in flight, whose caches can no longer be trusted; the loop goes on."""
+        try:
+            if joining:
+                self._join(joining)
+            elif self._batch is not None:
+                self._decode(self._batch)
+        except GateClosed:
+            self._fail(joining, STOPPED)
+            raise
+        except Exception as error:  # whatever it is, it is logged and reported to every request it belongs to
+            logger.exception("a generation step failed")
+            self._fail(joining, f"{type(error).__name__}: {error}")
+
+    def _compute(self, passes: Callable[[], _Computed]) -> tuple[_Computed, int]:
+        """What ``passes`` computes while no pause is held, all of it under one policy version, and that version.
+
+        Given up for a pause, it is called again after it.
+        """
+        self._interruptions = 0
+        while True:
+            with self._gate.step():
+                try:
+                    return passes(), self._version()
+                except Interrupted:
+                    self._interruptions += 1
+
+    def _gives_up(self) -> bool:
+        return self._gate.wanted and self._interruptions < _MAX_INTERRUPTIONS
+
+    def _fail(self, joining: list[GenerationRequest], error: str) -> None:
+        batch, self._batch = self._batch, None
+        running = batch.transcript.living_requests() if batch is not None else []
+        self._report([Generation(request, error=error) for request in dict.fromkeys([*joining, *running])])
+
+    def _join(self, requests: list[GenerationRequest]) -> None:
+        """Prefill ``requests`` in passes of rows of like length, and add the rows that live on to the batch."""
+        joined: Batch | None = None
+        for part in self._passes(requests):
+            joining = self._prefill(part)
+            if joining.living == 0:
+                continue
+            if joining.living < joining.rows:
+                joining.compact()
+            if joined is None:
+                joined = joining
+            else:
+                joined.join(joining)
+        if joined is None:
+            return
+        if self._batch is None:
+            self._batch = joined
+            return
+        if self._batch.living < self._batch.rows:
+            self._batch.compact()
+        self._batch.join(joined)
+
+    def _passes(self, requests: list[GenerationRequest]) -> Iterator[list[GenerationRequest]]:
+        """``requests`` by length, ``max_batch_tokens`` padded tokens at a time; equal prompts stay together."""
+        siblings: dict[bytes, list[GenerationRequest]] = {}
+        for request in sorted(requests, key=lambda request: len(request.prompt_ids)):
+            siblings.setdefault(request.prompt_ids.tobytes(), []).append(request)
+        part: list[GenerationRequest] = []
+        prompts = 0
+        for group in siblings.values():
+            if part and (prompts + 1) * len(group[0].prompt_ids) > self._max_batch_tokens:
+                yield part
+                part, prompts = [], 0
+            part, prompts = part + group, prompts + 1
+        yield part
+
+    def _prefill(self, requests: list[GenerationRequest]) -> Batch:
+        """Compute the prompts in one pass and sample each row's first token."""
+        unique = {request.prompt_ids.tobytes(): request.prompt_ids for request in requests}
+        index = {key: row for row, key in enumerate(unique)}
+        width = max(len(ids) for ids in unique.values())
+        ids_NT = np.zeros((len(unique), width), np.int64)
+        for row, ids in enumerate(unique.values()):
+            ids_NT[row, width - len(ids) :] = ids
+        starts_N = torch.tensor([width - len(ids) for ids in unique.values()], device=self._device)
+        ragged = min(len(ids) for ids in unique.values()) < width
+        ids_NT_on_device = torch.from_numpy(ids_NT).to(self._device)
+
+        def passes() -> tuple[torch.Tensor, BatchCache, list[PromptLogprobs | None]]:
+            cache = BatchCache()
+            logits_NV = self._forward(ids_NT_on_device, cache, starts_N if ragged else None)
+            return logits_NV, cache, [score_prompt(self._forward, request, self._device) for request in requests]
+
+        (logits_NV, cache, prompt_logprobs), version = self._compute(passes)
+        rows_B = torch.tensor([index[request.prompt_ids.tobytes()] for request in requests], device=self._device)
+        if len(unique) < len(requests):
+            cache.select(rows_B)
+        joining = Batch(requests, cache, starts_N[rows_B], self._decode_text, prompt_logprobs)
+        self._report(joining.sample(logits_NV[rows_B], version))
+        return joining
+
+    def _decode(self, batch: Batch) -> None:
+        """One more token for every row."""
+        starts_B = batch.starts if batch.padded else None
+        logits_BV, version = self._compute(lambda: self._forward(batch.last, batch.cache, starts_B))
+        finished = batch.sample(logits_BV, version)
+        self._settle()
+        self._report(finished)
+
+    def _settle(self) -> None:
+        batch = self._batch
+        if batch is None:
+            return
+        if batch.living == 0:
+            self._batch = None
+        elif batch.worth_compacting():
+            batch.compact()
+
+    def _report(self, finished: list[Generation]) -> None:
+        if finished:
+            self._on_finished(finished)
+
+    def _drop_aborted(self) -> None:
+        aborted = self._inbox.take_aborted()
+        if not aborted or self._batch is None:
+            return
+        transcript = self._batch.transcript
+        rows = [row for row, r in enumerate(transcript.requests) if transcript.alive[row] and r.request_id in aborted]
+        self._report([transcript.finish(row, "abort") for row in rows])
+        self._settle()

@@ -1,0 +1,178 @@
+"""What a batch has sampled so far, as arrays: tokens, log-probs, versions, and which rows are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from verifiers_trainer.engines.embedded.requests import (
+    Alternatives,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    PromptLogprobs,
+)
+from verifiers_trainer.engines.embedded.sampling import Drawn
+
+Decode = Callable[[list[int]], str]
+
+NOT_FINITE = "the policy gave log-probabilities that are not finite numbers; its weights have diverged"
+
+
+class Transcript:
+    """Rows of a batch; ``alive`` bool [B] is False for a finished row until it is selected away."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        decode: Decode,
+        prompt_logprobs: Sequence[PromptLogprobs | None] | None = None,
+    ):
+        rows = len(requests)
+        self._decode = decode
+        self.requests = list(requests)
+        self.alive = np.ones(rows, bool)
+        self.counts = np.zeros(rows, np.int64)
+        self._tokens = np.zeros((rows, 64), np.int32)
+        self._logprobs = np.zeros((rows, 64), np.float32)
+        self._versions = np.zeros((rows, 64), np.int32)
+        self._prompts = list(prompt_logprobs or [None] * rows)
+        self._alternatives: list[list[Alternatives]] = [[] for _ in requests]
+        self._index_rules()
+
+    def _index_rules(self) -> None:
+        params = [request.params for request in self.requests]
+        self._least = np.array([p.min_tokens for p in params], np.int64)
+        self._limits = np.array([p.max_tokens for p in params], np.int64)
+        width = max((len(p.stop_token_ids) for p in params), default=0)
+        self._stop_ids = np.full((len(params), width), -1, np.int64)
+        for row, p in enumerate(params):
+            self._stop_ids[row, : len(p.stop_token_ids)] = p.stop_token_ids
+        self._text_rows = [row for row, p in enumerate(params) if p.stop]
+        self._top_rows = [row for row, p in enumerate(params) if p.top_logprobs]
+        self._heard_rows = [row for row, request in enumerate(self.requests) if request.on_token is not None]
+
+    def append(self, drawn: Drawn, version: int) -> list[Generation]:
+        """Record one token per living row; returns the completions this finished."""
+        self._reserve()
+        tokens_B, logprobs_B = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
+        if self._top_rows:
+            self._append_alternatives(drawn)
+        rows = np.flatnonzero(self.alive)
+        columns = self.counts[rows]
+        self._tokens[rows, columns] = tokens_B[rows]
+        self._logprobs[rows, columns] = logprobs_B[rows]
+        self._versions[rows, columns] = version
+        self.counts[rows] += 1
+        stopped_B = (self._stop_ids == tokens_B[:, None]).any(axis=1)
+        full_B = self.counts >= self._limits
+        broken_B = ~np.isfinite(logprobs_B)
+        texts = {row: self._stop_text(row) for row in self._text_rows if self.alive[row]}
+        text_B = np.zeros(len(self.requests), bool)
+        text_B[[row for row, text in texts.items() if text is not None]] = True
+        done = np.flatnonzero(self.alive & (stopped_B | full_B | broken_B | text_B))
+        finished = []
+        for row in done.tolist():
+            reason: FinishReason = "stop" if stopped_B[row] or text_B[row] else "length"
+            error = NOT_FINITE if broken_B[row] else None
+            finished.append(self.finish(row, reason, stop_text=texts.get(row), error=error))
+        for row in self._heard_rows:
+            if self.alive[row]:
+                self._tell(row, int(tokens_B[row]), float(logprobs_B[row]))
+        return finished
+
+    def _tell(self, row: int, token: int, logprob: float) -> None:
+        told = self.requests[row].on_token
+        assert told is not None
+        told(token, logprob, self._alternatives[row][-1] if self._alternatives[row] else None)
+
+    def _append_alternatives(self, drawn: Drawn) -> None:
+        for row in self._top_rows:
+            if self.alive[row]:
+                self._alternatives[row].append(alternatives(drawn, row, self.requests[row].params.top_logprobs))
+
+    def finish(
+        self, row: int, reason: FinishReason, *, stop_text: str | None = None, error: str | None = None
+    ) -> Generation:
+        """Close a row and return what it holds."""
+        self.alive[row] = False
+        count = self.counts[row]
+        return Generation(
+            request=self.requests[row],
+            token_ids=self._tokens[row, :count].copy(),
+            logprobs=self._logprobs[row, :count].copy(),
+            versions=self._versions[row, :count].copy(),
+            finish_reason=reason,
+            alternatives=self._alternatives[row],
+            prompt_logprobs=self._prompts[row],
+            stop_text=stop_text,
+            error=error,
+        )
+
+    def living_requests(self) -> list[GenerationRequest]:
+        return [request for request, alive in zip(self.requests, self.alive, strict=True) if alive]
+
+    def outputs(self) -> list[np.ndarray]:
+        """Tokens of every row so far, int32 [T] each."""
+        return [self._tokens[row, :count] for row, count in enumerate(self.counts)]
+
+    def select(self, rows: np.ndarray) -> None:
+        """Keep ``rows`` only."""
+        for name in ("requests", "_prompts", "_alternatives"):
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+        for name in ("alive", "counts", "_tokens", "_logprobs", "_versions"):
+            setattr(self, name, getattr(self, name)[rows])
+        self._index_rules()
+
+    def extend(self, other: Transcript) -> None:
+        """Add the rows of ``other`` after mine."""
+        width = max(self._tokens.shape[1], other._tokens.shape[1])
+        self._widen(width)
+        other._widen(width)
+        for name in ("requests", "_prompts", "_alternatives"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("alive", "counts", "_tokens", "_logprobs", "_versions"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        self._index_rules()
+
+    def _reserve(self) -> None:
+        if self.counts.max(initial=0) >= self._tokens.shape[1]:
+            self._widen(2 * self._tokens.shape[1])
+
+    def _widen(self, width: int) -> None:
+        missing = width - self._tokens.shape[1]
+        if missing > 0:
+            for name in ("_tokens", "_logprobs", "_versions"):
+                setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, missing))))
+
+    def _stop_text(self, row: int) -> str | None:
+        count = self.counts[row]
+        if count < self._least[row]:
+            return None
+        return completed_stop_text(self._tokens[row, :count], self.requests[row].params.stop, self._decode)
+
+
+def alternatives(drawn: Drawn, row: int, count: int) -> Alternatives:
+    """The ``count`` most likely tokens of a row of what was drawn with a table that reports them."""
+    assert drawn.top_tokens is not None
+    assert drawn.top_logprobs is not None
+    return Alternatives(
+        drawn.top_tokens[row, :count].cpu().numpy().astype(np.int32), drawn.top_logprobs[row, :count].cpu().numpy()
+    )
+
+
+def completed_stop_text(tokens_T: np.ndarray, stops: tuple[str, ...], decode: Decode) -> str | None:
+    """Which of ``stops`` the last token completed, the one that begins first; None when it completed none.
+
+    Only the tail is decoded: every token of text spells at least one byte, so a stop text of n bytes is spelt by
+    the last n tokens, plus the one it begins inside and a few that spell nothing.
+    """
+    window = max(len(stop.encode()) for stop in stops) + 4
+    tail = decode(tokens_T[-window:].tolist())
+    there = [stop for stop in stops if stop in tail]
+    if not there:
+        return None
+    before = decode(tokens_T[-window:-1].tolist())
+    completed = [(tail.rfind(stop), stop) for stop in there if tail.count(stop) > before.count(stop)]
+    return min(completed)[1] if completed else None

@@ -1,0 +1,1 @@
+"""Prompts that begin with the token ids that were sampled (``history = "exact"``)."""

@@ -1,0 +1,121 @@
+"""``ExactClient``: a policy that is asked with token ids, so that one conversation is one sample (``history="exact"``).
+
+Promise: each prompt of a conversation begins with the very ids of the turn before (``exact_history``), whatever the
+chat template would make of that turn now; the environment sees chat, as it would over the chat route. Tool calls and,
+where asked for (``separate_reasoning``), thoughts are read here, because the text route of a server reads neither.
+
+It wraps another core ``Client`` whose endpoint takes a prompt of token ids, and decides neither which engine answers
+nor which policy version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from verifiers.clients.payload import MAX_TOKENS_ALIASES, chat_messages
+from verifiers.clients.protocol import Client, shows_tools
+from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
+from verifiers.types import Message, ModelRequest, Response, ToolCall
+from verifiers_trainer.engines.exact.history import ExactHistory
+from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
+from verifiers_trainer.engines.http.reasoning import split_reasoning
+from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
+
+CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
+"""Arguments of the chat route that are honoured here, because the text route does not know them."""
+TOLD_ANYWAY = ("logprobs", "top_logprobs")
+"""Arguments whose meaning differs between the two routes; log-probabilities come in any case."""
+
+
+class ExactClient:
+    """A core ``Client`` over ``inner``; ``max_seq_len`` bounds prompt and completion together."""
+
+    def __init__(self, inner: Client, tokenizer: Any, max_seq_len: int, tool_call_parser: str = "auto"):
+        self._inner, self._max_seq_len = inner, max_seq_len
+        self._chat, self._history = ChatFormat(tokenizer), ExactHistory(tokenizer)
+        self._parse_calls = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """One completion; see ``Client.complete`` for what it raises."""
+        if request.message_type == "completion":
+            return await self._inner.complete(request)
+        sampling, asked = _split(request.sampling_args)
+        offered = request.tools if asked.get("tool_choice") != "none" else None
+        messages = chat_messages(request.prompt)
+        prompt_ids = self._prompt_ids(messages, offered, request.rollout_id, asked.get("chat_template_kwargs") or {})
+        num_prompt = min(len(prompt_ids), sampling.get("truncate_prompt_tokens") or len(prompt_ids))
+        if num_prompt >= self._max_seq_len:
+            raise OverlongPromptError(f"the prompt has {num_prompt} tokens, and max_seq_len is {self._max_seq_len}")
+        if not any(sampling.get(name) is not None for name in MAX_TOKENS_ALIASES):
+            sampling["max_tokens"] = self._max_seq_len - num_prompt  # the text route has a small default
+        ids: Any = prompt_ids
+        response = await self._inner.complete(
+            replace(
+                request, prompt=ids, message_type="completion", tools=None, sampling_args=sampling, require_tokens=True
+            )
+        )
+        tokens = response.tokens
+        assert tokens is not None
+        message, finish_reason = self._message(response, bool(offered), bool(asked.get("separate_reasoning")))
+        self._history.remember(messages, message, tokens.prompt_ids, tokens.completion_ids, request.rollout_id)
+        return replace(response, message=message, finish_reason=finish_reason)
+
+    async def aclose(self) -> None:
+        if (close := getattr(self._inner, "aclose", None)) is not None:
+            await close()
+
+    async def shows_tools(self) -> bool | None:
+        """Whether the chat template shows the tools of a request; None where nobody knows."""
+        return await shows_tools(self._inner)
+
+    def _prompt_ids(
+        self, messages: list[Any], tools: Any, rollout_id: str | None, variables: Mapping[str, Any]
+    ) -> list[int]:
+        try:
+            known = self._history.prompt_ids(messages, tools, rollout_id, variables)
+            if known is None:
+                written = [json.dumps(list(part)).encode() for part in (messages, tools or ())]
+                known = self._chat.prompt_ids(
+                    written[0], written[1] if tools else None, json.dumps(dict(variables)).encode()
+                ).tolist()
+        except BadRequest as error:
+            raise ModelRefused(f"history='exact' cannot render this conversation: {error}") from error
+        return known
+
+    def _message(self, response: Response, tools_offered: bool, separate_reasoning: bool) -> tuple[Message, str]:
+        """What the environment is told was said, and why it ended."""
+        assert response.tokens is not None
+        text, finish_reason, thought = response.text, response.finish_reason, ""
+        if separate_reasoning:
+            opened = self._chat.opens_thought(np.asarray(response.tokens.prompt_ids))
+            thought, text = split_reasoning(text, opened)
+        around, calls = self._parse_calls(text) if self._parse_calls and tools_offered else (text, [])
+        message = Message(role="assistant", content=around or (None if calls else ""))
+        if calls:
+            message["tool_calls"] = [
+                ToolCall(f"call-{response.id}-{index}", call["name"], call["arguments"])
+                for index, call in enumerate(calls)
+            ]
+            finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+        if thought:
+            message["reasoning_content"] = thought
+        return message, finish_reason
+
+
+def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments of the text route, arguments that are honoured here). Raises ``ConfigError`` for a forced call."""
+    sampling = {name: value for name, value in given.items() if name != "extra_body"}
+    sampling.update(given.get("extra_body") or {})
+    asked = {name: sampling.pop(name) for name in CHAT_ONLY if name in sampling}
+    for name in TOLD_ANYWAY:
+        sampling.pop(name, None)
+    if asked.get("tool_choice") not in (None, "auto", "none"):
+        raise ConfigError(
+            f"history='exact' cannot force a tool call (tool_choice={asked['tool_choice']!r}): use 'auto' or 'none'"
+        )
+    return sampling, asked

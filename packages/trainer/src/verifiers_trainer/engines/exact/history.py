@@ -1,0 +1,217 @@
+"""Prompts that begin with what was sampled: only the messages after the model's last answer are rendered.
+
+Promise: the ids of a next prompt are exactly the ids of the turn before, then the template's text for what came after
+it. A turn that a limit cut gets the end-of-turn token the template expects; it stands in the prompt and carries no
+loss. A conversation this memory has not seen (a fork, an edited history) is rendered in full. The model sees its
+earlier reasoning again even where its template would leave it out: that is the point.
+
+Who asks an engine with these ids is ``exact_client`` for the trainer, ``integrations.token_client`` for its peers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from verifiers.data.tool_examples import example_arguments
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.http.chat import BadRequest, _plain_message
+
+MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
+"""Answers, and tokens of all of them (512 MiB); those that were not asked for longest are forgotten first."""
+MARK = "\u2402vf-sampled\u2403"
+"""Stands for the sampled answer while the messages after it are rendered."""
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """A conversation up to a sampled answer; what it shares with the one before is kept once."""
+
+    before: _Answer | None
+    new: np.ndarray
+    """int32, the ids after those of ``before``."""
+    num_tokens: int
+    num_holders: int = 0
+    """How many hold it in memory: the list of known answers, and those that it is ``before``."""
+
+    def ids(self) -> np.ndarray:
+        """int32, of the whole conversation."""
+        parts: list[np.ndarray] = []
+        answer: _Answer | None = self
+        while answer is not None:
+            parts.append(answer.new)
+            answer = answer.before
+        return np.concatenate(parts[::-1])
+
+
+class ExactHistory:
+    """What was sampled, by the conversation it belongs to."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()
+        self.num_tokens = 0
+        """Ids in memory: those of known answers, and of forgotten ones that a known answer goes on from."""
+
+    def remember(
+        self,
+        prompt: Any,
+        message: Mapping[str, Any],
+        prompt_ids: Sequence[int] | np.ndarray,
+        token_ids: Sequence[int] | np.ndarray,
+        rollout_id: str | None,
+    ) -> None:
+        """``message`` was sampled as ``token_ids`` after ``prompt``, which was ``prompt_ids``."""
+        messages = list(prompt)
+        ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32)])
+        found = self._newest(messages, rollout_id)
+        before = None if found is None else found[1]
+        if before is not None and not np.array_equal(ids[: before.num_tokens], before.ids()):
+            before = None  # that turn was rendered anew, or cut at its beginning
+        new = ids if before is None else ids[before.num_tokens :].copy()
+        self._hold((rollout_id, _digest([*messages, message])), _Answer(before, new, len(ids)))
+        while len(self._known) > MAX_REMEMBERED or (self.num_tokens > MAX_TOKENS and len(self._known) > 1):
+            self._release(self._known.popitem(last=False)[1])
+
+    def _hold(self, key: tuple[str | None, str], answer: _Answer) -> None:
+        answer.num_holders = 1
+        self.num_tokens += len(answer.new)
+        if answer.before is not None:
+            answer.before.num_holders += 1
+        if (same := self._known.pop(key, None)) is not None:
+            self._release(same)
+        self._known[key] = answer
+
+    def _release(self, answer: _Answer | None) -> None:
+        """One holder less; the last one's going frees the answer, and what it alone goes on from."""
+        while answer is not None:
+            answer.num_holders -= 1
+            if answer.num_holders:
+                return
+            self.num_tokens -= len(answer.new)
+            answer = answer.before
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any,
+        rollout_id: str | None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int] | None:
+        """Ids of the next prompt; None when no answer in it is known. ``variables`` are the template's own.
+
+        *Raises* ConfigError when the template does not end a turn with a special token, BadRequest when it refuses
+        the messages.
+        """
+        found = self._newest(messages, rollout_id)
+        if found is None:
+            return None
+        index, answer = found
+        known = answer.ids().tolist()
+        end, rest = self._after(messages, index, tools, variables or {})
+        closing = [] if known[-1] == end else [end]
+        return [*known, *closing, *self._tokenizer(rest, add_special_tokens=False)["input_ids"]]
+
+    def _newest(self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None) -> tuple[int, _Answer] | None:
+        """The last message that is a known answer, with its place."""
+        for index in range(len(messages) - 1, -1, -1):
+            if messages[index].get("role") != "assistant":
+                continue
+            key = rollout_id, _digest(messages[: index + 1])
+            if key in self._known:
+                self._known.move_to_end(key)
+                return index, self._known[key]
+        return None
+
+    def _after(
+        self, messages: Sequence[Mapping[str, Any]], index: int, tools: Any, variables: Mapping[str, Any]
+    ) -> tuple[int, str]:
+        """(id of the token that ends message ``index``, the template's text after it, ready for the next answer)."""
+        plain = [_plain_message(dict(message)) for message in messages]
+        plain[index] = {**plain[index], "content": MARK}
+        _, found, after = self._render(plain, tools, variables).partition(MARK)
+        if not found and "tool_calls" in plain[index]:  # some templates leave out what was said beside calls
+            written = self._render(plain[: index + 1], tools, variables, answer=False)
+            whole = self._render(plain, tools, variables)
+            after = self._last_end(written) + whole[len(written) :] if whole.startswith(written) else ""
+        end = self._first_end(after)
+        if end is None:
+            raise ConfigError(
+                'history="exact" needs a chat template that ends each turn with a special token, such as '
+                f"{self._tokenizer.eos_token!r}; this one does not: leave history as it is"
+            )
+        return int(self._tokenizer.convert_tokens_to_ids(end)), after.partition(end)[2]
+
+    def _render(
+        self, plain: list[dict[str, Any]], tools: Any, variables: Mapping[str, Any], answer: bool = True
+    ) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                plain, tools=list(tools) if tools else None, add_generation_prompt=answer, tokenize=False, **variables
+            )
+        except Exception as error:  # a template is a program: whatever it raises is this conversation's error
+            message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
+            raise BadRequest(message, "messages") from error
+        return text
+
+    def _first_end(self, text: str) -> str | None:
+        """The token that ends a turn in what follows an answer: the end token, else the first special one."""
+        end = self._tokenizer.eos_token
+        if end and end in text:
+            return str(end)
+        there = [token for token in self._tokenizer.all_special_tokens if token and token in text]
+        return min(there, key=text.index, default=None)
+
+    def _last_end(self, text: str) -> str:
+        """The last end token of a text and what follows it; nothing when there is none."""
+        end = self._tokenizer.eos_token
+        return text[text.rindex(end) :] if end and end in text else ""
+
+
+def require_exact_history(tokenizer: Any, tools: Sequence[Mapping[str, Any]] | None) -> None:
+    """Try an answer, and a call of the first of ``tools``, before anything is sampled.
+
+    *Raises* ConfigError when the turns of this chat template have no end that could be found, BadRequest when it
+    refuses what is tried.
+    """
+    talks: list[list[dict[str, Any]]] = [[_said("assistant", "Yes."), _said("user", "And now?")]]
+    if tools:
+        function = tools[0]["function"]
+        arguments = json.dumps(example_arguments(function.get("parameters") or {}))
+        call = {"id": "call-0", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        result = {"role": "tool", "content": "1", "tool_call_id": "call-0", "name": function["name"]}
+        talks.append([{"role": "assistant", "content": None, "tool_calls": [call]}, result])
+    asked = [_said("user", "Well?")]
+    for answer, following in talks:
+        history = ExactHistory(tokenizer)
+        history.remember(asked, answer, [0], [0], None)
+        history.prompt_ids([*asked, answer, following], tools, None)
+
+
+def _said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Of what a template shows of a conversation: the same whether it came back as dicts or as objects."""
+    shown = [
+        [
+            m.get("role"),
+            m.get("content") or "",
+            m.get("tool_call_id"),
+            [_call(call) for call in m.get("tool_calls") or ()],
+        ]
+        for m in messages
+    ]
+    return hashlib.sha256(json.dumps(shown, default=str).encode()).hexdigest()
+
+
+def _call(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function") or call
+    return [function.get("name"), function.get("arguments")]

@@ -1,0 +1,1 @@
+"""The OpenAI endpoint of the embedded engine: requests, replies, streams, tool calls."""

@@ -1,0 +1,168 @@
+"""Conversations to prompt tokens, and tokens back to text. No sampling, no HTTP, no parsing of what was said."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from verifiers_trainer.engines.http.reasoning import OPEN
+
+_CACHED_PROMPTS = 1024
+_CACHED_BYTES = 16_384
+_RESERVED = frozenset(
+    "conversation messages tools documents chat_template tokenize tokenizer_kwargs add_generation_prompt padding "
+    "continue_final_message truncation max_length return_tensors return_dict return_assistant_tokens_mask".split()
+)
+"""Arguments of ``apply_chat_template`` that are not the template's variables."""
+
+
+class BadRequest(Exception):
+    """A request that cannot be served as asked; ``param`` names the field."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+class ChatFormat:
+    """A tokenizer's side of the endpoint: prompts in, text out.
+
+    Siblings of a group send one prompt many times, so rendered prompts are cached by the bytes that asked for them.
+    Used by one thread at a time.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._piece = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
+        self._cached_prompt = lru_cache(maxsize=_CACHED_PROMPTS)(self._render)
+
+    def prompt_ids(
+        self,
+        messages: bytes,
+        tools: bytes | None,
+        template_kwargs: bytes = b"null",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> np.ndarray:
+        """int32 [P] of a conversation given as the JSON of ``messages``, ``tools`` and the template's own variables.
+
+        It ends ready for the answer, unless ``add_generation_prompt`` is off; with ``continue_final_message`` inside
+        of the last message. Raises BadRequest when the template refuses it.
+        """
+        asked = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
+        long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
+        return self._render(*asked) if long else self._cached_prompt(*asked)
+
+    def encode(self, text: str) -> np.ndarray:
+        """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
+        return np.array(self._tokenizer(text)["input_ids"], np.int32)
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        return len(self._tokenizer)
+
+    def piece(self, token: int) -> str:
+        """The text of one token by itself."""
+        return self._piece(token)
+
+    def opens_thought(self, prompt_ids: np.ndarray) -> bool:
+        """Whether the prompt ends inside of a thought that the template began."""
+        return self.decode(prompt_ids[-8:].tolist(), skip_special_tokens=False).rstrip().endswith(OPEN)
+
+    def _render(
+        self, messages_json: bytes, tools_json: bytes | None, kwargs_json: bytes, answer: bool, unfinished: bool
+    ) -> np.ndarray:
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            raise BadRequest("the tokenizer has no chat template; set tokenizer.chat_template", "messages")
+        messages = [_plain_message(message) for message in _list_of_objects(messages_json, "messages")]
+        tools = _list_of_objects(tools_json, "tools") if tools_json is not None else None
+        variables = _template_variables(kwargs_json)
+        if unfinished and answer:
+            raise BadRequest("continue_final_message needs add_generation_prompt=false", "continue_final_message")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools or None,
+                add_generation_prompt=answer,
+                continue_final_message=unfinished,
+                tokenize=False,
+                **variables,
+            )
+        except Exception as error:  # a template is a program: whatever it raises is this request's error
+            message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
+            raise BadRequest(message, "messages") from error
+        return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+
+
+def shows_tools(tokenizer: Any) -> bool | None:
+    """Whether the chat template shows the tools of a request: a prompt with one is another than without.
+
+    None where there is no template, or it refuses this conversation.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+    with_tool, without = (
+        {"tools": tools, "add_generation_prompt": True, "tokenize": False}
+        for tools in ([{"type": "function", "function": function}], None)
+    )
+    said = [{"role": "user", "content": "Look."}]
+    try:
+        return tokenizer.apply_chat_template(said, **with_tool) != tokenizer.apply_chat_template(said, **without)
+    except Exception:  # noqa: BLE001 - a template is a program; whatever it raises, it does not say
+        return None
+
+
+def _template_variables(written: bytes) -> dict[str, Any]:
+    variables = json.loads(written) or {}
+    if not isinstance(variables, dict):
+        raise BadRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
+    if taken := sorted(_RESERVED & variables.keys()):
+        raise BadRequest(f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs")
+    return variables
+
+
+def _list_of_objects(written: bytes, field: str) -> list[dict]:
+    value = json.loads(written)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise BadRequest(f"{field} must be a list of objects", field)
+    if field == "messages" and not value:
+        raise BadRequest("messages must not be empty", field)
+    return value
+
+
+def _plain_message(message: dict) -> dict:
+    """A message as templates read it: content as text, arguments of tool calls as objects."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    if not isinstance(plain.get("role"), str):
+        raise BadRequest("each of messages needs a role", "messages")
+    plain["content"] = _plain_text(plain.get("content", ""))
+    if "tool_calls" in plain:
+        plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
+    return plain
+
+
+def _plain_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) != len(parts):
+        raise BadRequest("messages hold content that is not text; the embedded engine serves text only", "messages")
+    return "".join(texts)
+
+
+def _plain_call(call: dict) -> dict:
+    function = dict(call.get("function") or {})
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError):
+        arguments = function["arguments"]  # what the model wrote, rendered as it stands
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,214 @@
+"""Responses of the endpoint, as bytes: finished generations in the shape OpenAI and vLLM clients read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from verifiers_trainer.engines.embedded.requests import Alternatives, Generation, PromptLogprobs
+from verifiers_trainer.engines.http.chat import ChatFormat
+from verifiers_trainer.engines.http.reasoning import split_reasoning
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser
+from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody, version_spans
+
+_LEAST_LOGPROB = -9999.0
+"""What OpenAI writes for a token that cannot be drawn; JSON has no infinity."""
+
+
+def chat_reply(
+    generations: Sequence[Generation], body: ChatBody, chat: ChatFormat, model: str, parser: ToolCallParser | None
+) -> bytes:
+    """A ``chat.completion`` with a choice for each generation; ``parser`` turns calls in the text to ``tool_calls``."""
+    first = generations[0]
+    opened = body.separate_reasoning and chat.opens_thought(first.request.prompt_ids)
+    choices = []
+    for index, generation in enumerate(generations):
+        message, finish_reason = message_of(generation, body, chat, parser, opened)
+        choice = {**choice_fields(index, generation, body), "message": message, "finish_reason": finish_reason}
+        if body.logprobs:
+            choice["logprobs"] = {"content": content_logprobs(generation, body, chat)}
+        choices.append(choice)
+    reply = _envelope("chat.completion", generations, choices, model)
+    if body.return_token_ids:
+        reply["prompt_token_ids"] = first.request.prompt_ids.tolist()
+    if body.prompt_logprobs is not None:
+        reply["prompt_logprobs"] = _prompt_logprobs(first, chat)
+    return msgspec.json.encode(reply)
+
+
+def text_reply(prompts: Sequence[Sequence[Generation]], body: TextBody, chat: ChatFormat, model: str) -> bytes:
+    """A ``text_completion``: the choices of the first prompt, then those of the next."""
+    choices: list[dict[str, Any]] = []
+    for siblings in prompts:
+        ids = siblings[0].request.prompt_ids.tolist()
+        echoed = chat.decode(ids, skip_special_tokens=body.skip_special_tokens is not False) if body.echo else ""
+        for generation in siblings:
+            text = echoed + completion_text(generation, body, chat)
+            choice = {**choice_fields(len(choices), generation, body), "text": text}
+            if body.wants_logprobs:
+                choice["logprobs"] = text_logprobs(generation, siblings[0].prompt_logprobs, body, chat)
+            if body.return_token_ids:
+                choice["prompt_token_ids"] = ids
+            if body.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = _prompt_logprobs(siblings[0], chat)
+            choices.append(choice)
+    flat = [generation for siblings in prompts for generation in siblings]
+    prompt_tokens = sum(len(siblings[0].request.prompt_ids) for siblings in prompts)
+    return msgspec.json.encode(_envelope("text_completion", flat, choices, model, prompt_tokens))
+
+
+def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat) -> str:
+    """The text without what ended it: neither the stop token nor the stop text and what follows.
+
+    ``include_stop_str_in_output`` keeps the stop text.
+    """
+    params = generation.request.params
+    token_ids = generation.token_ids.tolist()
+    if token_ids and token_ids[-1] in params.stop_token_ids:
+        token_ids.pop()
+    text = chat.decode(token_ids, skip_special_tokens=body.skip_special_tokens is not False)
+    stop = generation.stop_text
+    if stop is None:
+        return text
+    # Before min_tokens a stop text ends nothing: then it is the last one that did, otherwise the first.
+    position = text.rfind(stop) if params.min_tokens else text.find(stop)
+    end = position + (len(stop) if body.include_stop_str_in_output else 0)
+    return text[:end] if position >= 0 else text
+
+
+def message_of(
+    generation: Generation, body: ChatBody, chat: ChatFormat, parser: ToolCallParser | None, opened: bool
+) -> tuple[dict[str, Any], str]:
+    """The assistant's message and its finish reason."""
+    text = completion_text(generation, body, chat)
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    finish_reason: str = generation.finish_reason
+    if body.separate_reasoning:
+        thought, text = split_reasoning(text, opened)
+        message = {"role": "assistant", "content": text, "reasoning_content": thought or None}
+    around, calls = parser(text) if parser is not None else (text, [])
+    if calls:
+        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
+        message["content"] = around or None
+        message["tool_calls"] = [
+            {"id": f"call-{generation.request.request_id}-{index}", "type": "function", "function": call}
+            for index, call in enumerate(calls)
+        ]
+    return message, finish_reason
+
+
+def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:
+    """What the choices of both kinds share; ``stop_reason`` is the stop text or the stop token that was asked for."""
+    token_ids = generation.token_ids.tolist()
+    stop_reason: str | int | None = generation.stop_text
+    if stop_reason is None and token_ids and token_ids[-1] in (body.stop_token_ids or ()):
+        stop_reason = token_ids[-1]
+    choice: dict[str, Any] = {
+        "index": index,
+        "finish_reason": generation.finish_reason,
+        "stop_reason": stop_reason,
+        "logprobs": None,
+    }
+    if body.return_token_ids:
+        choice["token_ids"] = token_ids
+    if body.return_weight_versions:
+        choice["weight_versions"] = version_spans(generation.versions)
+    return choice
+
+
+def _envelope(
+    kind: str, generations: Sequence[Generation], choices: list[dict], model: str, prompt_tokens: int | None = None
+) -> dict[str, Any]:
+    first = generations[0].request
+    prompt_tokens = len(first.prompt_ids) if prompt_tokens is None else prompt_tokens
+    return {
+        "id": first.request_id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": usage_of(generations, prompt_tokens),
+    }
+
+
+def usage_of(generations: Sequence[Generation], prompt_tokens: int) -> dict[str, int]:
+    """``usage``: tokens of the prompts, each counted once, and of all completions."""
+    completion_tokens = sum(len(generation.token_ids) for generation in generations)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+# --- log-probs ------------------------------------------------------------------------------------------------------
+
+
+def content_logprobs(generation: Generation, body: GenerateBody, chat: ChatFormat) -> list[dict[str, Any]]:
+    """``choices[i].logprobs.content`` of a chat completion."""
+    entries = []
+    for index, (token, logprob) in enumerate(_pairs(generation.token_ids, generation.logprobs)):
+        best = generation.alternatives[index] if generation.alternatives else None
+        others = [] if best is None else [_entry(*pair, body, chat) for pair in _pairs(best.token_ids, best.logprobs)]
+        entries.append({**_entry(token, logprob, body, chat), "top_logprobs": others})
+    return entries
+
+
+def _entry(token: int, logprob: float, body: GenerateBody, chat: ChatFormat) -> dict[str, Any]:
+    return {"token": _piece(token, body, chat), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": None}
+
+
+def text_logprobs(
+    generation: Generation, prompt: PromptLogprobs | None, body: TextBody, chat: ChatFormat
+) -> dict[str, Any]:
+    """``choices[i].logprobs`` of a text completion; an echoed prompt comes first, its first token without a value."""
+    token_ids, best = generation.token_ids, generation.alternatives
+    logprobs: list[float | None] = generation.logprobs.tolist()
+    if body.echo and prompt is not None:
+        ids = generation.request.prompt_ids
+        token_ids = np.concatenate([ids, token_ids])
+        logprobs = [None, *prompt.logprobs.tolist(), *logprobs]
+        nothing = Alternatives(np.empty(0, np.int32), np.empty(0, np.float32))
+        asked = body.alternatives
+        told = [Alternatives(a.token_ids[:asked], a.logprobs[:asked]) for a in prompt.alternatives]
+        best = [nothing, *(told or [nothing] * len(prompt.logprobs)), *(best or [nothing] * len(generation.token_ids))]
+    pieces = [_piece(token, body, chat) for token in token_ids.tolist()]
+    tops: list[dict[str, float] | None] = []
+    for index, (piece, logprob) in enumerate(zip(pieces, logprobs, strict=True)):
+        others = _pairs(best[index].token_ids, best[index].logprobs) if best else []
+        told_here = {_piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others}
+        tops.append(None if logprob is None else {**told_here, piece: logprob})
+    offsets = [0, *accumulate(len(piece) for piece in pieces)][:-1]
+    return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _prompt_logprobs(generation: Generation, chat: ChatFormat) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's ``prompt_logprobs``: for each token after the first, ``{id: {logprob, rank, decoded_token}}``."""
+    scored = generation.prompt_logprobs
+    assert scored is not None
+    told: list[dict[str, dict[str, Any]] | None] = [None]
+    for index, token in enumerate(generation.request.prompt_ids[1:].tolist()):
+        best = scored.alternatives[index] if scored.alternatives else None
+        pairs = [] if best is None else _pairs(best.token_ids, best.logprobs)
+        ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(pairs, start=1)]
+        ranked.append((token, float(scored.logprobs[index]), int(scored.ranks[index])))
+        told.append(
+            {
+                str(each): {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": chat.piece(each)}
+                for each, logprob, rank in ranked
+            }
+        )
+    return told
+
+
+def _pairs(token_ids: np.ndarray, logprobs: np.ndarray) -> list[tuple[int, float]]:
+    return list(zip(token_ids.tolist(), logprobs.tolist(), strict=True))
+
+
+def _piece(token: int, body: GenerateBody, chat: ChatFormat) -> str:
+    return f"token_id:{token}" if body.return_tokens_as_token_ids else chat.piece(token)

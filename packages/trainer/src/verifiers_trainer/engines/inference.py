@@ -1,0 +1,147 @@
+"""Opens the engine that a training run generates with, and the client that reaches it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.clients.protocol import Client
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.engines.exact.client import ExactClient
+from verifiers_trainer.engines.protocol import TOKEN_IN
+from verifiers_trainer.engines.vllm.engine import VLLMEngine
+from verifiers_trainer.settings.config import RLConfig
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""How long ``inference="auto"`` looks for a server at the default address."""
+UNUSABLE = (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+"""What an answer that is not a vLLM server's leads to."""
+
+
+def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine | VLLMEngine:
+    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over ``model`` itself.
+
+    One line of the log says which, and why.
+    """
+    url, reason = choose_engine(model, config)
+    if url is None:
+        log.info("inference: the embedded engine (%s)", reason)
+        return open_embedded(model, tokenizer, config, env)
+    from verifiers_trainer.engines.vllm.weights.opening import open_sync
+
+    log.info("inference: vLLM at %s (%s)", url, reason)
+    return VLLMEngine(
+        url,
+        model,
+        tokenizer,
+        lambda engine, features, version: open_sync(engine, config, features, version),
+        in_chat=env.message_type == "chat",
+        sync_timeout_s=config.sync_timeout,
+        sync_every=config.sync_every,
+    )
+
+
+def choose_engine(model: Any, config: RLConfig) -> tuple[str | None, str]:
+    """(URL of the servers, why); no URL for the embedded engine."""
+    if config.server_url is not None:
+        return config.server_url, "as asked for"
+    if config.inference == "embedded":
+        return None, "as asked for"
+    if config.deterministic:
+        return None, "deterministic runs need it"
+    default = f"http://127.0.0.1:{config.vllm_server_port}"
+    if (found := _model_served_at(default)) is None:
+        return None, f"no server answers at {default}"
+    wanted = str(getattr(model, "name_or_path", "") or "")
+    if not wanted or Path(found).name != Path(wanted).name:
+        return None, f"the server at {default} serves {found!r}, not {wanted!r}"
+    if (owned := _weights_of_a_run(default)) is not None:
+        log.warning(
+            "the server at %s serves the same model, but has the weights of another run (%s), so it is not used; if "
+            "that run is over, set inference=%r",
+            default,
+            owned,
+            default,
+        )
+        return None, f"the server at {default} belongs to another run"
+    return default, "it serves the same model"
+
+
+def _model_served_at(url: str) -> str | None:
+    """The first model of a vLLM server that is there by chance; None without one."""
+    try:
+        _ask(f"{url}/version")
+        return str(_ask(f"{url}/v1/models")["data"][0]["id"])
+    except UNUSABLE:
+        return None
+
+
+def _weights_of_a_run(url: str) -> str | None:
+    """What a training run has put into the server, an adapter or whole weights; None for a server as it was started."""
+    try:
+        adapters = [str(entry["id"]) for entry in _ask(f"{url}/v1/models")["data"] if entry.get("parent")]
+        if ours := [name for name in adapters if name.startswith("policy-")]:
+            return ours[-1]
+        label = str(_ask(f"{url}/weight_info").get("weight_version"))
+    except UNUSABLE:  # older servers have no labels
+        return None
+    return f"version {label}" if label.isdigit() else None
+
+
+def _ask(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=LOOK_S) as answer:
+        return json.load(answer)
+
+
+def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:
+    """The embedded engine over ``model``'s own parameters, not yet started."""
+    mode: Any = "deterministic" if config.deterministic else config.embedded_mode
+    if mode == "auto" and env.max_turns == 1 and config.use_cpu:
+        mode = "padded"
+    return EmbeddedEngine(
+        model,
+        tokenizer,
+        mode=mode,
+        max_seq_len=config.max_seq_len,
+        concurrency=config.embedded_concurrency or min(config.max_concurrent, 4 * config.batch_size),
+        num_blocks=config.embedded_num_blocks,
+        page_size=config.embedded_page_size,
+        max_batch_tokens=config.embedded_max_batch_tokens,
+        tool_call_parser=config.tool_call_parser,
+        threads=config.embedded_threads,
+        autocast_dtype=torch.bfloat16 if config.bf16 and mode != "continuous" else None,
+    )
+
+
+def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Any, config: RLConfig) -> Client:
+    """The client that rollouts are played with: as ``policy_client``, or by token ids (``history="exact"``).
+
+    Raises ``ConfigError`` for an engine that takes no token ids.
+    """
+    client = policy_client(engine)
+    if config.history == "template":
+        return client
+    if TOKEN_IN not in engine.capabilities:
+        raise ConfigError(f"history='exact' sends prompts as token ids, and {engine.base_url} does not take them")
+    return ExactClient(client, tokenizer, config.max_seq_len, config.tool_call_parser)
+
+
+def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:
+    """A client of ``engine``: each of its event loops has its own connections."""
+    if isinstance(engine, VLLMEngine):
+        client: Client = engine.open_client()
+        return client
+    return OpenAIChatCompletionsClient(
+        base_url=engine.base_url, api_key=engine.api_key, max_retries=3, tools_shown=engine.tools_shown
+    )

@@ -1,0 +1,112 @@
+"""``PolicyClient``: the policy in training as a client, for code that plays rollouts itself.
+
+    completion, state = env.rollout(client=trainer.client, model=trainer.model, prompt=…, answer=…)
+
+It asks for token ids, names the policy being served whatever model is asked for, samples as training does unless told
+otherwise, and remembers which tokens each message was sampled as, so that a completion made of its messages can be
+trained on exactly these. It also answers ``.chat.completions.create`` and ``.completions.create``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from verifiers.clients.protocol import Client, shows_tools
+from verifiers.errors import ConfigError
+from verifiers.types import ModelRequest, Response
+from verifiers_trainer.algorithm.samples import Turn
+
+MAX_REMEMBERED = 65_536
+"""Messages whose tokens are remembered; the oldest are forgotten first."""
+
+
+class PolicyClient:
+    """A core ``Client`` of a running engine, which ``client`` reaches."""
+
+    def __init__(self, engine: Any, client: Client, sampling_args: Mapping[str, Any], seed: int):
+        self._engine, self._client = engine, client
+        self._sampling_args, self._seed = dict(sampling_args), seed
+        self._count = itertools.count()
+        self._sampled: OrderedDict[int, tuple[Any, Turn]] = OrderedDict()
+        """By identity of the message, which is kept so that no other can have it."""
+
+    @property
+    def model(self) -> str:
+        """What the policy is called."""
+        return self._engine.served_model
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """One completion by the present policy; see ``Client.complete`` for what it raises."""
+        seed = request.seed if request.seed is not None else (self._seed * 1_000_003 + next(self._count)) % 2**31
+        sampling = {**self._sampling_args, **request.sampling_args}
+        response = await self._client.complete(
+            replace(request, model=self.model, require_tokens=True, seed=seed, sampling_args=sampling)
+        )
+        self._remember(response)
+        return response
+
+    async def aclose(self) -> None:
+        if (close := getattr(self._client, "aclose", None)) is not None:
+            await close()
+
+    async def shows_tools(self) -> bool | None:
+        """Whether the chat template shows the tools of a request; None where nobody knows."""
+        return await shows_tools(self._client)
+
+    def _remember(self, response: Response) -> None:
+        tokens = response.tokens
+        assert tokens is not None
+        turn = Turn(
+            tokens.prompt_ids,
+            tokens.completion_ids,
+            tokens.completion_logprobs,
+            tokens.version,
+            response.finish_reason == "length",
+        )
+        self._sampled[id(response.message)] = (response.message, turn)
+        while len(self._sampled) > MAX_REMEMBERED:
+            self._sampled.popitem(last=False)
+
+    def turns_of(self, completion: Sequence[Any], place: str = "the completion") -> tuple[Turn, ...]:
+        """The turns of a completion as they were sampled.
+
+        Raises ``ConfigError`` when one of its assistant's messages was not sampled by this client.
+        """
+        if isinstance(completion, str):
+            raise ConfigError(f"{place} is text, of which the tokens are not known: return Group objects with turns")
+        turns = []
+        for number, message in enumerate(completion):
+            if message.get("role") != "assistant":
+                continue
+            if (found := self._sampled.get(id(message))) is None:
+                raise ConfigError(
+                    f"message {number} of {place} was not sampled through trainer.client, so its tokens are not known: "
+                    "play it with env.rollout(client=self.client, …), and return the messages it gave"
+                )
+            turns.append(found[1])
+        return tuple(turns)
+
+    @property
+    def chat(self) -> Any:
+        """``client.chat.completions.create(…)``: the value, or an awaitable of it under a running event loop."""
+        return self._sdk().chat
+
+    @property
+    def completions(self) -> Any:
+        """``client.completions.create(…)``, as ``chat``."""
+        return self._sdk().completions
+
+    def _sdk(self) -> Any:
+        import openai
+
+        try:
+            asyncio.get_running_loop()
+            kind: Any = openai.AsyncOpenAI
+        except RuntimeError:
+            kind = openai.OpenAI
+        return kind(base_url=self._engine.base_url, api_key=self._engine.api_key)

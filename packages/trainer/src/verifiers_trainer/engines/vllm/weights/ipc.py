@@ -1,0 +1,116 @@
+"""Weights handed over on one GPU: the server's workers open the trainer's memory by CUDA IPC handles.
+
+A chunk of tensors is copied out, its handles are sent, and the copies live until the server has answered: a handle
+whose memory was freed would show other data. A chunk is closed *before* the tensor that would exceed its size. The
+handles travel pickled inside the body, which the server must allow (``VLLM_ALLOW_INSECURE_SERIALIZATION=1``); use it on
+loopback only.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from verifiers_trainer.engines.vllm.control import Server
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_of, label_of
+from verifiers_trainer.engines.vllm.weights.transfer import metadata, transfer
+
+CHUNK_BYTES = 2**30
+
+Handle = Callable[[torch.Tensor], Any]
+"""The handle of a tensor's memory, as the receiving process opens it."""
+
+
+class IpcSync:
+    """``weights`` gives the tensors to hand over; ``handle`` makes the handle of one."""
+
+    name = "ipc"
+    keeps_files = False
+    names_weights = False
+
+    def __init__(
+        self,
+        run: int,
+        model: str,
+        weights: Callable[[], dict[str, torch.Tensor]],
+        features: frozenset[str],
+        handle: Handle | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ):
+        self._run, self._model, self._weights, self._features = run, model, weights, features
+        self._handle, self._chunk_bytes = handle or cuda_handle, chunk_bytes
+        self._ready: dict[str, int] = {}
+        """URL of a server -> how often it had been repaired when it was made ready."""
+
+    def prepare(self, version: int) -> None:
+        """Weights are read when they are handed over."""
+
+    def push(self, server: Server, version: int, deadline: Deadline) -> str:
+        if self._ready.get(server.url) != server.serving.repairs:
+            server.call(
+                "POST",
+                "/init_weight_transfer_engine",
+                {"init_info": {"packed": False}},
+                stage="making the server ready for shared memory",
+                timeout_s=deadline.left_s,
+            )
+            self._ready[server.url] = server.serving.repairs
+
+        def send() -> None:
+            for chunk in chunks(self._weights(), self._chunk_bytes):
+                self._hand_over(server, chunk, version, deadline)
+
+        transfer(server, version, label_of(self._run, version), self._features, deadline, send)
+        return self._model
+
+    def holds(self, server: Server, deadline: Deadline) -> bool:
+        return has_label_of(server, self._run, deadline)
+
+    def retire(self, servers: list[Server], version: int) -> None:
+        """Nothing is left of older versions."""
+
+    def close(self, servers: list[Server]) -> None:
+        self._ready.clear()
+
+    def _hand_over(self, server: Server, tensors: dict[str, torch.Tensor], version: int, deadline: Deadline) -> None:
+        copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+        handles = [self._handle(copy) for copy in copies.values()]
+        pickled = base64.b64encode(pickle.dumps(handles)).decode("ascii")
+        server.call(
+            "POST",
+            "/update_weights",
+            {"update_info": {**metadata(copies), "ipc_handles_pickled": pickled}},
+            stage=f"handing over the weights of version {version}",
+            timeout_s=deadline.left_s,
+        )
+        del copies  # only now may their memory be used again
+
+
+def chunks(tensors: dict[str, torch.Tensor], size: int) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors in parts of at most ``size`` bytes; a larger tensor is a part of its own.
+
+    >>> [list(part) for part in chunks({"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)}, 12)]
+    [['a'], ['b', 'c']]
+    """
+    part: dict[str, torch.Tensor] = {}
+    taken = 0
+    for name, tensor in tensors.items():
+        needed = tensor.numel() * tensor.element_size()
+        if part and taken + needed > size:
+            yield part
+            part, taken = {}, 0
+        part[name], taken = tensor, taken + needed
+    if part:
+        yield part
+
+
+def cuda_handle(tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
+    """Physical device -> what ``rebuild_cuda_tensor`` takes."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    _, arguments = reduce_tensor(tensor)
+    return {str(torch.cuda.get_device_properties(tensor.device).uuid): arguments}

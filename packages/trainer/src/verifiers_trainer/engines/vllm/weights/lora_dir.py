@@ -1,0 +1,124 @@
+"""Adapter files in a folder of their own, which servers load under a name that is never used twice.
+
+A server keys its prefix cache by the adapter's name, so that a name used again would answer from old weights. Requests
+name the adapter they want: those in flight finish on the one they began with, and a turn has exactly one version. A
+server that was restarted does not know the name, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from verifiers.errors import WeightSyncError
+from verifiers.storage.files import sync_folder
+from verifiers_trainer.engines.vllm.control import Server
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline
+
+log = logging.getLogger(__name__)
+
+UNLOAD_S = 10.0
+LOADED_ALREADY = "already been loaded"
+
+
+class LoraDirSync:
+    """Folders ``policy-<run>-v<N>`` below ``folder``; ``write`` puts the adapter of the model into a folder.
+
+    ``keep`` versions before the newest stay loaded, for requests that began with them.
+    """
+
+    name = "lora_dir"
+    keeps_files = True
+    names_weights = True
+
+    def __init__(self, folder: Path, run: int, write: Callable[[Path], None], keep: int):
+        self.folder, self._run, self._write, self._keep = folder.absolute(), run, write, keep
+        self._names: OrderedDict[str, int] = OrderedDict()
+        """Adapters whose files exist, oldest first, with their version."""
+        self._used: set[str] = set()
+        self._current = ""
+
+    def prepare(self, version: int) -> None:
+        """Write the adapter's files. Raises ``WeightSyncError`` when the folder cannot be written."""
+        name, again = f"policy-{self._run:x}-v{version}", 1
+        while name in self._used:
+            name, again = f"policy-{self._run:x}-v{version}.{again}", again + 1
+        temporary = self.folder / f".tmp-{name}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            self._write(temporary)
+            for file in [path for path in temporary.rglob("*") if path.is_file()]:
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+            sync_folder(temporary)
+            os.replace(temporary, self.folder / name)
+            sync_folder(self.folder)
+        except OSError as error:
+            stage = f"writing the adapter of version {version}"
+            raise WeightSyncError(f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)) from error
+        self._used.add(name)
+        self._names[name] = version
+        self._current = name
+
+    def push(self, server: Server, version: int, deadline: Deadline) -> str:
+        name = self._current
+        body = {"lora_name": name, "lora_path": str(self.folder / name)}
+        try:
+            server.call(
+                "POST",
+                "/v1/load_lora_adapter",
+                body,
+                stage=f"loading the adapter of version {version}",
+                timeout_s=deadline.left_s,
+            )
+        except WeightSyncError as error:
+            if LOADED_ALREADY not in (error.response or ""):  # by an attempt whose answer was lost
+                raise _explained(error) from error
+        return name
+
+    def holds(self, server: Server, deadline: Deadline) -> bool:
+        listed = server.call("GET", "/v1/models", stage="asking for the adapters", timeout_s=deadline.left_s)
+        return any(entry["id"] == self._current for entry in listed["data"])
+
+    def retire(self, servers: list[Server], version: int) -> None:
+        for name in [name for name, made in self._names.items() if made < version - self._keep]:
+            self._unload(servers, name)
+
+    def close(self, servers: list[Server]) -> None:
+        for name in list(self._names):
+            self._unload(servers, name)
+
+    def _unload(self, servers: list[Server], name: str) -> None:
+        """An adapter that stays loaded costs memory alone, so that a server which does not answer is only told of."""
+        for server in servers:
+            try:
+                server.call(
+                    "POST",
+                    "/v1/unload_lora_adapter",
+                    {"lora_name": name},
+                    stage=f"unloading {name}",
+                    timeout_s=UNLOAD_S,
+                )
+            except WeightSyncError as error:
+                log.debug("%s", error)  # it was restarted since, or is gone
+        del self._names[name]
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def _explained(error: WeightSyncError) -> WeightSyncError:
+    """With what to do, where the answer says what is missing."""
+    if "HTTP 404" in (error.response or ""):
+        advice = (
+            "the server was started without LoRA updates: start it with vf-vllm, or with --enable-lora and "
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        )
+    elif "rank" in (error.response or ""):
+        advice = "start the server with a --max-lora-rank of at least lora_rank"
+    else:
+        return error
+    return WeightSyncError(f"{error}; {advice}", **error.facts)

@@ -1,0 +1,95 @@
+"""NCCL's C functions, as many as a sender needs, from the library that comes with torch. Needs CUDA.
+
+Signatures: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.vllm.weights.nccl import UNIQUE_ID_BYTES
+
+DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+SUM = 0
+DTYPES = {torch.uint8: 1, torch.float32: 7}
+"""``ncclDataType_t`` of what is sent."""
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_byte * UNIQUE_ID_BYTES)]
+
+
+class NcclLibrary:
+    """Makes groups over NCCL; ``Collectives``. Loads the library at first use."""
+
+    @cached_property
+    def functions(self) -> Any:
+        """The loaded library. Raises ``ConfigError`` when there is none."""
+        failures = []
+        for path in _candidates():
+            try:
+                return ctypes.CDLL(path)
+            except OSError as error:
+                failures.append(str(error))
+        raise ConfigError(
+            f"weight_sync='nccl' needs NCCL, which cannot be loaded ({'; '.join(failures)}): use weight_sync='reload'"
+        )
+
+    def unique_id(self) -> bytes:
+        made = _UniqueId()
+        self.check(self.functions.ncclGetUniqueId(ctypes.byref(made)))
+        return bytes(made)
+
+    def join(self, unique_id: bytes, world_size: int) -> NcclGroup:
+        """Enter the group on the present CUDA device."""
+        given, communicator = _UniqueId.from_buffer_copy(unique_id), ctypes.c_void_p()
+        self.check(self.functions.ncclCommInitRank(ctypes.byref(communicator), world_size, given, 0))
+        return NcclGroup(self, communicator)
+
+    def check(self, result: int) -> None:
+        """Raise ``RuntimeError`` with NCCL's words for a result that is none."""
+        if result:
+            self.functions.ncclGetErrorString.restype = ctypes.c_char_p
+            raise RuntimeError(f"NCCL: {self.functions.ncclGetErrorString(result).decode()}")
+
+
+class NcclGroup:
+    """A group that this process is rank 0 of; ``Collective``."""
+
+    def __init__(self, library: NcclLibrary, communicator: ctypes.c_void_p):
+        self._library, self._communicator = library, communicator
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        pointer = ctypes.c_void_p(tensor.data_ptr())
+        self._run("ncclAllReduce", tensor, pointer, pointer, ctypes.c_size_t(tensor.numel()), DTYPES[tensor.dtype], SUM)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        pointer = ctypes.c_void_p(tensor.data_ptr())
+        self._run("ncclBroadcast", tensor, pointer, pointer, ctypes.c_size_t(tensor.numel()), DTYPES[tensor.dtype], 0)
+
+    def abort(self) -> None:
+        self._library.functions.ncclCommAbort(self._communicator)
+
+    def _run(self, name: str, tensor: torch.Tensor, *arguments: Any) -> None:
+        """Call a collective on the tensor's stream and wait for it: its memory may be reused afterwards."""
+        stream = torch.cuda.current_stream(tensor.device)
+        function = getattr(self._library.functions, name)
+        self._library.check(function(*arguments, self._communicator, ctypes.c_void_p(stream.cuda_stream)))
+        stream.synchronize()
+
+
+def _candidates() -> list[str]:
+    found = []
+    for name in DISTRIBUTIONS:
+        try:
+            files = metadata.files(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        found += [str(file.locate()) for file in files if file.name.startswith("libnccl.so")]
+    return [*found, "libnccl.so.2"]

@@ -1,0 +1,131 @@
+"""Opens the way weights move for one run: the situation read off model, machine and servers, then the choice."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from yarl import URL
+
+from verifiers.clients.http import is_loopback
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.vllm.weights.choice import Choice, Situation, choose
+from verifiers_trainer.engines.vllm.weights.export import apart, exported, unservable_adapter
+from verifiers_trainer.engines.vllm.weights.protocol import WeightSync
+from verifiers_trainer.policy import preparation
+from verifiers_trainer.settings.config import RLConfig
+
+if TYPE_CHECKING:
+    from verifiers_trainer.engines.vllm.engine import VLLMEngine
+
+log = logging.getLogger(__name__)
+
+INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
+"""Variable by which a launcher says which devices the servers have, as in ``CUDA_VISIBLE_DEVICES``."""
+
+
+def open_sync(engine: VLLMEngine, config: RLConfig, features: frozenset[str], version: str) -> WeightSync:
+    """The way weights move in this run; one line of the log says which and why. Raises ``ConfigError``."""
+    model = engine.model
+    require_whole(model)  # and again in every push: a launcher may split the model later
+    situation = Situation(
+        features=features,
+        version=version or "of an unknown version",
+        has_adapter=hasattr(model, "peft_config"),
+        adapter_refused=unservable_adapter(model),
+        on_cuda=next(model.parameters()).is_cuda,
+        same_device=shares_device(engine._urls, next(model.parameters()).device),
+    )
+    choice = choose(config.weight_sync, situation)
+    log.info("weights reach the server by %s: %s", choice.method, choice.reason)
+    return _made(choice, engine, config, features)
+
+
+def _made(choice: Choice, engine: VLLMEngine, config: RLConfig, features: frozenset[str]) -> WeightSync:
+    model = engine.model
+    folder = Path(config.sync_dir) if config.sync_dir else config.folder / "sync"
+    if choice.method == "lora_dir":
+        from verifiers_trainer.engines.vllm.weights.lora_dir import LoraDirSync
+
+        def write_adapter(target: Path) -> None:
+            require_whole(model)
+            preparation.save_weights(model, target)
+
+        return LoraDirSync(folder, engine.run, write_adapter, keep=config.max_off_policy_steps + 1)
+    served = _served_model(engine)
+
+    def weights() -> dict[str, torch.Tensor]:
+        require_whole(model)
+        return exported(model)
+
+    if choice.method == "reload":
+        from verifiers_trainer.engines.vllm.weights.reload import ReloadSync
+
+        def write_all(target: Path) -> None:
+            save_file(apart(weights()), target / "model.safetensors", metadata={"format": "pt"})
+            model.config.save_pretrained(target)
+
+        return ReloadSync(folder, engine.run, served, write_all)
+    if choice.method == "nccl":
+        from verifiers_trainer.engines.vllm.weights.nccl import NcclSync
+        from verifiers_trainer.engines.vllm.weights.nccl_library import NcclLibrary
+
+        return NcclSync(engine.run, served, weights, features, NcclLibrary())
+    from verifiers_trainer.engines.vllm.weights.ipc import IpcSync
+
+    return IpcSync(engine.run, served, weights, features)
+
+
+def require_whole(model: Any) -> None:
+    """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send just these.
+
+    Under FSDP2 the trainer gives a whole copy to the engine (``sharding.WholeCopy``), and no part comes here.
+    """
+    kind = next((_split_by(part) for part in (*model.modules(), *model.parameters()) if _split_by(part)), None)
+    if kind is not None:
+        raise ConfigError(
+            f"this process holds only parts of the model, which is sharded over processes by {kind}, and a server "
+            "would get just these: train with RLTrainer under FSDP2 (configs/fsdp2.yaml), which gathers whole weights, "
+            "or with DDP"
+        )
+
+
+def _split_by(part: Any) -> str | None:
+    """What split a module or a parameter, as far as it shows; the classes are known by their marks, not imported."""
+    if hasattr(part, "ds_id") or hasattr(part, "ds_tensor"):
+        return "ZeRO-3"
+    if hasattr(part, "full_tensor") and hasattr(part, "placements"):
+        return "FSDP2" if any(not placement.is_replicate() for placement in part.placements) else None
+    return "FSDP" if type(part).__name__ in ("FullyShardedDataParallel", "FlatParameter") else None
+
+
+def _served_model(engine: VLLMEngine) -> str:
+    """The name of the base model. Raises ``ConfigError`` when the servers disagree on it."""
+    names = {server.serving.model for server in engine.meeting}
+    if len(names) > 1:
+        raise ConfigError(f"the inference servers serve different models: {', '.join(sorted(names))}")
+    return names.pop()
+
+
+def shares_device(urls: list[str], device: Any) -> bool:
+    """Whether a server is known to compute on the trainer's CUDA device.
+
+    It is when a launcher said so, or when the server is on this machine and the machine has one device.
+    """
+    if torch.device(device).type != "cuda" or not any(is_loopback(URL(url)) for url in urls):
+        return False
+    mine = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if (theirs := os.environ.get(INFERENCE_DEVICES)) is not None:
+        index = torch.device(device).index or 0
+        ours = mine.split(",") if mine else [str(number) for number in range(torch.cuda.device_count())]
+        return ours[index] in theirs.split(",")
+    return _num_physical_devices() == 1
+
+
+def _num_physical_devices() -> int:
+    """CUDA devices of the machine, those hidden from this process included."""
+    return int(torch.cuda._raw_device_count_nvml())

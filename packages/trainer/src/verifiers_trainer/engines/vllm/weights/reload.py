@@ -1,0 +1,108 @@
+"""A folder of safetensors files that the servers read again: needs nothing but a disk both sides see.
+
+    pause -> reload_weights -> forget the prefix cache -> name the new weights -> resume
+
+A server whose update fails stays paused: half loaded, it would answer from weights of no version.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from verifiers.errors import WeightSyncError
+from verifiers_trainer.engines.vllm.control import Server
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_of, label_of
+
+
+def pause(server: Server, deadline: Deadline) -> None:
+    """Hold the server between two tokens; requests in flight wait and go on."""
+    query = {"mode": "keep", "clear_cache": "true"}
+    server.call("POST", "/pause", stage="pausing generation", timeout_s=deadline.left_s, query=query)
+
+
+def forget_prefixes(server: Server, deadline: Deadline) -> None:
+    """Drop every cached prefix, also of requests in flight: it was computed by the weights before."""
+    stage = "resetting the prefix cache"
+    answer = server.call(
+        "POST",
+        "/reset_prefix_cache",
+        stage=stage,
+        timeout_s=deadline.left_s,
+        query={"reset_running_requests": "true"},
+    )
+    if isinstance(answer, dict) and answer.get("success") is False:
+        said = "refused, so that new requests would be answered from old prefixes"
+        raise WeightSyncError(f"{stage}: {server.url} {said}", stage=stage, response=str(answer), url=server.url)
+
+
+def resume(server: Server, deadline: Deadline) -> None:
+    """Let the server go on. Raises ``WeightSyncError`` when it was not held: it was restarted during the update."""
+    stage = "resuming generation"
+    answer = server.call("GET", "/is_paused", stage=stage, timeout_s=deadline.left_s)
+    if isinstance(answer, dict) and answer.get("is_paused") is False:
+        said = "is not paused, so it was restarted during the update"
+        raise WeightSyncError(f"{stage}: {server.url} {said}", stage=stage, response=str(answer), url=server.url)
+    server.call("POST", "/resume", stage=stage, timeout_s=deadline.left_s)
+
+
+class ReloadSync:
+    """Folders ``weights-v<N>`` below ``folder``; ``write`` puts the whole model into a folder."""
+
+    name = "reload"
+    keeps_files = True
+    names_weights = False
+
+    def __init__(self, folder: Path, run: int, model: str, write: Callable[[Path], None]):
+        self.folder, self._run, self._model, self._write = folder.absolute(), run, model, write
+        self._current: Path | None = None
+
+    def prepare(self, version: int) -> None:
+        """Write the model's files. Raises ``WeightSyncError`` when the folder cannot be written."""
+        target, temporary = self.folder / f"weights-v{version}", self.folder / f".tmp-weights-v{version}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            self._write(temporary)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
+        except OSError as error:
+            stage = f"writing the weights of version {version}"
+            raise WeightSyncError(f"{stage} to {self.folder}: {error}", stage=stage, path=str(self.folder)) from error
+        before, self._current = self._current, target
+        if before is not None and before != target:
+            shutil.rmtree(before, ignore_errors=True)
+
+    def push(self, server: Server, version: int, deadline: Deadline) -> str:
+        pause(server, deadline)
+        timeout_s = deadline.left_s
+        server.call(
+            "POST",
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": str(self._current)}, "timeout": timeout_s},
+            stage=f"reloading the weights of version {version}",
+            timeout_s=timeout_s,
+        )
+        forget_prefixes(server, deadline)
+        server.call(
+            "POST",
+            "/update_weight_version",
+            {"new_version": str(label_of(self._run, version))},
+            stage=f"naming the weights of version {version}",
+            timeout_s=deadline.left_s,
+        )
+        resume(server, deadline)
+        return self._model
+
+    def holds(self, server: Server, deadline: Deadline) -> bool:
+        return has_label_of(server, self._run, deadline)
+
+    def retire(self, servers: list[Server], version: int) -> None:
+        """The files of the version before went when these were written."""
+
+    def close(self, servers: list[Server]) -> None:
+        if self._current is not None:
+            shutil.rmtree(self._current, ignore_errors=True)
+            self._current = None

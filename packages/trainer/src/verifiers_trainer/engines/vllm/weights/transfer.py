@@ -1,0 +1,49 @@
+"""The calls around a transfer of weights into a server's memory, the same for every backend that does it.
+
+    pause -> start_weight_update -> update_weights while the backend sends -> finish_weight_update -> resume
+
+Older servers have no start and finish; there ``update_weights`` is the whole of it. The version is named at the end,
+so a server that holds half an update never carries its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from verifiers_trainer.engines.vllm.control import Server
+from verifiers_trainer.engines.vllm.features import UPDATE_BRACKETS
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline
+from verifiers_trainer.engines.vllm.weights.reload import forget_prefixes, pause, resume
+
+
+def transfer(
+    server: Server, version: int, label: int, features: frozenset[str], deadline: Deadline, send: Callable[[], None]
+) -> None:
+    """``send`` between the calls that open and close an update. Raises ``WeightSyncError``, and it stays paused."""
+    brackets = UPDATE_BRACKETS in features
+    pause(server, deadline)
+    if brackets:
+        _post(server, "/start_weight_update", {}, "starting the weight update", deadline)
+    send()
+    if brackets:
+        closing = {"weight_version": str(label)}
+        _post(server, "/finish_weight_update", closing, f"finishing the update to version {version}", deadline)
+    forget_prefixes(server, deadline)
+    if not brackets:
+        naming = {"new_version": str(label)}
+        _post(server, "/update_weight_version", naming, f"naming the weights of version {version}", deadline)
+    resume(server, deadline)
+
+
+def _post(server: Server, path: str, body: Any, stage: str, deadline: Deadline) -> Any:
+    return server.call("POST", path, body, stage=stage, timeout_s=deadline.left_s)
+
+
+def metadata(tensors: dict[str, Any]) -> dict[str, list[Any]]:
+    """What a server must know of the tensors that it is about to get, in their order."""
+    return {
+        "names": list(tensors),
+        "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+        "shapes": [list(tensor.shape) for tensor in tensors.values()],
+    }

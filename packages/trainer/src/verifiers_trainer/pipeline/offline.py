@@ -1,0 +1,238 @@
+"""Training on rollouts that were finished before: of a saved run, of results in memory, or of columns of a dataset.
+
+Rollouts with recorded token ids and log-probabilities are trained on these, with the recorded policy as the anchor: how
+far the trained policy is from it shows in ``ratio/*``, and the loss bounds what that does. Text from elsewhere has no
+sampled ids: it is tokenised once with the chat template, and anchored on the policy when the batch is built, so its
+ratio is 1 and the loss is likelihood weighted by the advantage. Which of the two, ``offline/recorded`` says.
+
+Rows with equal prompts are siblings. ``OfflineRollouts`` stands in for the pipeline; nothing is generated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verifiers.data.messages import normalize_messages
+from verifiers.environments.single_turn import SingleTurnEnv
+from verifiers.errors import ConfigError, DatasetError, NoLearningSignal
+from verifiers.results import GenerateOutputs, load_results
+from verifiers.results.retokenise import text_turns
+from verifiers.results.rows import output_to_state
+from verifiers.rubrics import Rubric
+from verifiers.runtime.json import encode_row
+from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build, reward_histogram, rollout_stats
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Turn
+from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.settings.config import RLConfig
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("prompts", "completions", "rewards")
+OF_UNKNOWN_AGE = -1
+"""Version of tokens that a policy of another run sampled."""
+
+
+def holds_rollouts(dataset: Any) -> bool:
+    """Whether ``dataset`` is finished rollouts: results, a saved run, or columns of prompts, completions, rewards."""
+    if isinstance(dataset, str | Path):
+        return Path(dataset).exists()
+    names = getattr(dataset, "column_names", None) or (dataset if isinstance(dataset, Mapping) else ())
+    return isinstance(dataset, GenerateOutputs) or {"completions", "rewards"} <= set(names)
+
+
+def read_groups(dataset: Any, tokenizer: Any, config: RLConfig) -> list[Group]:
+    """The groups of finished rollouts, in the order of their first rows.
+
+    Raises ``DatasetError`` when there are none, ``ConfigError`` for columns that do not fit each other.
+    """
+    if isinstance(dataset, str | Path):
+        dataset = load_results(dataset)
+    pairs = _from_results(dataset, tokenizer, config) if isinstance(dataset, GenerateOutputs) else None
+    siblings: dict[str, list[Record]] = {}
+    for prompt, record in pairs if pairs is not None else _from_columns(dataset, tokenizer):
+        key = hashlib.sha256(encode_row({"prompt": _plain(prompt)})).hexdigest()
+        siblings.setdefault(key, []).append(record)
+    if not siblings:
+        raise DatasetError("the dataset of finished rollouts is empty: nothing to train on")
+    return [Group(index, index, tuple(records)) for index, records in enumerate(siblings.values())]
+
+
+def _from_results(results: GenerateOutputs, tokenizer: Any, config: RLConfig) -> Iterator[tuple[Any, Record]]:
+    sampled_at = (results.metadata.get("sampling_args") or {}).get("temperature")
+    if sampled_at is not None and sampled_at != config.temperature:
+        log.warning(
+            "the rollouts were sampled at temperature %g and are trained at %g: set temperature=%g, or every ratio is "
+            "wrong",
+            sampled_at,
+            config.temperature,
+            sampled_at,
+        )
+    states = results["states"] if "states" in results else [output_to_state(output) for output in results.outputs]
+    for state in states:
+        record = Record.of(state, config)
+        turns = tuple(_of_another_run(turn) for turn in record.turns) or _tokenised(
+            state["prompt"], state["completion"], tokenizer, state["tool_defs"]
+        )
+        yield state["prompt"], replace(record, turns=turns)
+
+
+def _from_columns(dataset: Any, tokenizer: Any) -> Iterator[tuple[Any, Record]]:
+    columns = {name: list(dataset[name]) for name in COLUMNS if name in _names(dataset)}
+    sizes = {name: len(values) for name, values in columns.items()}
+    if set(sizes) != set(COLUMNS) or len(set(sizes.values())) > 1:
+        said = ", ".join(f"{size} {name}" for name, size in sizes.items())
+        raise ConfigError(f"finished rollouts need prompts, completions and rewards, as many of each; there are {said}")
+    for prompt, completion, reward in zip(*columns.values(), strict=True):
+        turns = _tokenised(prompt, completion, tokenizer)
+        text = {"prompt": prompt, "completion": completion, "answer": ""}
+        yield prompt, Record(turns, math.nan if reward is None else float(reward), {}, None, None, False, text)
+
+
+def _names(dataset: Any) -> Sequence[str]:
+    return getattr(dataset, "column_names", None) or list(dataset)
+
+
+def _of_another_run(turn: Turn) -> Turn:
+    """Its tokens as recorded: their policy's number is another run's, and without log-probs nobody's."""
+    recorded = bool(np.any(turn.logprobs)) or not len(turn.completion_ids)
+    return replace(turn, version=OF_UNKNOWN_AGE if recorded else NOT_SAMPLED)
+
+
+def _tokenised(prompt: Any, completion: Any, tokenizer: Any, tools: Any = None) -> tuple[Turn, ...]:
+    """The turns of a text; what a template adds after the end token is no part of what is trained."""
+    turns = []
+    for tokens in text_turns(prompt, completion or "", tools, tokenizer):
+        prompt_ids, ids, logprobs = tokens.arrays()
+        ends = np.flatnonzero(ids == tokenizer.eos_token_id)
+        size = int(ends[-1]) + 1 if len(ends) else len(ids)
+        if size and len(prompt_ids):
+            turns.append(Turn(prompt_ids, ids[:size], logprobs[:size], NOT_SAMPLED))
+    return tuple(turns)
+
+
+def _plain(prompt: Any) -> Any:
+    if isinstance(prompt, str):
+        return prompt
+    messages: Any = normalize_messages(prompt)
+    return [dict(message) for message in messages]
+
+
+def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """The prompts as rows of a dataset."""
+    prompts = [group.records[0].text["prompt"] for group in groups]
+    named = [{"question" if isinstance(prompt, str) else "prompt": prompt} for prompt in prompts]
+    return [row | {"example_id": group.example_id} for row, group in zip(named, groups, strict=True)]
+
+
+def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
+    """An environment of the prompts, for a run that has none: it can be asked, and rewards nothing."""
+    return SingleTurnEnv(dataset=[dict(row) for row in rows], rubric=Rubric())
+
+
+class OfflineRollouts:
+    """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has ``Orchestrator``'s methods.
+
+    Where fewer than half of the groups have two known rewards, the baseline is the mean of the dataset.
+    """
+
+    def __init__(self, groups: Sequence[Group], config: RLConfig):
+        self.groups, self.state, self.version = list(groups), PipelineState(), 0
+        self.config = config.private_copy()
+        self.config.__dict__["rollouts_per_example"] = max(len(group.records) for group in groups)
+        self._mean: float | None = None
+        paired = sum(int((~np.isnan(group.rewards)).sum()) >= 2 for group in self.groups)
+        if 2 * paired < len(self.groups) and config.advantage != "none":
+            self._mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
+            self.config.__dict__.update(advantage="none", credit="rollout")
+            log.warning(
+                "%d of %d prompts have two rollouts with known rewards: the baseline is the mean of the dataset, %.4g",
+                paired,
+                len(self.groups),
+                self._mean,
+            )
+        known = np.concatenate([group.rewards for group in self.groups])
+        differ = len(np.unique(known[~np.isnan(known)])) > 1
+        live = [group for group in map(self._centred, self.groups) if not group.is_dead(self.config)]
+        self._live = live if differ else []
+        turns = [turn for group in self._live for record in group.records for turn in record.turns]
+        tokens = sum(len(turn.completion_ids) for turn in turns)
+        count = sum(len(turn.completion_ids) for turn in turns if np.max(turn.version) != NOT_SAMPLED)
+        self._recorded = count / max(1, tokens)
+        said = "recorded" if count == tokens else "recomputed" if not count else "recorded and recomputed"
+        log.info("offline/anchor = %s: %d of %d tokens have recorded log-probabilities", said, count, tokens)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of one pass."""
+        return len(self._pass(0))
+
+    def _centred(self, group: Group) -> Group:
+        if self._mean is None:
+            return group
+        return replace(group, records=tuple(replace(r, reward=r.reward - self._mean) for r in group.records))
+
+    def _pass(self, number: int) -> list[list[Group]]:
+        order = list(self._live)
+        if self.config.shuffle_dataset:
+            random.Random(f"{self.config.seed}:{number}").shuffle(order)
+        batches: list[list[Group]] = []
+        for group in order:
+            if not batches or sum(len(taken.records) for taken in batches[-1]) >= self.config.batch_size:
+                batches.append([])
+            batches[-1].append(group)
+        return batches
+
+    # --- as the pipeline ----------------------------------------------------------------------------------------
+
+    def start(self, version: int = 0, state: PipelineState | None = None) -> None:
+        self.version, self.state = version, state or self.state
+
+    def next_batch(self) -> StepBatch:
+        """The next groups. Raises ``NoLearningSignal`` when no group has two different rewards."""
+        for _ in range(max(1, self.num_batches if self._live else 1)):
+            if not self._live:
+                break
+            number, place = divmod(self.state.next_index, self.num_batches)
+            taken = self._pass(number)[place]
+            self.state.next_index += 1
+            batch = build(taken, [], self.config, self.config.world_size)
+            if batch.num_tokens:
+                self.state.delivered += 1
+                return self._numbered(batch, number, place)
+        raise NoLearningSignal(
+            "there is nothing to learn from: of the finished rollouts no group has two different rewards and tokens "
+            "within max_seq_len",
+            histogram=reward_histogram(self.groups),
+        )
+
+    def _numbered(self, batch: StepBatch, number: int, place: int) -> StepBatch:
+        """With the rewards as they were given, and groups numbered by how far the data is used."""
+        original = {group.index: group for group in self.groups}
+        groups = [original[group.index] for group in batch.groups]
+        stats = batch.stats | rollout_stats(groups) | {"offline/recorded": self._recorded, "batch/short": 0}
+        stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}
+        stats |= {"time/pack": 0.0, "time/wait_generation": 0.0}
+        used = number * len(self.groups) + math.ceil((place + 1) / self.num_batches * len(self.groups)) - 1
+        numbered = tuple(replace(group, index=used) for group in groups)
+        return replace(batch, groups=numbered, stats=stats)
+
+    def set_version(self, version: int, served: int | None = None) -> None:
+        self.version = version
+
+    def settle(self) -> None:
+        """Nothing runs beside the trainer."""
+
+    def snapshot(self) -> PipelineState:
+        return replace(self.state)
+
+    def close(self) -> None:
+        """There is nothing to stop."""

@@ -1,0 +1,130 @@
+"""The pipeline's part of a checkpoint: its counters, the configuration, and the rollouts that wait to be trained.
+
+Rollouts of an older policy cannot be sampled again, so those that are finished but not trained are saved with their
+tokens, log-probabilities and versions. JSON alone; nothing read here is executed. The files are ``checkpoint``'s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verifiers.runtime.json import encode_row
+from verifiers_trainer.algorithm.batch import Group, Record
+from verifiers_trainer.algorithm.samples import Turn
+from verifiers_trainer.pipeline.schedule import PipelineState, Solved
+from verifiers_trainer.policy.checkpoint_files import SCHEMA, read_json, reading, write_json
+
+STATE, PENDING = "rl_state.json", "pending.jsonl"
+
+
+def save_pipeline(folder: Path, state: PipelineState, version: int, configuration: Mapping[str, Any]) -> None:
+    """Write the pipeline: its counters and configuration, and the groups that are finished but not trained."""
+    write_json(
+        folder / STATE,
+        {
+            "schema": SCHEMA,
+            "policy_version": version,
+            "next_index": state.next_index,
+            "delivered": state.delivered,
+            "base": state.base,
+            "requeue": state.requeue,
+            "discarded": len(state.discarded),
+            "skipped": state.skipped,
+            "solved": {"best_reward": state.solved.best_reward, "streaks": list(state.solved.streaks.items())},
+            "configuration": dict(configuration),
+        },
+    )
+    groups = [*state.discarded, *state.ready]
+    (folder / PENDING).write_bytes(b"".join(encode_row(_group_to_json(group)) + b"\n" for group in groups))
+
+
+def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
+    """(pipeline, policy version, configuration) as ``save_pipeline`` wrote them. Raises ``CheckpointError``."""
+    with reading(folder):
+        saved = read_json(folder / STATE)
+        if saved["schema"] != SCHEMA:
+            raise ValueError(f"its format is number {saved['schema']}, this version reads number {SCHEMA}")
+        lines = (folder / PENDING).read_text(encoding="ascii").split("\n")
+        groups = [_group_from_json(json.loads(line)) for line in lines if line]
+        state = PipelineState(
+            next_index=saved["next_index"],
+            delivered=saved["delivered"],
+            base=saved["base"],
+            ready=groups[saved["discarded"] :],
+            discarded=groups[: saved["discarded"]],
+            requeue=saved["requeue"],
+            skipped=saved["skipped"],
+            solved=Solved(saved["solved"]["best_reward"], {key: n for key, n in saved["solved"]["streaks"]}),
+        )
+        return state, saved["policy_version"], saved["configuration"]
+
+
+def _group_to_json(group: Group) -> dict[str, Any]:
+    return {
+        "index": group.index,
+        "example_id": group.example_id,
+        "env": group.env,
+        "weights": dict(group.weights),
+        "records": [
+            {
+                "turns": [_turn_to_json(turn) for turn in record.turns],
+                "reward": _number(record.reward),
+                "metrics": {name: _number(value) for name, value in record.metrics.items()},
+                "error": record.error,
+                "stop": record.stop,
+                "is_truncated": record.is_truncated,
+                "text": record.text,
+                "turn_rewards": list(record.turn_rewards),
+            }
+            for record in group.records
+        ],
+    }
+
+
+def _turn_to_json(turn: Turn) -> dict[str, Any]:
+    fields = {name: getattr(turn, name).tolist() for name in ("prompt_ids", "completion_ids", "logprobs")}
+    version = turn.version if isinstance(turn.version, int) else np.asarray(turn.version).tolist()
+    return fields | {"version": version, "is_truncated": turn.is_truncated, "shared": turn.shared}
+
+
+def _group_from_json(saved: Mapping[str, Any]) -> Group:
+    records = tuple(
+        Record(
+            turns=tuple(_turn_from_json(turn) for turn in record["turns"]),
+            reward=_from_number(record["reward"]),
+            metrics={name: _from_number(value) for name, value in record["metrics"].items()},
+            error=record["error"],
+            stop=record["stop"],
+            is_truncated=record["is_truncated"],
+            text=record["text"],
+            turn_rewards=tuple(record["turn_rewards"]),
+        )
+        for record in saved["records"]
+    )
+    return Group(saved["index"], saved["example_id"], records, saved["env"], saved["weights"])
+
+
+def _turn_from_json(saved: Mapping[str, Any]) -> Turn:
+    version = saved["version"] if isinstance(saved["version"], int) else np.array(saved["version"], np.int32)
+    return Turn(
+        prompt_ids=np.array(saved["prompt_ids"], np.int32),
+        completion_ids=np.array(saved["completion_ids"], np.int32),
+        logprobs=np.array(saved["logprobs"], np.float32),
+        version=version,
+        is_truncated=saved["is_truncated"],
+        shared=saved["shared"],
+    )
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _from_number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,324 @@
+"""A checkpoint is whole or absent, holds everything a resumed run needs, and never executes what it reads.
+
+A checkpoint is a folder ``checkpoint-<step>`` of safetensors and JSON files. It is written under a temporary name, each
+file is fsynced, ``MANIFEST.json`` (size and sha256 of every file) comes last, and a rename makes it appear. A reader
+verifies the manifest and takes the newest valid folder; older ones are removed only after a newer one verifies.
+
+    model or adapter                what ``save_pretrained`` writes, and the tokenizer
+    optimizer.safetensors + .json   tensors, and the rest
+    reference.safetensors           the reference policy, where it is a copy
+    scheduler.json  trainer_state.json  rng.safetensors, rng_<rank>.safetensors of further processes
+    rl_state.json                   policy version, place in the data, configuration
+    pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
+
+Only these names are read, so a pickle or anything else planted in such a folder is never opened. The manifest finds
+damage, not forgery: who can write the folder can write the manifest. What the pipeline's part of it looks like stands
+in ``pending``. This module knows no trainer: it takes and gives plain values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save, save_file
+
+from verifiers.errors import CheckpointError
+from verifiers.runtime.failpoints import failpoint
+from verifiers.storage.files import sync_folder
+from verifiers_trainer.distributed import deepspeed, fsdp
+
+log = logging.getLogger(__name__)
+
+PREFIX = "checkpoint-"
+UNFINISHED = ".tmp-"
+MANIFEST = "MANIFEST.json"
+SCALER = "scaler.json"
+SCHEMA = 2
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Path]:
+    """A temporary folder to write a checkpoint into; at the end of the block it becomes ``folder``, whole.
+
+    Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is as it was.
+    """
+    for left_over in folder.parent.glob(f"{UNFINISHED}{PREFIX}*"):  # of a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
+    temporary = folder.with_name(f"{UNFINISHED}{folder.name}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        failpoint("checkpoint.before_manifest")
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        with ThreadPoolExecutor() as pool:  # the disk and the hashes need no Python meanwhile
+            described, synced = pool.map(_describe, files), pool.map(_sync, files)
+            manifest = {
+                path.relative_to(temporary).as_posix(): found for path, found in zip(files, described, strict=True)
+            }
+            list(synced)  # raises what one of them raised
+        write_json(temporary / MANIFEST, {"schema": SCHEMA, "files": manifest})
+        _sync(temporary / MANIFEST)
+        for inner in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:
+            sync_folder(inner)
+        failpoint("checkpoint.before_rename")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+        sync_folder(folder.parent)
+    except (OSError, SafetensorError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {folder} could not be written: {error}", path=str(folder)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    failpoint("checkpoint.after_rename")
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn whatever a checkpoint's contents make fail inside the block into a ``CheckpointError`` that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"{folder} cannot be continued from: {said}", path=str(folder)) from error
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def verify(folder: Path) -> None:
+    """Raise ``CheckpointError`` naming the first file that is missing or not what the manifest says."""
+    try:
+        files = dict(read_json(folder / MANIFEST)["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} has no readable {MANIFEST}", path=str(folder), file=MANIFEST) from error
+    if not files:
+        raise CheckpointError(f"{folder / MANIFEST} lists no files", path=str(folder), file=MANIFEST)
+    for name, expected in files.items():
+        path = folder / name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(f"{folder / MANIFEST} names {name!r}, outside it", path=str(folder), file=name)
+        if not path.is_file() or _describe(path) != expected:
+            raise CheckpointError(f"{path} is missing or damaged", path=str(folder), file=name)
+
+
+def steps_in(output_dir: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of every checkpoint folder, newest first, valid or not."""
+    found = [
+        (int(path.name.removeprefix(PREFIX)), path)
+        for path in output_dir.glob(f"{PREFIX}*")
+        if path.name.removeprefix(PREFIX).isdecimal()
+    ]
+    return sorted(found, reverse=True)
+
+
+def newest_valid(output_dir: Path) -> Path | None:
+    """The newest checkpoint that verifies; damaged ones are skipped with a warning."""
+    for _, folder in steps_in(output_dir):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            log.warning("skipping a checkpoint: %s", error)
+        else:
+            return folder
+    return None
+
+
+def prune(newest: Path, keep: int | None, protected: Path | None = None, keep_every: int | None = None) -> None:
+    """Remove the checkpoints before ``newest`` but the last ``keep - 1``, ``protected``, and those of every
+    ``keep_every``-th step, once ``newest`` verifies.
+
+    Raises ``CheckpointError``, with nothing removed, when ``newest`` is not what was written.
+    """
+    step = int(newest.name.removeprefix(PREFIX))
+    older = [
+        folder
+        for number, folder in steps_in(newest.parent)
+        if number < step and (keep_every is None or number % keep_every)
+    ]
+    if not keep or len(older) < keep:
+        return
+    verify(newest)
+    for folder in older[keep - 1 :]:
+        if folder != protected:
+            (folder / MANIFEST).unlink(missing_ok=True)  # half removed, it must not look whole
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
+    """Move the checkpoints of an earlier run, and what else is called ``names``, into ``earlier-<n>``; where to.
+
+    None when there is nothing to move.
+    """
+    found = [folder for _, folder in steps_in(output_dir)]
+    found += [output_dir / name for name in names if (output_dir / name).exists()]
+    if not found:
+        return None
+    number = 1
+    while (aside := output_dir / f"earlier-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for path in found:
+        path.rename(aside / path.name)
+    return aside
+
+
+# --- what is in it ----------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON with sorted keys, without NaN."""
+    path.write_text(json.dumps(value, sort_keys=True, indent=1, allow_nan=False), encoding="ascii")
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file."""
+    return json.loads(path.read_bytes())
+
+
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None = None) -> None:
+    """An optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values).
+
+    Of a split model, ``state`` is what ``sharding.whole_state`` gathered: the file is the same for any number of ranks.
+    """
+    state = optimizer.state_dict() if state is None else state
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {}
+    for parameter, values in state["state"].items():
+        for name, value in values.items():
+            key = f"{parameter}.{name}"
+            if isinstance(value, torch.Tensor):
+                tensors[key] = value.detach().cpu().contiguous()
+            else:
+                plain[key] = value
+    save_file(tensors, folder / "optimizer.safetensors")
+    write_json(folder / "optimizer.json", {"param_groups": state["param_groups"], "state": plain})
+
+
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
+    """Restore what ``save_optimizer`` wrote, bit for bit. Raises ``CheckpointError`` when it does not fit."""
+    with reading(folder), safe_open(folder / "optimizer.safetensors", "pt") as file:
+        described = read_json(folder / "optimizer.json")
+        state: dict[int, dict[str, Any]] = {}
+        for key in [*file.keys(), *described["state"]]:
+            index, _, name = key.partition(".")
+            value = described["state"][key] if key in described["state"] else file.get_tensor(key)
+            state.setdefault(int(index), {})[name] = value
+        written = [group for group in described["param_groups"] if group["params"]]  # older ones had empty groups
+        if deepspeed.is_split_optimizer(optimizer):
+            deepspeed.load_state(optimizer, state, written)
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for index, values in state.items():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and value.shape == parameters[index].shape:
+                    values[name] = fsdp.part_like(value, parameters[index])
+        current = optimizer.state_dict()["param_groups"]
+        groups = [{**now, **then} for now, then in zip(current, written, strict=True)]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def save_scheduler(folder: Path, scheduler: Any) -> None:
+    """A learning-rate scheduler's numbers."""
+    write_json(folder / "scheduler.json", {k: v for k, v in scheduler.state_dict().items() if k != "lr_lambdas"})
+
+
+def load_scheduler(folder: Path, scheduler: Any) -> None:
+    """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
+    with reading(folder):
+        current, saved = scheduler.state_dict(), read_json(folder / "scheduler.json")
+        for name in ("base_lrs", "_last_lr"):  # older ones had another for a group without parameters
+            if name in saved:
+                saved[name] = saved[name][: len(current[name])]
+        scheduler.load_state_dict({**current, **saved})
+
+
+def rng_to_bytes() -> bytes:
+    """The state of this process's random generators (python, numpy, torch) as a safetensors file."""
+    version, words, gauss = random.getstate()
+    legacy: Any = np.random.get_state()
+    name, keys, position, has_gauss, cached = legacy
+    tensors = {"torch": torch.random.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    python = {"version": version, "words": list(words), "gauss": gauss}
+    numpy = {"name": name, "position": position, "has_gauss": has_gauss, "cached": cached}
+    return save(tensors, {"plain": json.dumps({"python": python, "numpy": numpy}, sort_keys=True)})
+
+
+def save_rng(folder: Path, state: bytes | None = None, rank: int = 0) -> None:
+    """Write what ``rng_to_bytes`` gave on a rank; without it, the state of this process."""
+    (folder / _rng_file(rank)).write_bytes(rng_to_bytes() if state is None else state)
+
+
+def _rng_file(rank: int) -> str:
+    return f"rng_{rank}.safetensors" if rank else "rng.safetensors"
+
+
+def load_rng(folder: Path, rank: int = 0) -> None:
+    """Restore what ``save_rng`` wrote of a rank; the run had fewer ranks: say so, and leave the generators seeded.
+
+    Raises ``CheckpointError`` when it cannot be.
+    """
+    path = folder / _rng_file(rank)
+    if rank and not path.exists():
+        log.warning("%s was written by fewer processes, so rank %d begins with fresh random generators", folder, rank)
+        return
+    with reading(folder):
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            described = json.loads(file.metadata()["plain"])
+        python, legacy = described["python"], described["numpy"]
+        random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+        keys = tensors["numpy"].numpy().astype(np.uint32)
+        np.random.set_state((legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
+        torch.random.set_rng_state(tensors["torch"])
+        states = [tensors[f"cuda.{i}"] for i in range(torch.cuda.device_count()) if f"cuda.{i}" in tensors]
+        if states:
+            torch.cuda.set_rng_state_all(states)
+
+
+def save_scaler(folder: Path, scaler: Any) -> None:
+    """The loss scale of fp16; nothing without a scaler."""
+    if scaler is not None and (state := scaler.state_dict()):
+        write_json(folder / SCALER, state)
+
+
+def load_scaler(folder: Path, scaler: Any) -> None:
+    """Restore what ``save_scaler`` wrote, if it wrote anything. Raises ``CheckpointError`` when it does not fit."""
+    if scaler is not None and (folder / SCALER).exists():
+        with reading(folder):
+            scaler.load_state_dict(read_json(folder / SCALER))
+
+
+@contextmanager
+def untouched_rng() -> Iterator[None]:
+    """Afterwards the random generators of python, numpy and torch's CPU are as they were before."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.random.set_rng_state(cpu)

@@ -1,0 +1,114 @@
+"""Loads the policy: a causal language model and its tokenizer, by hub id, local folder or builtin name.
+
+Loading is all this does. It places nothing on a device, wraps no adapter and touches no global seed; a tokenizer
+without a chat template is returned as it is, and refused where a conversation is first rendered.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verifiers.errors import ConfigError
+from verifiers_trainer.policy import builtin_models
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def get_model_and_tokenizer(
+    model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of ``model_name``; see ``get_model`` and ``get_tokenizer``."""
+    return get_model(model_name, use_liger, model_kwargs), get_tokenizer(model_name)
+
+
+def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None) -> PreTrainedModel:
+    """A causal language model, by hub id, local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
+
+    ``model_kwargs`` go to ``from_pretrained`` and win over the defaults: float32 on a CPU and bfloat16 where there
+    is an accelerator; FlashAttention 3 or 2 when it is importable on CUDA, else ``sdpa``. ``use_liger`` patches in
+    Liger's layer kernels (norm, MLP, rotary; never its fused loss) on CUDA when they are installed.
+
+    Raises ConfigError when the name cannot be loaded; the cause is chained.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    builtin = _builtin_name(model_name)
+    kwargs = {"dtype": torch.bfloat16 if torch.accelerator.is_available() else torch.float32, **(model_kwargs or {})}
+    if builtin == builtin_models.TINY:
+        model = builtin_models.build_tiny_model(seed=kwargs.pop("seed", 0))
+        return model if kwargs["dtype"] == "auto" else model.to(kwargs["dtype"])
+    if "attn_implementation" not in kwargs:
+        kwargs["attn_implementation"] = _best_attention(kwargs["dtype"])
+    if builtin == builtin_models.SMOLLM2:
+        model, _ = builtin_models.load_smollm2(**kwargs)
+    else:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(model_name, **kwargs)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot load the model {model_name!r}: {_first_line(error)}", model=model_name
+            ) from error
+    if use_liger:
+        _apply_liger(model)
+    return model
+
+
+def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``model_name``. A missing pad token is set to the end token: the trainer never reads pad ids.
+
+    Raises ConfigError when the name cannot be loaded; the cause is chained.
+    """
+    from transformers import AutoTokenizer
+
+    builtin = _builtin_name(model_name)
+    if builtin == builtin_models.TINY:
+        return builtin_models.build_tiny_tokenizer()
+    source = builtin_models.smollm2_folder() if builtin == builtin_models.SMOLLM2 else model_name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        message = f"cannot load the tokenizer of {model_name!r}: {_first_line(error)}"
+        raise ConfigError(message, model=model_name) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _builtin_name(model_name: str) -> str | None:
+    """``model_name`` when it is a builtin, None when it is not one; a misspelt builtin is a ConfigError."""
+    if not str(model_name).startswith("builtin:") or Path(model_name).exists():
+        return None
+    if model_name in builtin_models.BUILTIN_MODELS:
+        return model_name
+    close = difflib.get_close_matches(model_name, builtin_models.BUILTIN_MODELS, n=1, cutoff=0.0)[0]
+    known = ", ".join(builtin_models.BUILTIN_MODELS)
+    raise ConfigError(f"no builtin model {model_name!r}; did you mean {close!r}? (known: {known})", model=model_name)
+
+
+def _best_attention(dtype: Any) -> str:
+    import torch
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+    if not torch.cuda.is_available() or dtype not in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
+        return "sdpa"
+    if is_flash_attn_3_available():
+        return "flash_attention_3"
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+
+
+def _apply_liger(model: PreTrainedModel) -> None:
+    """Liger's layer kernels where they can run: on CUDA, installed, and for an architecture they know."""
+    import torch
+    from transformers.integrations.liger import apply_liger_kernel
+    from transformers.utils import is_liger_kernel_available
+
+    if torch.cuda.is_available() and is_liger_kernel_available():
+        apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

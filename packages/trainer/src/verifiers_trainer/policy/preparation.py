@@ -1,0 +1,270 @@
+"""Makes a loaded model ready to be trained: adapter, dropout, precision, chat template.
+
+Everything is checked before any work; nothing here starts a thread or touches a global seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from verifiers.checks.chat_template import check_increasing_context
+from verifiers.data.examples import Example
+from verifiers.environments.base import Environment
+from verifiers.environments.group import EnvGroup
+from verifiers.errors import CheckpointError, ConfigError, DatasetError
+from verifiers_trainer.distributed import deepspeed, fsdp
+from verifiers_trainer.engines.exact.history import require_exact_history
+from verifiers_trainer.engines.http.chat import BadRequest
+from verifiers_trainer.policy.checkpoint_files import reading
+from verifiers_trainer.policy.loading import get_model, get_tokenizer
+from verifiers_trainer.settings.config import RLConfig
+
+log = logging.getLogger(__name__)
+
+EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
+"""Layers whose adapters work only together with the layers themselves."""
+
+
+def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
+    """(model, tokenizer), loading what is given as a name; the tokenizer defaults to the model's own."""
+    name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
+    if tokenizer is None:
+        if not name:
+            raise ConfigError("the model does not say where its tokenizer is: give processing_class=…")
+        tokenizer = get_tokenizer(name)
+    if isinstance(model, str):
+        model = get_model(model, use_liger=config.use_liger, model_kwargs=config.model_init_kwargs)
+    return model, tokenizer
+
+
+def require_chat_template(tokenizer: Any, env: Environment) -> None:
+    """Raise ``ConfigError`` when the environment speaks in messages and the tokenizer cannot render them."""
+    if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
+        name = getattr(tokenizer, "name_or_path", "")
+        raise ConfigError(
+            f"the tokenizer {name!r} has no chat template, and the environment speaks in messages: set "
+            "tokenizer.chat_template, use an instruct model, or message_type='completion'"
+        )
+
+
+def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
+    """Warn when ``env`` has several turns and the chat template rewrites earlier ones, or raise if that is required.
+
+    With ``history="exact"`` earlier turns are never rendered again; then it must be known where a turn ends.
+    Single-turn environments and those of plain text are not looked at; of a group, its members are. Raises
+    ``ConfigError``.
+    """
+    for member in _members(env):
+        if member.max_turns == 1 or member.message_type != "chat":
+            continue
+        try:
+            found = template_problem(tokenizer, member, config.history)
+        except (ConfigError, BadRequest) as error:  # it may still render what this environment says
+            if config.require_increasing_context or config.history == "exact":
+                raise ConfigError(str(error)) from error
+            log.warning("whether the chat template only appends is not known: %s", error)
+            return
+        if found is not None:
+            if config.require_increasing_context:
+                raise ConfigError(f"{found} To train so all the same, set require_increasing_context=False.")
+            log.warning("%s", found)
+            return
+
+
+def template_problem(tokenizer: Any, env: Environment, history: str) -> str | None:
+    """What the chat template does to the earlier turns of ``env``'s conversations; None when they stay as they were.
+
+    Raises ``ConfigError`` or ``BadRequest`` when the template cannot render what is tried.
+    """
+    tools = env.tool_defs or None
+    if history == "exact":
+        require_exact_history(tokenizer, tools)
+        return None
+    report = check_increasing_context(tokenizer, tools=tools)
+    if report.ok:
+        return None
+    instead = " Or set history='exact': the model is then asked with the tokens it sampled, earlier thoughts included."
+    return f"the chat template does not only append: {report.first_difference}\n{report.advice}{instead}"
+
+
+def within_prompt_limit(
+    examples: Sequence[Example], tokenizer: Any, env: Environment, config: RLConfig
+) -> list[Example]:
+    """The examples that may be trained on under ``max_prompt_len``; says how many prompts are longer.
+
+    Raises ``DatasetError`` when none is left, ``ConfigError`` when prompts of several turns would be cut.
+    """
+    if config.max_prompt_len is None:
+        return list(examples)
+    cut = config.prompt_overflow == "truncate_left"
+    if cut and any(member.max_turns != 1 for member in _members(env)):
+        log.warning("prompts of environments of several turns are not cut: longer ones are skipped")
+        cut, config.prompt_overflow = False, "skip"
+    short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= config.max_prompt_len]
+    if num_long := len(examples) - len(short):
+        done = "are cut at their beginning" if cut else "are not used"
+        log.warning(
+            "%d of %d examples have prompts of more than max_prompt_len = %d tokens and %s",
+            num_long,
+            len(examples),
+            config.max_prompt_len,
+            done,
+        )
+    if not short and not cut:
+        raise DatasetError(f"every prompt is longer than max_prompt_len = {config.max_prompt_len} tokens: raise it")
+    return list(examples) if cut else short
+
+
+def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) -> int:
+    """Tokens of an example's prompt, as the policy will see it."""
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in prompt], tools=env.tool_defs or None, add_generation_prompt=True, tokenize=False
+    )
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _members(env: Environment) -> Iterator[Environment]:
+    """The environments that play: those of a group, also of groups in groups, or the one itself."""
+    if isinstance(env, EnvGroup):
+        for member in env.envs:
+            yield from _members(member)
+    else:
+        yield env
+
+
+def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
+    """The model to train: wrapped in an adapter when asked for, without dropout, trainable weights in fp32.
+
+    The adapter's first weights depend on ``config.seed`` alone. Raises ``ConfigError`` for two adapters.
+    """
+    deepspeed.require_whole(model)
+    is_peft = hasattr(model, "peft_config")
+    if is_peft and peft_config is not None:
+        raise ConfigError("the model has an adapter already: give it without peft_config, or give the plain model")
+    if (peft_config is not None or config.use_lora) and not is_peft:
+        from peft import get_peft_model
+
+        torch.manual_seed(config.seed)
+        model = get_peft_model(model, peft_config or config.lora_config or lora_config(config))
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("no parameter of the model requires a gradient: load the adapter with is_trainable=True")
+    if hasattr(model, "peft_config") and config.keeps_base_in_bf16:
+        for parameter in model.parameters():
+            if not parameter.requires_grad and parameter.dtype == torch.float32:
+                parameter.data = parameter.data.bfloat16()
+    if config.disable_dropout:
+        if config.use_lora and config.lora_dropout:
+            log.warning(
+                "lora_dropout is switched off: it makes sampler and trainer disagree; disable_dropout=False keeps it"
+            )
+        _disable_dropout(model)
+    if config.master_weights == "fp32":
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+                parameter.data = parameter.data.float()  # half-precision weights lose updates at small learning rates
+    if config.gradient_checkpointing and hasattr(model, "enable_input_require_grads"):
+        model.enable_input_require_grads()
+    return model
+
+
+def has_packed_kernel(model: Any) -> bool:
+    """Whether attention over packed samples costs what the samples cost alone, and not the square of the row."""
+    return "flash" in (getattr(model.config, "_attn_implementation", None) or "")
+
+
+def lora_config(config: RLConfig) -> Any:
+    """The LoRA configuration of the ``lora_*`` fields."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=config.lora_target_modules or "all-linear",
+        modules_to_save=config.lora_modules_to_save,
+        use_rslora=config.lora_use_rslora,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _disable_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    config: Any = getattr(model, "config", None)
+    for name in ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+
+
+def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = None) -> None:
+    """Write the model, or its adapter alone, as ``save_pretrained`` does; an adapter's base is not looked up."""
+    if not hasattr(model, "peft_config"):
+        model.save_pretrained(folder, state_dict=state_dict)
+        return
+    model.save_pretrained(folder, state_dict=state_dict, save_embedding_layers=_adapts_embeddings(model))
+
+
+def _adapts_embeddings(model: Any) -> bool:
+    """Whether its adapter has parts on embeddings or the head, whose own weights are then kept with it."""
+    return bool({name for peft in model.peft_config.values() for name in peft.target_modules or ()} & EMBEDDINGS)
+
+
+def save_merged(model: Any, folder: Path) -> None:
+    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed."""
+    merged = copy.deepcopy(model).merge_and_unload() if hasattr(model, "peft_config") else model
+    merged.save_pretrained(folder)
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Load a checkpoint's weights, or its adapter, into ``model`` in place: who shares the parameters sees them.
+
+    Raises ``CheckpointError`` when they do not fit; nothing but safetensors files is read.
+    """
+    with reading(folder):
+        missing, unexpected = (
+            _load_adapter(model, folder) if hasattr(model, "peft_config") else _load_all(model, folder)
+        )
+        fsdp.forget_whole(model)
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the weights in {folder} do not fit this model: missing {missing[:3]}, unexpected {unexpected[:3]}",
+            path=str(folder),
+        )
+
+
+def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    tensors = load_file(folder / "adapter_model.safetensors")
+    held = fsdp.held(model) if fsdp.is_managed(model) else None
+    own = get_peft_model_state_dict(model, state_dict=held, save_embedding_layers=_adapts_embeddings(model))
+    if fsdp.is_managed(model):
+        return fsdp.scatter(tensors, {fsdp.plain(name): tensor for name, tensor in own.items()})
+    missing = sorted(own.keys() - tensors.keys())
+    outcome: Any = set_peft_model_state_dict(model, tensors)
+    return missing, list(outcome.unexpected_keys)
+
+
+def _load_all(model: Any, folder: Path) -> tuple[list[str], list[str]]:
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise FileNotFoundError("it holds no model weights (model*.safetensors)")
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    if fsdp.is_managed(model):
+        missing, unexpected = fsdp.scatter(tensors, model.state_dict(keep_vars=True))
+    else:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    return sorted(set(missing) - tied), list(unexpected)

@@ -1,0 +1,126 @@
+"""The reference policy: what the penalty ``beta`` holds the trained policy near.
+
+It is the policy before training. With an adapter that is the base model, the adapter switched off for the moment, and
+costs no memory. Otherwise, and with ``sync_ref_model``, it is a frozen copy of the trained parameters, put in their
+place for a forward pass of this module object alone: the engine, whose module objects are its own, does not see it.
+
+With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps
+ref ← α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part of every
+checkpoint, bit for bit. Of a model that is split over the processes the copy is split likewise, so make it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.policy.checkpoint_files import reading
+
+FILE = "reference.safetensors"
+
+
+class Reference:
+    """Answers like the model, with the weights of the reference; ``model`` has the log-probability forward."""
+
+    def __init__(self, model: Any, *, sync_steps: int | None = None, alpha: float = 0.5):
+        self.model, self.sync_steps, self.alpha = model, sync_steps, alpha
+        self.weights: dict[str, Tensor] | None = None
+        """Frozen values of the trained parameters; None: the adapter is switched off instead."""
+        if sync_steps is not None or not hasattr(model, "peft_config"):
+            self.weights = {name: fsdp.part(parameter).clone() for name, parameter in _trained(model)}
+
+    @classmethod
+    def of(cls, model: Any, config: Any) -> Reference | None:
+        """The reference that the settings ask for; None, and nothing allocated, without a penalty."""
+        if not config.beta:
+            return None
+        steps = config.ref_model_sync_steps if config.sync_ref_model else None
+        return cls(model, sync_steps=steps, alpha=config.ref_model_mixup_alpha)
+
+    def __call__(self, **arguments: Any) -> Any:
+        """What the model's forward returns under the reference's weights, without gradient."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                if self.weights is None:
+                    with _adapter_off(self.model):
+                        return self.model(**arguments)
+                if fsdp.is_split(self.model):
+                    return self._in_place(arguments)
+                return functional_call(self.model, self._as_computed_with(), (), arguments)
+        finally:
+            self.model.train(was_training)
+
+    def _in_place(self, arguments: dict[str, Any]) -> Any:
+        """Of a split model, whose forward gathers its own parameters: their values are exchanged meanwhile."""
+        assert self.weights is not None
+        fsdp.forget_whole(self.model)
+        pairs = [(parameter, self.weights[name]) for name, parameter in _trained(self.model)]
+        try:
+            with fsdp.in_place_of(pairs):
+                return self.model(**arguments)
+        finally:
+            fsdp.forget_whole(self.model)
+
+    def _as_computed_with(self) -> dict[str, Tensor]:
+        """The copy in the precision of the policy's layers, which DeepSpeed may have halved."""
+        assert self.weights is not None
+        return {name: self.weights[name].to(parameter.dtype) for name, parameter in _trained(self.model)}
+
+    def after_step(self, step: int) -> None:
+        """Follow the policy, when it is time to after the ``step``-th step."""
+        if self.sync_steps is None or step % self.sync_steps:
+            return
+        assert self.weights is not None
+        with torch.no_grad():
+            for name, parameter in _trained(self.model):
+                self.weights[name].mul_(1 - self.alpha).add_(fsdp.part(parameter), alpha=self.alpha)
+
+    def state(self, *, keep: bool = True) -> dict[str, Tensor]:
+        """The copy as whole tensors on the CPU, where ``keep`` is set; every rank of a split run calls it."""
+        parameters = dict(_trained(self.model)) if self.weights else {}
+        gathered = (
+            (name, fsdp.whole_of_part(weight, parameters[name])) for name, weight in (self.weights or {}).items()
+        )
+        return {fsdp.plain(name): weight.cpu().contiguous() for name, weight in gathered if keep}
+
+    def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write the copy, if there is one; of a split model, the ``state`` that was gathered."""
+        if self.weights is not None:
+            save_file(self.state() if state is None else state, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Read what ``save`` wrote. Raises ``CheckpointError`` when it is missing or does not fit."""
+        if self.weights is None:
+            return
+        with reading(folder):
+            saved = load_file(folder / FILE)
+            if saved.keys() != set(map(fsdp.plain, self.weights)):
+                raise ValueError(f"{FILE} does not hold the parameters that are trained")
+            for name, parameter in _trained(self.model):
+                self.weights[name].copy_(fsdp.part_like(saved[fsdp.plain(name)], parameter))
+
+
+@contextmanager
+def _adapter_off(model: Any) -> Iterator[None]:
+    """Without the adapter; afterwards the same parameters are trained as before, which PEFT alone does not see to."""
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        for parameter, trained in flags:
+            parameter.requires_grad_(trained)
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -1,0 +1,1 @@
+"""What a training run does beside the gradient: resume, evaluate, log, plot."""

@@ -1,0 +1,130 @@
+"""Evaluation with the weights of a training run: the same runner and results format as ``vf-eval``."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from verifiers.data.examples import examples_from, format_row
+from verifiers.data.messages import normalize_messages
+from verifiers.results import GenerateOutputs
+from verifiers.runtime.sync_async import blocking
+from verifiers.types import ModelRequest
+
+
+def play(
+    trainer: Any, *, num_examples: int = -1, inputs: Sequence[Any] | None = None, folder: Path | None = None
+) -> GenerateOutputs:
+    """Play ``num_examples`` of the evaluation set (or the rows ``inputs``, once each) with the present weights.
+
+    Blocks until done. Results are saved in ``folder`` when it is given.
+    """
+    trainer.start_engine()
+    settings, context = trainer.args, trainer.run_context(trainer.args.eval_sampling_args)
+    options = {
+        "client": context.client,
+        "model": context.model,
+        "sampling_args": dict(context.sampling_args),
+        "rollout_timeout_s": context.rollout_timeout_s,
+        "max_concurrent": _concurrency(settings),
+        "seed": settings.seed,
+        "keep_states": False,
+        "results_path": None if folder is None else str(_fresh(folder)),
+    }
+    if inputs is not None:
+        return trainer.env.generate_sync(inputs, **options)
+    return trainer.eval_env.evaluate_sync(
+        num_examples=num_examples, rollouts_per_example=settings.eval_rollouts_per_example, **options
+    )
+
+
+def evaluate(
+    trainer: Any, num_examples: int, *, rows: Sequence[Any] | None = None, prefix: str = "eval"
+) -> dict[str, float]:
+    """The statistics of ``num_examples`` of the evaluation set (or of ``rows``), under the names that training logs.
+
+    Results are saved under ``<output_dir>/<prefix>/step-<n>``. Unknown rewards are counted and in no mean.
+    """
+    started = time.perf_counter()
+    folder = Path(trainer.args.output_dir) / prefix / f"step-{trainer.state.global_step}"
+    if rows is None and trainer.eval_rows is not None:
+        rows = list(itertools.islice(trainer.eval_rows, num_examples if num_examples >= 0 else None))
+    results = play(trainer, num_examples=num_examples, inputs=rows, folder=folder)
+    metadata = results.metadata
+    metrics = {
+        "reward": metadata["avg_reward"],
+        "reward_stderr": metadata["reward_stderr"],
+        "num_unscored": metadata["num_unscored"],
+        "num_errors": metadata["num_errors"],
+        "truncated": sum(results["is_truncated"]) / max(1, len(results)),
+        "tokens": metadata["usage"].get("output_tokens", 0),
+        "runtime": time.perf_counter() - started,
+        **metadata["avg_metrics"],
+        **{f"pass_at_{k}": value for k, value in (metadata["pass_at_k"] or {}).items()},
+    }
+    return {f"{prefix}_{name}": value for name, value in metrics.items()}
+
+
+def _concurrency(settings: Any) -> int:
+    """Rollouts of an evaluation at a time."""
+    return (
+        settings.per_device_eval_batch_size
+        if settings.is_given("per_device_eval_batch_size")
+        else settings.max_concurrent
+    )
+
+
+def parts(trainer: Any) -> list[dict[str, list[Any]]]:
+    """The first ``eval_num_examples`` of the evaluation set, in parts of ``per_device_eval_batch_size`` rows."""
+    settings = trainer.args
+    env = trainer.eval_env
+    table = env.eval_table if trainer.eval_rows is None else examples_from(trainer.eval_rows, env.row_format)
+    rows = [example.row for example in table][: settings.eval_num_examples if settings.eval_num_examples >= 0 else None]
+    size = settings.per_device_eval_batch_size
+    return [
+        {f"{name}s": [row[name] for row in part] for name in ("prompt", "answer", "info")} | {"examples": part}
+        for part in (rows[start : start + size] for start in range(0, len(rows), size))
+    ]
+
+
+def complete(trainer: Any, prompts: Sequence[Any]) -> list[Any]:
+    """One completion for each prompt by the present policy: a list of one message, or text where prompts are text."""
+    client, env = trainer.client, trainer.env
+
+    async def one(prompt: Any) -> Any:
+        prompt = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
+        if isinstance(prompt, str) and env.message_type == "chat":
+            prompt = format_row({"question": prompt}, replace(env.row_format, question_key="question"))["prompt"]
+        request = ModelRequest(
+            normalize_messages(prompt, env.message_type), client.model, env.message_type, env.tool_defs or None
+        )
+        response = await client.complete(request)
+        return [response.message] if env.message_type == "chat" else response.text
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+    return blocking(all_of_them)
+
+
+def numbers_of(outcome: Any) -> dict[str, float]:
+    """What an overridden ``evaluate`` returned, by name: one number is the mean reward."""
+    if isinstance(outcome, Mapping):
+        return outcome if isinstance(outcome, dict) else dict(outcome)
+    if outcome is None:
+        return {}
+    return {"eval_reward": float(outcome)}
+
+
+def _fresh(folder: Path) -> Path:
+    """``folder``, or ``folder-2``, …: an evaluation is a run of its own, also when a step is evaluated twice."""
+    number, path = 1, folder
+    while path.exists():
+        number += 1
+        path = folder.with_name(f"{folder.name}-{number}")
+    return path

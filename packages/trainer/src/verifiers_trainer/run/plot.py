@@ -1,0 +1,49 @@
+"""The learning curve of a run as a picture, drawn from its ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from verifiers_trainer.run.metrics_files import read_metrics
+
+SMOOTHING_STEPS = 10
+
+
+def draw_learning_curve(metrics: Path, picture: Path, title: str, exact: str = "exact_match") -> None:
+    """Write ``picture`` (PNG): reward and the metric ``exact`` per step with running means, entropy below."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    lines = read_metrics(metrics)
+    rows = [row for row in lines if "reward/mean" in row]
+    steps = np.array([row["step"] for row in rows])
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(3, 1), sharex=True)
+    for name, colour in (("reward/mean", "tab:blue"), (f"reward/{exact}", "tab:green")):
+        values = np.array([row.get(name) if row.get(name) is not None else np.nan for row in rows], float)
+        if not np.isnan(values).all():
+            top.plot(steps, values, color=colour, alpha=0.25)
+            top.plot(steps, running_mean(values), color=colour, label=f"{name} (mean of {SMOOTHING_STEPS} steps)")
+    for row in [row for row in lines if row.get("eval_reward") is not None]:
+        top.errorbar(row["step"], row["eval_reward"], yerr=1.96 * (row.get("eval_reward_stderr") or 0), fmt="ko", ms=4)
+    top.set_ylabel("reward")
+    top.set_title(title)
+    top.grid(alpha=0.3)
+    top.legend(loc="lower right")
+    entropy = np.array([row.get("entropy") if row.get("entropy") is not None else np.nan for row in rows], float)
+    bottom.plot(steps, entropy, color="tab:orange")
+    bottom.set_ylabel("entropy (nats)")
+    bottom.set_xlabel("optimizer step")
+    bottom.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+    plt.close(figure)
+
+
+def running_mean(values: np.ndarray) -> np.ndarray:
+    """The mean of each value and the up to nine before it, [n]."""
+    windows = [values[max(0, i + 1 - SMOOTHING_STEPS) : i + 1] for i in range(len(values))]
+    return np.array([np.nan if np.isnan(window).all() else np.nanmean(window) for window in windows])

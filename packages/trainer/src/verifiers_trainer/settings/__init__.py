@@ -1,0 +1,1 @@
+"""The settings of a training run: fields, derived values, rules, other spellings."""

@@ -1,0 +1,275 @@
+"""``RLConfig``: every setting of a training run, checked all at once before any work.
+
+The fields are in ``fields``; of those inherited from transformers, the ones this trainer cannot honour are refused.
+``resolve`` reports every violated rule in one ``ConfigError`` with the nearest valid values. Nothing is decided finally
+at construction, so a setting that is changed afterwards (``config.temperature = 0.7``) is honoured, and so is what
+follows from it. The rules are in ``rules``.
+
+Names of older versions are resolved by ``compat``'s table. To add a setting: a field in ``fields``, its rule in
+``rules``, and perhaps a row in ``compat``.
+
+This module imports transformers (for ``TrainingArguments``) but runs nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import math
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import check_keywords, close_match
+from verifiers_trainer.distributed import deepspeed
+from verifiers_trainer.settings import compat
+from verifiers_trainer.settings.fields import RLFields
+from verifiers_trainer.settings.rules import CHECKS, INFERENCE, RESHAPING, choice_problem
+
+log = logging.getLogger(__name__)
+
+OBJECTIVES = {
+    "grpo": ("ppo", "sequence_mean"),  # arXiv 2402.03300
+    "bnpo": ("ppo", "token_mean"),
+    "dapo": ("ppo", "token_mean"),  # arXiv 2503.14476; its clip-higher is epsilon_high = 0.28
+    "dr_grpo": ("ppo", "constant_length"),  # arXiv 2503.20783
+    "gspo": ("gspo", "sequence_mean"),  # arXiv 2507.18071
+}
+"""Names of the field that mean a loss and an aggregation together; a given ``aggregation`` wins."""
+
+
+OWN_BOUNDS = {
+    "gspo": {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"},  # of ratios of sequences, so thousandths
+    "masked_is": {"mask_ratio_low": "mask_ratio_low", "mask_ratio_high": "mask_ratio_high"},  # it is nothing without
+}
+"""Loss -> its parameters that keep their own default, unless the field was given."""
+
+
+class RLConfig(RLFields):
+    """Settings of ``RLTrainer``; also takes every field of ``transformers.TrainingArguments``.
+
+    Raises ``ConfigError`` at once for unknown names, with the nearest known one.
+    """
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {}
+    """What a subclass sets differently."""
+    batch_is = ""
+    """Where ``batch_size`` comes from, for messages, when it was not simply given."""
+    _asked_for_bf16 = False
+
+    @functools.wraps(RLFields.__init__)  # type: ignore[misc]
+    def __init__(self, **settings: Any):
+        check_keywords(settings, known_names(), type(self).__name__)
+        spelled = {name: settings[name] for name in settings if name in compat.SPELLINGS}
+        settings = compat.canonical(settings, self.default_of)
+        for name in ("eval_strategy", "save_strategy"):  # transformers refuses these itself, without their names
+            if name in settings and (problem := choice_problem(name, settings[name])):
+                raise ConfigError(problem)
+        try:
+            super().__init__(**{**compat.canonical(self.DEFAULTS, self.default_of), **settings})
+        except ValueError as error:  # transformers' own checks
+            raise ConfigError(str(error)) from error
+        self._spelled, self._given = spelled, set(settings)
+
+    @classmethod
+    def default_of(cls, name: str) -> Any:
+        """The value of a field that nobody set; None for one that is made anew each time."""
+        return cls.DEFAULTS.get(name, getattr(cls, name, None))
+
+    def __post_init__(self) -> None:
+        if self.output_dir is None:
+            self.output_dir = str(Path("outputs") / (self.run_name or time.strftime("train-%Y%m%d-%H%M%S")))
+        self._set_precision()
+        if self.report_to is None:
+            self.report_to = "none"
+        if self.learning_rate is None:
+            self.learning_rate = 1e-5 if self.use_lora else 1e-6
+        for ours, theirs in compat.TWINS:
+            self.__dict__[theirs] = getattr(self, ours)
+        super().__post_init__()
+        if self.deepspeed_plugin is not None:
+            deepspeed.load_models_whole()
+
+    def _set_precision(self) -> None:
+        """Half precision where an accelerator has it, float32 elsewhere, with a warning if more was asked for."""
+        if self.use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+            if self.bf16 or self.fp16:
+                log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
+            self._asked_for_bf16 = self._asked_for_bf16 or bool(self.bf16)
+            self.use_cpu, self.bf16, self.fp16 = True, False, False
+        elif self.bf16 is None:
+            self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+    @property
+    def keeps_base_in_bf16(self) -> bool:
+        """Whether a LoRA run holds the weights it does not train in bfloat16 on a CPU.
+
+        Where ``bf16=True`` was given, and the CPU has instructions for it: generation is then several times as fast.
+        """
+        able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch that we run with
+        has_bf16 = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+        return bool(self.use_cpu and has_bf16 and self._asked_for_bf16 and self.is_given("bf16"))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_given" not in self.__dict__ or name not in known_names():
+            self._warn_of_misspelling(name)
+            super().__setattr__(name, value)
+            return
+        made = compat.settings_of(name, value, lambda field: getattr(self, field))
+        self.__dict__.update(made)
+        self._given.update(made)
+        if name in compat.SPELLINGS:
+            self._spelled[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a setting under another name; called for what is no attribute."""
+        if name in compat.SPELLINGS:
+            return compat.read(name, self.__dict__.get("_spelled", {}), lambda field: getattr(self, field))
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    def _warn_of_misspelling(self, name: str) -> None:
+        if "_given" not in self.__dict__ or name.startswith("_") or hasattr(self, name):
+            return
+        if near := close_match(name, known_names()):
+            kind = type(self).__name__
+            log.warning("%s has no setting %r, so setting it changes nothing; did you mean %r?", kind, name, near)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.output_dir or "outputs")
+
+    def private_copy(self) -> RLConfig:
+        """A copy that can be changed without changing this one."""
+        copied = copy.copy(self)
+        copied._given, copied._spelled = set(self._given), dict(self._spelled)
+        return copied
+
+    def is_given(self, name: str) -> bool:
+        """Whether the caller set this field, at construction or afterwards."""
+        return name in self._given
+
+    @property
+    def server_url(self) -> str | None:
+        """The inference server that was asked for, or several with commas between them; None for the embedded engine.
+
+        With ``inference="auto"`` and no address, whether there is a server is seen when the engine is opened.
+        """
+        if self.inference == "embedded":
+            return None
+        if self.inference not in INFERENCE:
+            return self.inference
+        if self.inference_base_url:
+            return self.inference_base_url
+        if self.inference == "vllm" or self.is_given("vllm_server_host") or self.is_given("vllm_server_port"):
+            return f"http://{self.vllm_server_host}:{self.vllm_server_port}"
+        return None
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling arguments of every training request."""
+        named = {
+            "max_tokens": self.max_turn_tokens,
+            "temperature": self.temperature,
+            "top_p": None if self.top_p == 1.0 else self.top_p,
+            "top_k": self.top_k if self.top_k and self.top_k > 0 else None,
+            "min_p": self.min_p or None,
+            "repetition_penalty": None if self.repetition_penalty == 1.0 else self.repetition_penalty,
+            "presence_penalty": self.presence_penalty or None,
+            "frequency_penalty": self.frequency_penalty or None,
+            "stop": self.stop or None,
+            "guided_regex": self.guided_regex,
+        }
+        if self.prompt_overflow == "truncate_left" and self.max_prompt_len is not None:
+            named |= {"truncate_prompt_tokens": self.max_prompt_len, "truncation_side": "left"}
+        return {name: value for name, value in named.items() if value is not None} | self.sampling_args
+
+    @property
+    def max_turn_tokens(self) -> int | None:
+        """Tokens that one turn may have; None = what is left of ``max_seq_len``."""
+        bounds = [bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None]
+        return min(bounds, default=None)
+
+    def loss_parameters(self) -> dict[str, Any]:
+        """Every parameter a registered loss may take, by the loss's own name for it."""
+        named = {
+            "ratio_cap": self.ratio_cap,
+            "ratio_floor": self.ratio_floor,
+            "mask_ratio_low": self.mask_ratio_low,
+            "mask_ratio_high": self.mask_ratio_high,
+            "epsilon_low": self.epsilon,
+            "epsilon_high": self.epsilon if self.epsilon_high is None else self.epsilon_high,
+            "delta": self.delta,
+            "dual_clip": self.dual_clip,
+        }
+        own = OWN_BOUNDS.get(self.loss, {}) if isinstance(self.loss, str) else {}
+        left = {parameter for parameter, field in own.items() if not self.is_given(field)}
+        return {name: value for name, value in named.items() if value is not None and name not in left}
+
+    def resolve(self, world_size: int = 1) -> None:
+        """Settle what follows from other settings, and check everything together.
+
+        Raises ``ConfigError`` naming every violated rule and how to mend it.
+        """
+        problems = self.problems(world_size)
+        if problems:
+            listed = "\n".join(f"  - {problem}" for problem in problems)
+            raise ConfigError(f"{len(problems)} setting(s) of the training cannot be used:\n{listed}")
+        if self.truncated_sampling == "warn" and (reshaping := sorted(self.sampling().keys() & RESHAPING)):
+            log.warning("%s: tokens are sampled from another distribution than the one trained", ", ".join(reshaping))
+
+    def problems(self, world_size: int = 1) -> list[str]:
+        """Settle what follows from other settings; every violated rule as a sentence."""
+        self._derive(world_size)
+        return [problem for check in CHECKS for problem in check(self, world_size)]
+
+    def _derive(self, world_size: int) -> None:
+        """Decide again what was not given, and may follow from what was changed since construction."""
+        derived: dict[str, Any] = {}
+        if not self.is_given("learning_rate") and "learning_rate" not in self.DEFAULTS:
+            derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
+        if not self.is_given("output_dir") and self.run_name:
+            derived["output_dir"] = str(Path("outputs") / self.run_name)
+        if isinstance(self.loss, str) and self.loss in OBJECTIVES:
+            derived["loss"], aggregation = OBJECTIVES[self.loss]
+            if not self.is_given("aggregation"):
+                derived["aggregation"] = aggregation
+        self._set(**derived)
+        self._derive_batch(world_size)
+        self._set_precision()
+        self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
+
+    def _derive_batch(self, world_size: int) -> None:
+        """Rollouts of a step where they follow from other settings; here they are a setting."""
+
+    def _set(self, **settings: Any) -> None:
+        """Set fields that follow from others, without counting them as given."""
+        for name, value in settings.items():
+            self.__dict__.update(compat.settings_of(name, value, self.__dict__.get))
+
+    def steps_for(self, num_examples: int, num_batches: int | None = None) -> int:
+        """Optimizer steps of the run: ``max_steps``, unless passes over the examples were asked for.
+
+        A pass has ``num_batches``; None = as many as its examples make. Each is used ``num_iterations`` times.
+        """
+        by_epochs = self.is_given("num_train_epochs") and not self.is_given("max_steps")
+        if self.max_steps > 0 and not by_epochs:
+            return self.max_steps
+        per_pass = num_examples * self.rollouts_per_example / self.batch_size if num_batches is None else num_batches
+        return max(1, math.ceil(self.num_train_epochs * per_pass)) * self.num_iterations
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Every name that ``RLConfig`` takes, other names of fields included."""
+    return field_names() | compat.SPELLINGS
+
+
+@functools.cache
+def field_names() -> frozenset[str]:
+    """Every field of ``RLConfig``."""
+    return frozenset(f.name for f in fields(RLFields) if f.init)
