@@ -8,7 +8,9 @@ import torch
 from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
 from verifiers_trainer.algorithm.batch import Group, Record
-from verifiers_trainer.run.meters import FaultMeter, RatioMeter, SignalMeter, alarms, flops_utilisation
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
+from verifiers_trainer.run.recorder import alarms, flops_utilisation
 from verifiers_trainer.run.sanity_checks import test_ratio as check_ratio
 
 

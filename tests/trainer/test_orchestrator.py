@@ -322,7 +322,7 @@ def test_a_wait_for_a_hook_names_the_hook():
 
 
 def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
-    monkeypatch.setattr("verifiers_trainer.pipeline.thread.ANSWER_S", 0.2)
+    monkeypatch.setattr("verifiers_trainer.engines.loop_thread.ANSWER_S", 0.2)
     release = threading.Event()
 
     class Blocks(vf.SingleTurnEnv):

@@ -33,6 +33,7 @@ from verifiers.environments.registry import load_environment
 from verifiers.errors import NonFiniteLoss
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.losses import resolve_loss
 from verifiers_trainer.algorithm.objective import Objective
 from verifiers_trainer.algorithm.packing import Row
@@ -48,8 +49,8 @@ from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.logprobs import find_causal_lm, install_logprob_forward, uninstall
 from verifiers_trainer.run import arguments, resume, sanity_checks
-from verifiers_trainer.run.meters import RatioMeter, alarms, device_numbers
 from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, write_completions
+from verifiers_trainer.run.recorder import alarms, device_numbers
 from verifiers_trainer.run.serving import ServingTrainer
 from verifiers_trainer.run.trackers import Sinks
 from verifiers_trainer.settings.config import RLConfig

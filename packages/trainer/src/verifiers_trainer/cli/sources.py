@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.integrations.prime_rl import reading as prime_rl
+from verifiers_trainer.cli import prime_rl
 
 NOTHING_GIVEN = (
     "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "

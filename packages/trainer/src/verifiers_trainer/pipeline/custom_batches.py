@@ -24,10 +24,10 @@ from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build
 from verifiers_trainer.algorithm.samples import Turn
 from verifiers_trainer.pipeline import curriculum, rewards, subclass_hooks
 from verifiers_trainer.pipeline.curriculum import RewardWeights
+from verifiers_trainer.pipeline.health import SignalMeter
 from verifiers_trainer.pipeline.mixture import MixtureSchedule
 from verifiers_trainer.pipeline.orchestrator import Orchestrator
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
-from verifiers_trainer.run.meters import SignalMeter
 from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)

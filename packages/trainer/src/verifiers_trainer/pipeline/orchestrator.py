@@ -38,11 +38,11 @@ from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, Player, Progress, RunContext, play_and_score, play_group
 from verifiers.runs.workers import player_for
 from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build
+from verifiers_trainer.engines.loop_thread import LoopThread
+from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.in_flight import Flight, describe
 from verifiers_trainer.pipeline.mixture import member_of
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
-from verifiers_trainer.pipeline.thread import LoopThread
-from verifiers_trainer.run.meters import FaultMeter, SignalMeter
 from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ import torch
 
 from verifiers.errors import ConfigError, NonFiniteLoss
 from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.packing import Row
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import HALF_TOLERANCE, check_head, check_packing, check_sharing
 from verifiers_trainer.policy.logprobs import install_logprob_forward
-from verifiers_trainer.run.meters import RatioMeter
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.rules import RESHAPING
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.integrations.prime_rl.reading import (
+from verifiers_trainer.cli.prime_rl import (
     GPUS,
     LORA,
     OPTIM,
