@@ -47,6 +47,7 @@ def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: A
     settings = config.private_copy()
     settings.problems(settings.world_size)
     trainer = _Probe(model, env, _small(settings, folder), tokenizer)
+    trainer.recorder.warns = False  # the numbers of so few rollouts are always out of order
     with trainer:
         for name, check in CHECKS:
             try:
@@ -104,9 +105,6 @@ class _Probe(RLTrainer):
         self.rows = inputs.rows_R[0]
         self.rollout_s = inputs.stats["time/wait_generation"]
         return super().training_step(model, inputs, num_items_in_batch)
-
-    def _raise_alarms(self) -> None:
-        """The numbers of so few rollouts alarm nobody."""
 
     def logprobs(self) -> torch.Tensor:
         """Of the tokens that were sampled, by the weights as they are."""

@@ -139,7 +139,7 @@ def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
 
 
 class OfflineRollouts:
-    """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has ``Orchestrator``'s methods.
+    """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has ``PipelineThread``'s methods.
 
     Where fewer than half of the groups have two known rewards, the baseline is the mean of the dataset.
     """

@@ -1,17 +1,98 @@
-"""Numbers of a step."""
+"""``StepRecorder``: collects the numbers of each optimizer step and writes them.
+
+``metrics.jsonl`` and the completions always get them; trackers get the same by the loop's own log events. Recording
+changes neither loss nor batch.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from verifiers_trainer.algorithm.batch import StepBatch
 from verifiers_trainer.distributed import deepspeed
+from verifiers_trainer.run.context import TrainingRun
+from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, write_completions
+from verifiers_trainer.run.trackers import Trackers
+from verifiers_trainer.settings.rules import trackers
+
+log = logging.getLogger(__name__)
 
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12}
 """Dense bf16 operations per second of a device, by a part of its name, as its maker states them."""
+
+
+class StepRecorder:
+    """The numbers of the step being trained, under the names of ``metrics.jsonl``; rank 0 alone writes files."""
+
+    def __init__(self, run: TrainingRun):
+        self.run = run
+        self.file = MetricsFile(run.folder)
+        self.trackers = Trackers(trackers(run.settings.report_to) if run.ranks.is_main else ())
+        self.batch: StepBatch | None = None
+        """The batch of the newest step."""
+        self.numbers: dict[str, Any] = {}
+        """Of the newest step, beside those of its batch."""
+        self.warns = True
+        """Whether numbers out of order are logged and marked (``alarm/*``)."""
+        self._between_steps: dict[str, float] = {}
+        """Seconds of evaluations and checkpoints since the last step; the next step's line has them."""
+        self._began = 0.0
+        self._alarms: set[str] = set()
+        self._evaluation: Mapping[str, float] | None = None
+
+    @property
+    def last_step(self) -> dict[str, Any]:
+        """The numbers of the newest step, as in ``metrics.jsonl``."""
+        return {**(self.batch.stats if self.batch else {}), **self.numbers}
+
+    def begin(self) -> None:
+        """Training begins: the first step's time counts from now."""
+        self._began = time.perf_counter()
+
+    def spent(self, name: str, seconds: float) -> None:
+        """Note the time of something between two steps: ``spent("time/checkpoint", 0.8)``."""
+        self._between_steps[name] = seconds
+
+    def finish_step(self, step: int) -> None:
+        """Write the line of ``step``, which is also the policy version, and its completions."""
+        assert self.batch is not None
+        settings, batch = self.run.settings, self.batch
+        now = time.perf_counter()
+        self.numbers |= {"time/step": now - self._began, **self._between_steps}
+        self.numbers["throughput/generated_tokens_per_s"] = batch.stats["tokens/completion"] / self.numbers["time/step"]
+        self.numbers |= device_numbers(self.run.model, self.numbers["throughput/train_tokens_per_s"])
+        self._began, self._between_steps = now, {}
+        if self.warns:
+            self._warn(step)
+        self.file.write(step, step, self.last_step)
+        if settings.log_completions:
+            write_completions(self.run.folder, step, batch, settings.log_unique_prompts)
+            if settings.num_completions_to_print and step % settings.logging_steps == 0:
+                print_completions(batch, step, settings.num_completions_to_print, settings.log_unique_prompts)
+
+    def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Write an evaluation's line; False, and nothing is written, when it is the one that was written last."""
+        if metrics is self._evaluation:
+            return False
+        self._evaluation = metrics
+        self.spent("time/eval", metrics.get("eval_runtime", 0.0))
+        if self.run.ranks.is_main:
+            self.file.write(step, step, metrics)
+        return True
+
+    def _warn(self, step: int) -> None:
+        """Log what is out of order, once for as long as it is."""
+        found = alarms(self.last_step)
+        for name in found.keys() - self._alarms:
+            log.warning("step %d: %s", step, found[name])
+        self._alarms = set(found)
+        self.numbers |= {f"alarm/{name}": 1 for name in found}
 
 
 def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, float]:

@@ -27,7 +27,7 @@ FACTORIES: dict[str, Callable[[], TrainerCallback]] = {}
 """Trackers beside those that transformers knows: name -> what makes the callback."""
 
 
-class Sinks(TrainerCallback):
+class Trackers(TrainerCallback):
     """Forwards the loop's events to ``names``; a thread per tracker, started when training begins."""
 
     def __init__(self, names: Sequence[str]):
