@@ -20,6 +20,8 @@ from verifiers.data.messages import check_parts, normalize_chat, normalize_messa
 from verifiers.environments.closing import Closes
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
+from verifiers.rollouts.contract import LoadedFrom
+from verifiers.rollouts.loop import new_state
 from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
 from verifiers.rubrics import Rubric
 from verifiers.runs.facade import Runs
@@ -86,8 +88,8 @@ class Environment(Runs, Closes):
         if (sampling_args or {}).get("n", 1) != 1:
             raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
-        self.loaded_from: tuple[str, dict[str, Any]] | None = None
-        """The id and arguments it was loaded with; None when it was made by hand."""
+        self.loaded_from: LoadedFrom | None = None
+        """How it was loaded; None when it was made by hand."""
         self.changes: dict[str, Any] = {}
         """What ``set_kwargs`` changed since it was loaded: with both, another process can make it again."""
         self.system_prompt, self.few_shot = system_prompt, _checked_few_shot(few_shot)
@@ -268,8 +270,6 @@ class Environment(Runs, Closes):
         self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
     ) -> State:
         """A fresh state for one rollout of the row ``input`` (used as it is: give a copy)."""
-        from verifiers.rollouts.loop import new_state
-
         return new_state(self, input, client, model, sampling_args)
 
     async def get_model_response(

@@ -21,9 +21,9 @@ from typing import Any
 
 from verifiers.data.examples import copy_row
 from verifiers.data.messages import normalize_messages
-from verifiers.environments.base import Environment
 from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
 from verifiers.rollouts.author_code import Hook, call_handler, ends_the_run, fault
+from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rollouts.stop_conditions import TRUNCATING, first_stop
@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ids.seed)
 
 
-async def play(env: Environment, state: State, timeout_s: float | None = None) -> State:
+async def play(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
     """Play the rollout of ``state`` to its end; ``timeout_s`` is the run's guard, recorded as ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
     state["timing"]["start_time"] = time.time()
@@ -82,7 +82,7 @@ class _Limits(Deadline):
 
     __slots__ = ("is_guard", "state")
 
-    def __init__(self, env: Environment, state: State, guard_s: float | None):
+    def __init__(self, env: RolloutEnvironment, state: State, guard_s: float | None):
         own_s = env.timeout_seconds
         self.state = state
         self.is_guard = own_s is None or (guard_s is not None and guard_s < own_s)
@@ -119,7 +119,7 @@ class _Limits(Deadline):
             self.state["error"].__cause__ = expired
 
 
-async def set_up(env: Environment, state: State) -> None:
+async def set_up(env: RolloutEnvironment, state: State) -> None:
     """Run the ``@setup`` handlers and ``setup_state``; a mapping that the latter returns becomes the state.
 
     A ``UsageError`` that a handler raises here ends the run: it is a setting that no rollout can work with.
@@ -137,7 +137,7 @@ async def set_up(env: Environment, state: State) -> None:
         state["prompt"] = env.as_prompt(state["prompt"])
 
 
-async def clean_up(env: Environment, state: State) -> None:
+async def clean_up(env: RolloutEnvironment, state: State) -> None:
     """Render the completion, then run the ``@cleanup`` handlers; their failures are the rollout's error."""
     try:
         with Hook(state, "render_completion"):
@@ -150,7 +150,7 @@ async def clean_up(env: Environment, state: State) -> None:
             await _to_its_end(_run_handlers(env, state, handlers))
 
 
-async def _run_handlers(env: Environment, state: State, handlers: list[tuple[str, Callable[..., Any]]]) -> None:
+async def _run_handlers(env: RolloutEnvironment, state: State, handlers: list[tuple[str, Callable[..., Any]]]) -> None:
     for name, handler in handlers:
         try:
             with Hook(state, name):
@@ -176,7 +176,7 @@ async def _to_its_end(work: Awaitable[None]) -> None:
     task.result()
 
 
-def _note_failure(env: Environment, state: State, name: str, error: RolloutError) -> None:
+def _note_failure(env: RolloutEnvironment, state: State, name: str, error: RolloutError) -> None:
     env.logger.warning("clean-up %s failed: %s", name, error)
     if state["error"] is None:
         state["error"] = error
@@ -197,7 +197,7 @@ def conclude(state: State, started: float) -> None:
 
 
 def new_state(
-    env: Environment, row: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None
+    env: RolloutEnvironment, row: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None
 ) -> State:
     """The state a rollout of ``row`` starts from."""
     state = State(
