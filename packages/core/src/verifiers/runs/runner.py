@@ -35,6 +35,7 @@ from verifiers.rubrics.overrides import overrides
 from verifiers.rubrics.scoring import leave_unscored
 from verifiers.runtime.sync_async import is_awaitable
 from verifiers.runtime.threads import workers as loop_workers
+from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
 TURN = 8
@@ -232,7 +233,7 @@ async def _play_own_loop(env: RunEnvironment, row: Mapping[str, Any], state: Sta
         if scope.expired():
             text = f"the rollout was stopped after {limit_s:g} s; raise rollout_timeout_s if it needs longer"
             error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
-        state["stop_condition"] = "timeout_reached" if scope.expired() else "has_error"
+        state["stop_condition"] = (StopReason.TIMEOUT if scope.expired() else StopReason.ERROR).value
         state["error"] = error
     finally:
         current_run.reset(token)
