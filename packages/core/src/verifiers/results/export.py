@@ -33,7 +33,7 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def save(outputs: Sequence[RolloutOutput], metadata: Mapping[str, Any], path: str | Path) -> None:
-    """Write the rows of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory with its journal and metadata.
+    """Write the rows of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
 
     *Raises* ConfigError when the directory already holds results.
     """

@@ -105,13 +105,13 @@ class Job:
     siblings: int
     position: int
     """Place in the plan; results are ordered by it."""
-    num_owed: int | None = None
+    num_pending: int | None = None
     """How many of the siblings this run plays, when others are done already; None = all."""
 
     @property
     def in_part(self) -> bool:
         """Whether siblings of it were played by an earlier run."""
-        return self.num_owed is not None and self.num_owed < self.siblings
+        return self.num_pending is not None and self.num_pending < self.siblings
 
 
 @dataclass(slots=True)
@@ -273,7 +273,7 @@ async def score_together(env: RunEnvironment, states: Sequence[State], context: 
 
 
 def groups_are_units(rubric: Rubric) -> bool:
-    """Whether siblings are scored together, so that a group is stored, and owed, whole."""
+    """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
     if rubric.has_group_rewards or rubric.has_advantages:
         return True
     return not overrides(rubric, Rubric, "score_group_stage") and overrides(rubric, Rubric, "score_group")
@@ -401,7 +401,7 @@ class Runner:
             await self.env.rubric.run_cleanup([state])
             return
         jobs, states = [job], [state]
-        if (num_members := job.num_owed or job.siblings) > 1:
+        if (num_members := job.num_pending or job.siblings) > 1:
             members = self._groups.setdefault(job.example.example_id, [])
             members.append((job, state))
             if len(members) < num_members:

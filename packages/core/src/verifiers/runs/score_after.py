@@ -42,7 +42,7 @@ async def play_then_score(
 ) -> None:
     """Play every job (``play`` does not score), then score and store them. Raises as ``Runner.run``."""
     held, playing = _Held(), Progress(total=len(jobs), running=progress.running)
-    alone = [replace(job, siblings=1, num_owed=None) for job in jobs]
+    alone = [replace(job, siblings=1, num_pending=None) for job in jobs]
     first = replace(context, score=False, independent_scoring=False)
     stopped: RunError | None = None
     try:
