@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
@@ -122,6 +122,24 @@ class ClientConfig:
                 raise ConfigError(f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name)
         if self.max_retries < 0:
             raise ConfigError(f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}", key="max_retries")
+
+
+class ClientOptions(TypedDict, total=False):
+    """The fields of ``ClientConfig``, for constructors that take them by name."""
+
+    client_idx: int
+    client_type: str
+    api_key_var: str
+    api_base_url: str
+    timeout: float
+    connect_timeout: float
+    max_connections: int
+    max_retries: int
+    extra_headers: Mapping[str, str]
+    extra_headers_from_state: Mapping[str, str]
+    endpoint_configs: Sequence[EndpointConfig | ClientConfig]
+    usd_per_million_input_tokens: float | None
+    usd_per_million_output_tokens: float | None
 
 
 ClientLike: TypeAlias = (

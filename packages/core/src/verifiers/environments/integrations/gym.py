@@ -23,6 +23,7 @@ from verifiers.rollouts.author_code import Hook, passes
 from verifiers.rollouts.decorators import cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
+from verifiers.rubrics.rubric import RubricOptions
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.types import Messages
@@ -36,7 +37,8 @@ def sum_step_rewards(state: State) -> float:
 class EpisodicSumRubric(Rubric):
     """A rubric whose reward is the sum of the step rewards, beside functions of one's own."""
 
-    def __init__(self, **parameters: Any):
+    @spell_out(RubricOptions, Rubric.__init__)
+    def __init__(self, **parameters: Unpack[RubricOptions]):
         super().__init__(**parameters)
         self.add_reward_func(sum_step_rewards)
 
