@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.errors import ConfigError, RunError
@@ -25,11 +25,34 @@ from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
 from verifiers.rubrics.attributes import set_extra_attributes
 from verifiers.rubrics.functions import RewardFunction, finite_weight, function_name
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import blocking, dual
+
+if TYPE_CHECKING:
+    from verifiers.parsers import Parser
 
 CLEANUP_LIMIT_S = 60.0
 logger = logging.getLogger("verifiers.rubrics")
 Semaphore = AbstractAsyncContextManager[Any]
+
+
+class ExtraAttributes(TypedDict):
+    """Keywords of ``Rubric`` that become attributes: none that a type checker knows, so that it sees a misspelling."""
+
+
+class ScoringOptions(TypedDict, total=False):
+    """Parameters of ``Rubric`` that its subclasses pass on as they are."""
+
+    parallelize_scoring: bool
+    timeout_s: float | None
+
+
+class RubricOptions(ScoringOptions, total=False):
+    """The parameters of ``Rubric``, for the constructors of its subclasses."""
+
+    funcs: Sequence[Callable[..., Any]] | None
+    weights: Sequence[float] | None
+    parser: Parser | None
 
 
 class Rubric:
@@ -46,14 +69,15 @@ class Rubric:
     0.5
     """
 
+    @spell_out(ExtraAttributes, {})
     def __init__(
         self,
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
-        parser: Any = None,
+        parser: Parser | None = None,
         parallelize_scoring: bool = False,
         timeout_s: float | None = 300.0,
-        **kwargs: Any,
+        **kwargs: Unpack[ExtraAttributes],
     ):
         self._parser = parser
         self.parallelize_scoring = parallelize_scoring
@@ -74,7 +98,7 @@ class Rubric:
     # --- what it holds
 
     @property
-    def parser(self) -> Any:
+    def parser(self) -> Parser:
         """The parser given, else a plain ``Parser()``."""
         if self._parser is None:
             from verifiers.parsers import Parser
@@ -83,7 +107,7 @@ class Rubric:
         return self._parser
 
     @parser.setter
-    def parser(self, parser: Any) -> None:
+    def parser(self, parser: Parser) -> None:
         self._parser = parser
 
     def add_reward_func(
