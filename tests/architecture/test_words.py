@@ -35,7 +35,8 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def findings(path: Path, patterns: dict[str, str]) -> list[str]:
     return [
-        f"{path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path}:{line}: {match[0]!r}; write: {instead}"
+        f"{path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path}:{line}: {match[0]!r}; "
+        f"write: {instead}"
         for line, text in prose(path)
         for pattern, instead in patterns.items()
         if (match := re.search(pattern, text, re.IGNORECASE))
