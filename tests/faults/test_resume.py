@@ -26,7 +26,7 @@ NUM_EXAMPLES, SIBLINGS = 40, 2
 PLANNED = NUM_EXAMPLES * SIBLINGS
 ROUNDS, LONG = 25, 300
 PLACES = [
-    *(f"journal.{name}:3" for name in ("before_write", "after_write", "after_fsync", "before_ack")),
+    *(f"journal.{name}:3" for name in ("before_write", "after_write", "after_fsync")),
     "journal.open:1",  # while a run is resumed
     "journal.finish:1",
     *(f"atomic_write.before_rename:{n}" for n in (1, 2, 3)),  # configuration, first and last metadata

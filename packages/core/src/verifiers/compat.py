@@ -7,6 +7,7 @@ spellings of one thing is a ``ConfigError``. ``older_modules`` gives the modules
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -46,6 +47,12 @@ REMOTE_SANDBOX = frozenset(
 """Parameters of sandbox environments that say something about a remote service and nothing about a local sandbox."""
 
 RUBRIC_METHODS = {f"_{name}": name for name in ("get_reward_func_names", "get_reward_funcs", "get_reward_weights")}
+
+ENVIRONMENT_METHODS = {
+    "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
+    "_prepare_rollout_results": "verifiers.legacy.running:rollout_results",
+}
+"""Methods of environments that trainers of older versions call -> the functions of the environment that answer."""
 
 ENDPOINT_KEYS = {
     "url": "api_base_url",
@@ -248,6 +255,18 @@ def alias_methods(cls: type, table: Mapping[str, str]) -> None:
 
         def call(self: Any, *args: Any, _new: str = new, **kwargs: Any) -> Any:
             return getattr(self, _new)(*args, **kwargs)
+
+        call.__name__ = old
+        setattr(cls, old, call)
+
+
+def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
+    """Give ``cls`` methods of older versions, each a function ``module:name`` that is imported when it is called."""
+    for old, target in table.items():
+
+        def call(self: Any, *args: Any, _target: str = target, **kwargs: Any) -> Any:
+            module, _, name = _target.partition(":")
+            return getattr(importlib.import_module(module), name)(self, *args, **kwargs)
 
         call.__name__ = old
         setattr(cls, old, call)

@@ -14,18 +14,17 @@ from typing import Any
 
 import verifiers
 from verifiers.clients.prices import prices_of
-from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.results import GenerateMetadata
 from verifiers.results.rows import RolloutOutput
 from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Plan
-from verifiers.runs.runner import groups_are_units
+from verifiers.runs.runner import RunEnvironment, groups_are_units
 from verifiers.runtime.redaction import redacted
 from verifiers.storage.identity import fingerprint
 
 
-def identity_of(env: Environment) -> dict[str, Any]:
+def identity_of(env: RunEnvironment) -> dict[str, Any]:
     """What an environment is to a run: two that agree in this play and score alike. Secrets are taken out."""
     rubric = env.rubric
     return {
@@ -49,7 +48,7 @@ def identity_of(env: Environment) -> dict[str, Any]:
 class RunDescription:
     """The identity of a run, and its metadata at any moment."""
 
-    env: Environment
+    env: RunEnvironment
     plan: Plan
     client: Any
     model: str

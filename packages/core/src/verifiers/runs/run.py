@@ -17,14 +17,13 @@ from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from typing import Any
 
 from verifiers.data.examples import examples_from
-from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results import GenerateOutputs, fill_advantages
 from verifiers.runs.client import client_for
 from verifiers.runs.metadata import RunDescription
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, count, parse
 from verifiers.runs.plan import Owed, Plan, owed
-from verifiers.runs.runner import Job, Progress, RunContext, Runner
+from verifiers.runs.runner import Job, Progress, RunContext, RunEnvironment, Runner
 from verifiers.runs.score_after import play_then_score
 from verifiers.runs.store import RunResults
 from verifiers.runs.workers import player_for
@@ -38,7 +37,7 @@ __all__ = ["Plan", "check_before_run", "evaluate", "generate", "run"]
 
 
 async def evaluate(
-    env: Environment,
+    env: RunEnvironment,
     client: Any,
     model: Any,
     sampling_args: Mapping[str, Any] | None,
@@ -58,7 +57,7 @@ async def evaluate(
 
 
 async def generate(
-    env: Environment,
+    env: RunEnvironment,
     inputs: Any,
     client: Any,
     model: Any,
@@ -85,12 +84,12 @@ async def generate(
     return await run(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
 
 
-def _siblings_of(env: Environment) -> int:
+def _siblings_of(env: RunEnvironment) -> int:
     """The environment's own ``rollouts_per_example``, given to its loader."""
     return count({}, "rollouts_per_example", getattr(env, "rollouts_per_example", None)) or 1
 
 
-def check_before_run(env: Environment, plan: Plan, options: RunOptions) -> None:
+def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> None:
     """Raise ``ConfigError`` for what would only show after the first completion."""
     if not len(plan):
         raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
@@ -100,7 +99,7 @@ def check_before_run(env: Environment, plan: Plan, options: RunOptions) -> None:
 
 
 async def run(
-    env: Environment, plan: Plan, client: Any, model: Any, sampling_args: Mapping[str, Any], options: RunOptions
+    env: RunEnvironment, plan: Plan, client: Any, model: Any, sampling_args: Mapping[str, Any], options: RunOptions
 ) -> GenerateOutputs:
     """Play a plan; returns when every rollout of it is durable (and at once when all of them already are)."""
     if sampling_args.get("n", 1) != 1:

@@ -8,18 +8,17 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from verifiers.clients.protocol import shows_tools
-from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.runs.metadata import identity_of
 from verifiers.runs.options import RunOptions
-from verifiers.runs.runner import Player, RunContext, play_and_score, play_job
+from verifiers.runs.runner import Player, RunContext, RunEnvironment, play_and_score, play_job
 from verifiers.runs.workers.channels import OpenChannel, ProcessChannel
 from verifiers.runs.workers.messages import Setup
 from verifiers.runs.workers.pool import WorkerPool
 
 
 @asynccontextmanager
-async def player_for(env: Environment, context: RunContext, options: RunOptions) -> AsyncIterator[Player]:
+async def player_for(env: RunEnvironment, context: RunContext, options: RunOptions) -> AsyncIterator[Player]:
     """``play_and_score`` here or by workers, which live as long as the block; without scoring when it comes later.
 
     Raises ``ConfigError`` for an environment that no other process can build, and what a worker raises building it.
@@ -34,7 +33,7 @@ async def player_for(env: Environment, context: RunContext, options: RunOptions)
         yield pool.play
 
 
-def setup_of(env: Environment, context: RunContext, options: RunOptions, *, score: bool, cleans_up: bool) -> Setup:
+def setup_of(env: RunEnvironment, context: RunContext, options: RunOptions, *, score: bool, cleans_up: bool) -> Setup:
     """What the workers of a run are told."""
     if env.loaded_from is None:
         raise ConfigError(
@@ -42,10 +41,8 @@ def setup_of(env: Environment, context: RunContext, options: RunOptions, *, scor
             "was made by hand; get it with vf.load_environment(id, ...), or use num_workers=0",
             key="num_workers",
         )
-    env_id, env_args = env.loaded_from
     return Setup(
-        env_id=env_id,
-        env_args=env_args,
+        loaded_from=env.loaded_from,
         changes=env.changes,
         identity=identity_of(env),
         model=context.model,
