@@ -98,7 +98,7 @@ def test_every_mistake_is_named_at_once(run):
     Path("run.toml").write_text(FILE.replace("max_steps = 2", "max_step = 2\ntemperature = 7.0"))
     said = refused(run("@", "run.toml", "--env.args.siz", "3", "--dry-rum", "--trainer.args.batch_size", "10"))
     for expected in (
-        'run.toml:12: [trainer.args] does not know "max_step", did you mean "max_steps"?',
+        "run.toml:12: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
         "run.toml:13: temperature is 7.0",
         "did you mean 'size'?",
         '--dry-rum: there is no setting "dry_rum", did you mean "--dry-run"?',

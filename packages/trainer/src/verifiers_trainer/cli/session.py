@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,11 @@ from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, RunError, RunMismatch
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch
-from verifiers_trainer.cli.canonical import to_toml
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.interrupt import Interruption
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.cli.report import rank
+from verifiers_trainer.cli.settings import to_toml
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
@@ -251,8 +251,9 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The run in a few lines, as far as it is known without the model."""
     config, settings = plan.resolved, plan.settings
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
-    played = [(t.id, t.args) for t in settings.mixture] or [(settings.env_id, settings.env_args)]
-    calls = [f"{env}({', '.join(f'{name}={value!r}' for name, value in args.items())})" for env, args in played]
+    environments: list[tuple[str, Mapping[str, Any]]] = [(table.id, table.args) for table in settings.mixture]
+    environments = environments or [(settings.env_id, settings.env_args)]
+    calls = [f"{env}({', '.join(f'{name}={value!r}' for name, value in args.items())})" for env, args in environments]
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
     rows = [
         ("model", settings.model),

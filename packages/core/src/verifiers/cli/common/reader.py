@@ -277,17 +277,17 @@ def convert(value: Any, hint: Any) -> Any:
     if origin is tuple:
         return _convert_names(value, members[0])
     if origin is typing.Literal:
-        fits = value in members
+        ok = value in members
     elif isinstance(value, bool):
-        fits = hint is bool
+        ok = hint is bool
     elif hint is float:
-        fits = isinstance(value, int | float)
+        ok = isinstance(value, int | float)
     elif origin is list and isinstance(value, list):
-        fits = all(_fits(member, members[0]) for member in value)
+        ok = all(fits(member, members[0]) for member in value)
     else:
         plain = origin or hint
-        fits = isinstance(plain, type) and isinstance(value, plain)
-    if not fits:
+        ok = isinstance(plain, type) and isinstance(value, plain)
+    if not ok:
         raise ValueError(f"must be {describe(hint)}, not {value!r}")
     return value
 
@@ -298,9 +298,9 @@ def _convert_annotated(value: Any, hint: Any) -> Any:
         if isinstance(mark, Form):
             return mark.read(value)
         if isinstance(mark, Bounds):
-            if not _fits(value, base) or not mark.holds(value):
+            if not fits(value, base) or not mark.holds(value):
                 raise ValueError(f"must be {describe(hint)}, not {value!r}")
-            return base(value)  # 1 for a float is 1.0: identities of runs tell them apart
+            return float(value) if base is float else value  # the identity of a run tells 1 from 1.0
     return convert(value, base)
 
 
@@ -312,7 +312,7 @@ def _convert_union(value: Any, hint: Any) -> Any:
     if len(real) == 1:
         return convert(value, real[0])
     for member in real:
-        if _fits(value, member):
+        if fits(value, member):
             return convert(value, member)
     raise ValueError(f"must be {describe(hint)}, not {value!r}")
 
@@ -330,7 +330,7 @@ def _convert_names(value: Any, member: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     try:
         convert(value, hint)
     except ValueError:
