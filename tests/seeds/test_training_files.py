@@ -163,4 +163,4 @@ def test_a_file_that_is_not_there_is_said_without_loading_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.stdout.split() == ["2", "False"]
-    assert "there is no file nothing.toml" in done.stderr
+    assert "nothing.toml cannot be read: No such file or directory" in done.stderr

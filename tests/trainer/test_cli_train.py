@@ -287,8 +287,8 @@ def test_ctrl_c_ends_after_the_step_saves_and_the_same_command_goes_on(run):
 def test_the_second_signal_leaves_at_once():
     code = """
 import os, signal, time
-from verifiers_trainer.cli.interrupt import Interruption
-with Interruption(lambda: print("stopping"), lambda: print("leaving", flush=True)):
+from verifiers.cli.common.interrupt import Interrupt
+with Interrupt(lambda: print("stopping"), lambda reason: print("leaving", flush=True)):
     os.kill(os.getpid(), signal.{0})
     print("still here")
     if {1}:
