@@ -390,10 +390,3 @@ class Response:
         """The completion's text, "" when there is none."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
-
-
-def __getattr__(name: str) -> Any:
-    """Names that older versions keep here and this one elsewhere; ``older_modules`` knows where."""
-    from verifiers.legacy.modules import resolve
-
-    return resolve(__name__, name)
