@@ -60,6 +60,12 @@ SCORE_FIELDS = f"{_SCORING}:score_fields"
 SCORE_DICTS = f"{_SCORING}:score_dicts"
 """Scores plain dicts passed to ``score_group``."""
 
+ENVIRONMENT_METHODS = {
+    "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
+    "_prepare_rollout_results": "verifiers.legacy.running:rollout_results",
+}
+"""Methods of environments that trainers of older versions call -> the functions of the environment that answer."""
+
 ENDPOINT_KEYS = {
     "url": "api_base_url",
     "key": "api_key_var",
@@ -274,6 +280,18 @@ def alias_methods(cls: type, table: Mapping[str, str]) -> None:
 
         call.__name__ = old
         call.__doc__ = f"Older form; see ``{new}``."
+        setattr(cls, old, call)
+
+
+def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
+    """Give ``cls`` methods of older versions, each a function ``module:name`` that is imported when it is called."""
+    for old, target in table.items():
+
+        def call(self: Any, *args: Any, _target: str = target, **kwargs: Any) -> Any:
+            module, _, name = _target.partition(":")
+            return getattr(importlib.import_module(module), name)(self, *args, **kwargs)
+
+        call.__name__ = old
         setattr(cls, old, call)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.endpoints import EndpointGroup, load_endpoints
 from verifiers.clients.protocol import Client, ClientConfig, EndpointConfig
-from verifiers.clients.resolve import as_client, client_and_model, register_model_resolver, use_client
+from verifiers.clients.resolve import as_client, client_and_model, close, register_model_resolver, use_client
 
 if TYPE_CHECKING:
     from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
@@ -27,6 +27,7 @@ __all__ = [
     "RetryPolicy",
     "as_client",
     "client_and_model",
+    "close",
     "load_endpoints",
     "register_model_resolver",
     "use_client",
@@ -43,10 +44,3 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
-
-
-async def close(client: Any) -> None:
-    """Release what a client holds in the running event loop; it can be used again."""
-    release = getattr(client, "aclose", None)
-    if release is not None:
-        await release()

@@ -13,8 +13,8 @@ import importlib
 import importlib.util
 import os
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -233,3 +233,35 @@ def _local_is_installed() -> bool:
     from verifiers.clients.local import is_installed
 
     return is_installed()
+
+
+async def close(client: Any) -> None:
+    """Release what a client holds in the running event loop; it can be used again."""
+    release = getattr(client, "aclose", None)
+    if release is not None:
+        await release()
+
+
+@asynccontextmanager
+async def client_for(client: Any, model: Any, *, keep_raw: bool = False) -> AsyncIterator[tuple[Client, str]]:
+    """(client, model name) of one call; closed at the end only when it was made for this call.
+
+    A client object, ``OpenAI()``, or the process's own client may be in use by other calls in the same event loop;
+    closing it here would cut their requests off. What such a client holds ends with its loop. Raises: ``ConfigError``
+    that lists the ways to name one.
+    """
+    resolved, name = client_and_model(client, model, keep_raw=keep_raw)
+    try:
+        yield resolved, name
+    finally:
+        if _is_made_here(client):
+            await close(resolved)
+
+
+def _is_made_here(given: Any) -> bool:
+    """Whether a client was made from settings alone, so that nobody else holds it."""
+    if isinstance(given, list | tuple):
+        return all(_is_made_here(member) for member in given)
+    if isinstance(given, str):
+        return given.partition(":")[0] != "local"
+    return isinstance(given, ClientConfig | EndpointConfig)

@@ -12,9 +12,9 @@ from typing import Any
 
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
-from verifiers.rollouts import stop_conditions
 from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import stop
+from verifiers.rollouts.loop import is_completed
 from verifiers.rollouts.state import State, TrajectoryStepTokens
 from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.types import Messages
@@ -92,7 +92,7 @@ class MultiTurnEnv(Environment):
 
     # --- when it stops ----------------------------------------------------------------------------------------------
 
-    is_completed = stop_conditions.is_completed
+    is_completed = is_completed
 
     @stop(priority=100)
     def has_error(self, state: State) -> bool:

@@ -6,12 +6,12 @@ finder is asked for every import, so it is one look into a dict.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 MOVED: dict[str, str] = {
     "cli.arguments": "cli.evaluate.arguments",
@@ -51,8 +51,9 @@ MOVED: dict[str, str] = {
     "dual": "runtime.sync_async",
     "durable": "storage.files",
     "encoding": "runtime.json",
+    "environments.closing": "environments.base",
     "environments.running": "runs.facade",
-    "environments.stopping": "rollouts.stop_conditions",
+    "environments.stopping": "rollouts.loop",
     "example_datasets": "data.example_sets",
     "failpoints": "runtime.failpoints",
     "garbage": "runtime.gc",
@@ -79,8 +80,8 @@ MOVED: dict[str, str] = {
     "rubrics.isolation_worker": "runtime.process_main",
     "rubrics.overrides": "rubrics.scoring",
     "rubrics.workers": "runtime.threads",
-    "run_client": "runs.client",
-    "run_description": "runs.metadata",
+    "run_client": "clients.resolve",
+    "run_description": "runs.run",
     "run_directory": "storage.directory",
     "run_identity": "storage.identity",
     "run_results": "runs.store",
@@ -149,6 +150,11 @@ class _Alias(Loader):
         module = importlib.import_module(self._new)
         self._own_spec = module.__spec__
         return module
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For ``python -m`` with an old path."""
+        spec = importlib.util.find_spec(self._new)
+        return spec.loader.get_code(self._new) if spec is not None and isinstance(spec.loader, InspectLoader) else None
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._own_spec  # the import system has just written the old name over it

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from verifiers.errors import UsageError
+from verifiers import compat
+from verifiers.errors import ConfigError, UsageError
+from verifiers.results.export import average_rewards, rows_to_dataset, save
 from verifiers.results.metadata import (
     GenerateMetadata,
     errors_by_cause,
@@ -23,6 +25,7 @@ from verifiers.results.metadata import (
 from verifiers.results.rows import RolloutOutput, json_ready, output_to_state
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
+from verifiers.runtime.suggest import check_keywords
 
 COLUMNS = {
     "prompts": "prompt",
@@ -132,15 +135,11 @@ class GenerateOutputs:
 
     def to_dataset(self) -> Any:
         """The rows as a ``datasets.Dataset``; unknown numbers are null."""
-        from verifiers.results.export import rows_to_dataset
-
         return rows_to_dataset(self.outputs)
 
     def save(self, path: str | Path) -> None:
         """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``export.save``."""
-        from verifiers.results.export import save
-
-        save(self, path)
+        save(self.outputs, self.metadata, path)
 
     def _has_states(self) -> bool:
         return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))
@@ -181,3 +180,44 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
             advantages = [math.nan if o["advantage"] is None else o["advantage"] for o in group]
         for output, advantage in zip(group, advantages, strict=True):
             output["advantage"] = advantage
+
+
+DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
+
+
+def make_dataset(
+    results: GenerateOutputs,
+    rollouts_per_example: int | None = None,
+    push_to_hub: bool = False,
+    hub_name: str | None = None,
+    state_columns: Sequence[str] | None = None,
+    **older: Any,
+) -> Any:
+    """The results as a ``datasets.Dataset`` with the columns of ``DATASET_COLUMNS`` and those asked for.
+
+    ``average_reward`` is the mean of the known rewards of the example's rollouts: of those with one example id, or of
+    each run of ``rollouts_per_example`` rows when that is given. Unknown rewards are null. ``push_to_hub`` publishes
+    it as ``hub_name``. *Raises* ConfigError for a publication without a name, or a column the rows do not have.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+    >>> vf.make_dataset(results)["average_reward"][:]
+    [0.0]
+    """
+    given = {"push_to_hub": True} if push_to_hub else {}
+    named = compat.rename(older | given | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
+    check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
+    push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
+    if push_to_hub and not hub_name:
+        raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
+    columns = [*DATASET_COLUMNS, *(name for name in state_columns or () if name not in DATASET_COLUMNS)]
+    averages = average_rewards(results.outputs, rollouts_per_example)
+    rows = []
+    for output, average in zip(results.outputs, averages, strict=True):
+        if absent := [name for name in columns if name not in output and name != "average_reward"]:
+            raise ConfigError(f"the rows have no column {absent[0]!r}; run with state_columns={absent!r}")
+        rows.append({name: average if name == "average_reward" else output[name] for name in columns})
+    dataset = rows_to_dataset(rows)
+    if push_to_hub:
+        dataset.push_to_hub(hub_name)
+    return dataset

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verifiers import compat
 from verifiers.runtime.sync_async import blocking, dual, maybe_await
 
 
@@ -100,7 +101,7 @@ class Runs:
 
     async def a_rollout(self, *args: Any, **keywords: Any) -> Any:
         """``rollout`` as a coroutine."""
-        if type(self).rollout is not Runs.rollout:  # an author's own loop
+        if self.has_own_loop:
             return await maybe_await(self.rollout(*args, **keywords))
         return await _play_one(self, args, keywords)
 
@@ -120,6 +121,11 @@ class Runs:
         env: Any = self
         return await run_group(env, group_inputs, client, model, *args, **keywords)
 
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether the author wrote ``rollout``, which then runs in place of the loop."""
+        return type(self).rollout is not Runs.rollout
+
     def make_dataset(self, results: Any, *args: Any, **options: Any) -> Any:
         """``results`` as a ``datasets.Dataset``; see ``verifiers.make_dataset``."""
         from verifiers.results import make_dataset
@@ -134,19 +140,8 @@ class Runs:
 
     process_env_results_vllm = process_env_results
 
-    def _get_eval_inputs(self, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
-        """For older trainers; see ``historical.running``."""
-        from verifiers.legacy.running import eval_inputs
 
-        env: Any = self
-        return eval_inputs(env, num_examples, rollouts_per_example)
-
-    def _prepare_rollout_results(self, all_states: Any, *args: Any, **facts: Any) -> Any:
-        """For older trainers; see ``historical.running``."""
-        from verifiers.legacy.running import rollout_results
-
-        env: Any = self
-        return rollout_results(env, all_states, *args, **facts)
+compat.legacy_methods(Runs, compat.ENVIRONMENT_METHODS)
 
 
 async def _play_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:

@@ -36,7 +36,7 @@ class RunOptions:
     """How a run is played, scored and stored."""
 
     max_concurrent: int = -1
-    """Rollouts in flight; -1 = as many as are owed, at most 1024."""
+    """Rollouts in flight; -1 = as many as are pending, at most 1024."""
     max_concurrent_generation: int | None = None
     """Model calls in flight; None = bounded by ``max_concurrent`` alone."""
     max_concurrent_scoring: int | None = None
@@ -64,7 +64,7 @@ class RunOptions:
     resume: bool = True
     """Go on with the run that the directory holds; False refuses one that holds rows."""
     retry_errors: bool = False
-    """Rollouts that ended in an error are owed again on resume."""
+    """Rollouts that ended in an error are pending again on resume."""
     state_columns: Sequence[str] = ()
     """Further keys of the state to keep on every row."""
     keep_states: bool = True
@@ -82,7 +82,7 @@ class RunOptions:
     progress: Progress | None = None
     """An object that shows how far the run is, for displays."""
     on_start: Callable[[int], Any] | None = None
-    """Called once as ``on_start(num_owed)``, before the first rollout. Sync or async, like the other callbacks."""
+    """Called once as ``on_start(num_pending)``, before the first rollout. Sync or async, like the other callbacks."""
     on_progress: Callable[..., Any] | None = None
     """Called as ``on_progress(outputs, metadata)`` with the rows that just became durable."""
     on_log: Callable[[str], Any] | None = None

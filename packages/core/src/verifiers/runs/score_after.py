@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from verifiers.environments.base import Environment
 from verifiers.errors import RunError
 from verifiers.rollouts.state import State
-from verifiers.runs.runner import Job, Player, Progress, RunContext, Runner, Sink, play_job, score
+from verifiers.runs.runner import Job, Player, Progress, RunContext, RunEnvironment, Runner, Sink, play_job, score
 
 
 class _Held:
@@ -32,7 +31,7 @@ class _Held:
 
 
 async def play_then_score(
-    env: Environment,
+    env: RunEnvironment,
     context: RunContext,
     sink: Sink,
     jobs: Sequence[Job],
@@ -43,7 +42,7 @@ async def play_then_score(
 ) -> None:
     """Play every job (``play`` does not score), then score and store them. Raises as ``Runner.run``."""
     held, playing = _Held(), Progress(total=len(jobs), running=progress.running)
-    alone = [replace(job, siblings=1, num_owed=None) for job in jobs]
+    alone = [replace(job, siblings=1, num_pending=None) for job in jobs]
     first = replace(context, score=False, independent_scoring=False)
     stopped: RunError | None = None
     try:
@@ -51,7 +50,7 @@ async def play_then_score(
     except RunError as error:
         stopped = error
 
-    async def scored(env: Environment, job: Job, context: RunContext) -> State:
+    async def scored(env: RunEnvironment, job: Job, context: RunContext) -> State:
         state = held.states.pop(job.position)
         state.run = context
         await score(env, state, context)
