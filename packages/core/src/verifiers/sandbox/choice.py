@@ -35,8 +35,8 @@ DISTRIBUTIONS: dict[str, str] = {
     "e2b": "'verifiers-sandboxes[e2b]'",
     "modal": "'verifiers-sandboxes[modal]'",
     "daytona": "'verifiers-sandboxes[daytona]'",
-    "prime-sandboxes": "verifiers-sandboxes prime-sandboxes",
-    "prime": "verifiers-sandboxes prime-sandboxes",
+    "prime-sandboxes": "'verifiers-sandboxes[prime]'",
+    "prime": "'verifiers-sandboxes[prime]'",
 }
 """Backends of the distribution verifiers-sandboxes -> what to give ``pip install``."""
 
