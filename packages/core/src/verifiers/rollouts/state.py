@@ -8,11 +8,12 @@ This module does not run rollouts (``rollout``) and does not write them to disk 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from verifiers.rollouts.turns import TrajectoryStep, TrajectoryStepTokens, record_tokens
-from verifiers.types import AttributeDict
+from verifiers.rollouts.turns import TrajectoryStep, TrajectoryStepTokens, record_tokens, turns_of
+from verifiers.types import AttributeDict, Rollout
 
 __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]
 
@@ -203,6 +204,29 @@ class State(dict[str, Any]):
     def copy(self) -> dict[str, Any]:
         """A plain dict of the keys, with ``input``."""
         return {**self, "input": dict(self["input"])}
+
+    def rollout(self) -> Rollout:
+        """The rollout as it stands, frozen: its turns as sampled and what it was worth."""
+        error, reward = self["error"], self["reward"]
+        return Rollout(
+            turns=turns_of(self["trajectory"]),
+            reward=math.nan if reward is None else float(reward),
+            metrics=dict(self["metrics"]),
+            error=None if error is None else f"{type(error).__name__}: {error}",
+            stop=self["stop_condition"],
+            is_truncated=bool(self["is_truncated"]),
+            text={key: self[key] for key in ("prompt", "completion", "answer")},
+            turn_rewards=self._own_turn_rewards(),
+        )
+
+    def _own_turn_rewards(self) -> tuple[float, ...]:
+        """Rewards that the environment gave to turns; scoring fills the others with the rollout's, counted there."""
+        steps, given = self["trajectory"], self.turn_rewards
+        if given is None or len(given) != len(steps):  # read from a file
+            given = [None if step.get("reward") in (None, self["reward"]) else step["reward"] for step in steps]
+        own = [r for step, r in zip(steps, given, strict=True) if dict.__getitem__(step, "tokens") is not None]
+        known = [0.0 if reward is None or math.isnan(reward) else float(reward) for reward in own]
+        return tuple(known) if any(known) else ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return State, (self.copy(),)

@@ -11,14 +11,14 @@ This module does not know what a rollout is (``state``) and does not write steps
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from verifiers.types import AttributeDict, Messages, Response, ResponseTokens
+from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Turn
 
 
 class TrajectoryStepTokens(AttributeDict):
@@ -312,3 +312,42 @@ def record_tokens(tokens: ResponseTokens | None, truncated: bool, previous: Traj
         is_truncated=truncated,
         previous=before if isinstance(before, TrajectoryStepTokens) else None,
     )
+
+
+def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
+    """The turns of the steps that have tokens; linear in their tokens while each prompt continues the turn before."""
+    turns: list[Turn] = []
+    run: list[tuple[TrajectoryStepTokens, bool, int]] = []
+    before, end, shared_of_first = None, 0, 0
+    for step in steps:
+        tokens = dict.__getitem__(step, "tokens")
+        if tokens is None:
+            continue
+        shared = tokens.shared if tokens.previous is before else 0
+        if run and shared < end:
+            turns += _continued_turns(run, shared_of_first)
+            run = []
+        if not run:
+            shared_of_first = shared
+        end = tokens.num_tokens
+        run.append((tokens, dict.__getitem__(step, "is_truncated"), end))
+        before = tokens
+    return tuple(turns + _continued_turns(run, shared_of_first)) if run else ()
+
+
+def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int]], num_shared: int) -> list[Turn]:
+    """Turns of which each begins with all of the one before: their prompts are views of one array.
+
+    ``run``: tokens, whether a limit cut the turn, where the turn ends; ``num_shared``: of the first one.
+    """
+    pieces: list[np.ndarray] = []
+    for tokens, _, _ in run:
+        pieces.append(tokens.new_prompt_ids() if pieces else tokens.prompt_array())
+        pieces.append(dict.__getitem__(tokens, "completion_ids"))
+    ids = np.concatenate(pieces[:-1]) if len(run) > 1 else pieces[0]
+    turns = []
+    for (tokens, is_truncated, end), sampled in zip(run, pieces[1::2], strict=True):
+        logprobs, version = dict.__getitem__(tokens, "completion_logprobs"), dict.__getitem__(tokens, "version")
+        turns.append(Turn(ids[: end - len(sampled)], sampled, logprobs, version, is_truncated, num_shared))
+        num_shared = end
+    return turns
