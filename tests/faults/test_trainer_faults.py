@@ -23,7 +23,7 @@ def test_equal_rewards_are_a_warning_with_a_histogram_and_then_the_end(tmp_path,
     with pytest.raises(NoLearningSignal, match=r"in each of the last 3 batches no group had two different") as raised:
         small_trainer(tmp_path, same, no_signal_steps=3, oversample=1.0).train()
     assert set(raised.value.histogram) == {1.0}
-    assert caplog.text.count("a batch teaches nothing: no group had two different rewards (rewards: 1 x ") == 1
+    assert caplog.text.count("skipped batch: no group had two different rewards (rewards: 1 x ") == 1
 
 
 # --- numbers that are none ------------------------------------------------------------------------------------------

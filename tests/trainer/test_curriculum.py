@@ -350,6 +350,7 @@ no_signal_steps = 0
 use_lora = false
 report_to = "none"
 inference = "embedded"
+deterministic = true # a batch takes the groups in the order of the schedule, not those that finish first
 """
 
 

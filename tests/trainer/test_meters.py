@@ -135,4 +135,4 @@ def test_a_batch_without_signal_is_said_once_and_its_end_is_said_too(caplog):
     meter.note_batch()
     meter.note_batch()
     assert len(caplog.records) == 3
-    assert caplog.records[-1].message.startswith("5 batches in a row taught nothing")
+    assert caplog.records[-1].message.startswith("skipped 5 batches in a row without a learning signal")

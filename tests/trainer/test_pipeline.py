@@ -158,7 +158,7 @@ def test_batches_without_any_signal_end_the_run_with_a_histogram(caplog):
             source.next_batch()
         assert raised.value.histogram == {1.0: 8}
         assert source.pipeline.state.next_index == 6
-    assert sum("a batch teaches nothing" in record.message for record in caplog.records) == 1
+    assert sum("skipped batch" in record.message for record in caplog.records) == 1
 
 
 def test_with_the_limit_off_a_run_without_signal_goes_on(caplog):
@@ -166,8 +166,8 @@ def test_with_the_limit_off_a_run_without_signal_goes_on(caplog):
     with pipeline(policy, max_off_policy_steps=0, no_signal_steps=0, oversample=1.0) as source:
         assert indices(source.next_batch()) == [40, 41]
     first, last = (record.message for record in caplog.records)
-    assert first.startswith("a batch teaches nothing")
-    assert last == "20 batches in a row taught nothing; now one does again"
+    assert first.startswith("skipped batch")
+    assert last == "skipped 20 batches in a row without a learning signal; this one has one"
 
 
 def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal():

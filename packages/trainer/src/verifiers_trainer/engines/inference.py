@@ -125,7 +125,7 @@ def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment
 
 
 def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Any, config: RLConfig) -> Client:
-    """The client that rollouts are played with: as ``policy_client``, or by token ids (``history="exact"``).
+    """The client that rollouts use: as ``policy_client``, or by token ids (``history="exact"``).
 
     Raises ``ConfigError`` for an engine that takes no token ids.
     """

@@ -1,4 +1,4 @@
-"""``LoopThread``: an event loop in a thread of its own, and what it does when somebody waits for it in vain.
+"""``LoopThread``: an event loop in its own thread, and what blocks it when a wait times out.
 
 Every wait is bounded. A loop that does not even answer is blocked by code that should have awaited, and the line it
 stands at is known. What runs on the loop, and what to say of it, is the caller's.
@@ -51,7 +51,7 @@ class LoopThread:
             raise late() from None
 
     def where_blocked(self) -> str | None:
-        """The place, as "file:line (function)", that keeps the loop from going on; None when it does go on."""
+        """The place, as "file:line (function)", that blocks the loop; None when it is not blocked."""
         assert self.loop is not None
         answered = threading.Event()
         self.loop.call_soon_threadsafe(answered.set)

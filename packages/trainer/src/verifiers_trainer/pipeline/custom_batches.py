@@ -141,7 +141,7 @@ def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
 class CustomRows(Schedule):
     """The rows that ``draw`` gives for each step, in their order; the n-th step's are groups n·P to (n+1)·P - 1.
 
-    Groups that teach nothing are replaced from the rows of the steps to come, so those are asked for earlier.
+    Groups without a learning signal are replaced from the rows of the steps to come, so those are asked for earlier.
     """
 
     may_skip = False  # a subclass that draws rows means each of them
@@ -154,7 +154,7 @@ class CustomRows(Schedule):
         self._warned = False
 
     def put(self, step: int, rows: Any) -> None:
-        """Use ``rows`` for a step: those after the P-th are left out, fewer are played several times."""
+        """Use ``rows`` for a step: those after the P-th are left out, fewer are used several times."""
         try:
             found = examples_from(list(rows), self._row_format)
         except (TypeError, ValueError) as error:

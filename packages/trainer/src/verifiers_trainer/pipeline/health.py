@@ -21,7 +21,7 @@ class FaultMeter:
     """Counts failed rollouts over the last four batches. A failed rollout has an error and an unknown reward."""
 
     def __init__(self, config: RLConfig):
-        self.at_least, self.allowed = config.batch_size, config.max_error_fraction
+        self.min_rollouts, self.max_fraction = config.batch_size, config.max_error_fraction
         self._recent: deque[bool] = deque(maxlen=4 * config.batch_size)
         self._kinds: set[str] = set()
 
@@ -35,35 +35,35 @@ class FaultMeter:
                 log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
         self._recent.extend([True] * len(errors) + [False] * (len(group.records) - len(errors)))
         failed, seen = sum(self._recent), len(self._recent)
-        if errors and seen >= self.at_least and failed > self.allowed * seen:
+        if errors and seen >= self.min_rollouts and failed > self.max_fraction * seen:
             raise TooManyFaults(
                 f"{failed} of the last {seen} rollouts failed, the last with {errors[-1]}; training stops "
-                f"(max_error_fraction={self.allowed:g})",
+                f"(max_error_fraction={self.max_fraction:g})",
                 cause=errors[-1],
                 count=failed,
             )
 
 
 class SignalMeter:
-    """Counts batches in a row that teach nothing; says so when that begins, and how many it were when it ends."""
+    """Counts batches in a row without a learning signal; logs when the streak begins, and its length when it ends."""
 
     def __init__(self, config: RLConfig):
         self.config, self._in_a_row = config, 0
 
     def note_batch(self) -> None:
-        """A batch with something to learn."""
+        """Count a batch with a learning signal: the streak ends."""
         if self._in_a_row > 1:
-            log.warning("%d batches in a row taught nothing; now one does again", self._in_a_row)
+            log.warning("skipped %d batches in a row without a learning signal; this one has one", self._in_a_row)
         self._in_a_row = 0
 
     def note_nothing(self, groups: Sequence[Group]) -> None:
-        """A batch of ``groups`` that teach nothing. Raises ``NoLearningSignal`` after ``no_signal_steps`` of them."""
+        """Count a batch without a learning signal. Raises ``NoLearningSignal`` after ``no_signal_steps`` of them."""
         self._in_a_row += 1
         if any(not group.is_dead(self.config) for group in groups):
-            found = "all rollouts were overlong or truncated"
+            reason = "all rollouts were overlong or truncated"
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
-            found = "no group had two different rewards"
+            reason = "no group had two different rewards"
             advice = (
                 "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
                 "function"
@@ -71,11 +71,11 @@ class SignalMeter:
         histogram = reward_histogram(groups)
         shown = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
         if self._in_a_row == 1:
-            log.warning("a batch teaches nothing: %s (rewards: %s); others are played instead", found, shown)
+            log.warning("skipped batch: %s (rewards: %s); sampling replacements", reason, shown)
         limit = self.config.no_signal_steps
         if limit and self._in_a_row >= limit:
             raise NoLearningSignal(
-                f"there is nothing to learn from: in each of the last {limit} batches {found} (rewards of the last: "
+                f"there is nothing to learn from: in each of the last {limit} batches {reason} (rewards of the last: "
                 f"{shown}). {advice}",
                 histogram=histogram,
             )

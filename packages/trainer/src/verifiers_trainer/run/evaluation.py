@@ -133,7 +133,7 @@ def numbers_of(outcome: Any) -> dict[str, float]:
 
 
 def _fresh(folder: Path) -> Path:
-    """``folder``, or ``folder-2``, …: an evaluation is a run of its own, also when a step is evaluated twice."""
+    """``folder``, or ``folder-2``, …: two evaluations of one step never share a folder."""
     number, path = 1, folder
     while path.exists():
         number += 1

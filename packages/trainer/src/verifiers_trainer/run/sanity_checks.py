@@ -1,7 +1,7 @@
-"""What must hold before the optimizer may touch the weights: numbers are numbers, and sampler and trainer agree.
+"""Sanity checks run before an optimizer step: all inputs are finite, and sampler and trainer agree.
 
-A mask or a bound on a ratio can hide a NaN from the loss, so inputs are looked at themselves. Nothing here changes a
-batch or a weight.
+A mask or a bound on a ratio can hide a NaN from the loss, so the inputs are checked too. Nothing here changes a batch
+or a weight.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def not_a_number(batch: StepBatch, rows: Sequence[Row]) -> tuple[str, list[Row]]
     if any(np.isinf(group.rewards).any() for group in batch.groups):
         return "reward", list(rows)
     for row in rows:
-        for name, said in (("mu", "sampled log-probability"), ("advantage", "advantage"), ("weight", "weight")):
+        for name, label in (("mu", "sampled log-probability"), ("advantage", "advantage"), ("weight", "weight")):
             if not np.isfinite(getattr(row, name)[row.loss_mask]).all():
-                return said, [row]
+                return label, [row]
     return None
 
 
