@@ -314,7 +314,7 @@ def test_a_list_of_environments_is_a_group_of_them(tmp_path):
 def test_weights_that_name_no_environment_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="env_weights names a, c, and the environments are: a, b"):
         small_trainer(tmp_path, pair(), env_weights={"a": 1, "c": 1}).train()
-    with pytest.raises(ConfigError, match="none, as this is no group"):
+    with pytest.raises(ConfigError, match="none: this is one environment"):
         small_trainer(tmp_path, env_weights={"a": 1}).train()
 
 

@@ -58,6 +58,7 @@ from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
 from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.rules import trackers
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class RLTrainer(HFLoop):
         args = context.either("args", args, "config", config)
         server = context.server_of(client)
         settings = context.final_settings(args, self.config_class, inference=server, loss=loss, advantage=advantage)
+        report_to = trackers(settings.report_to)  # the loop reports to none: ours run on threads
         settings.__dict__.update(FORCED)
         with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             self.training_run = run = TrainingRun.open(
@@ -119,7 +121,7 @@ class RLTrainer(HFLoop):
             )
             self.criterion = Objective.of(resolve_loss(settings.loss, **context.loss_parameters_of(settings)), settings)
             self.server = PolicyServer(run)
-            self.recorder = StepRecorder(run)
+            self.recorder = StepRecorder(run, report_to)
             self.checkpoints = Checkpoints(run, self.recorder.file)
             self.batches: BatchSource | None = None
             """Gives the batch of each step while a training runs, on rank 0."""

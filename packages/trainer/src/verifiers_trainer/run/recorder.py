@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, write_completions
 from verifiers_trainer.run.trackers import Trackers
-from verifiers_trainer.settings.rules import trackers
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +29,10 @@ PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "
 class StepRecorder:
     """The numbers of the step being trained, under the names of ``metrics.jsonl``; rank 0 alone writes files."""
 
-    def __init__(self, run: TrainingRun):
+    def __init__(self, run: TrainingRun, trackers: Sequence[str] = ()):
         self.run = run
         self.file = MetricsFile(run.folder)
-        self.trackers = Trackers(trackers(run.settings.report_to) if run.ranks.is_main else ())
+        self.trackers = Trackers(trackers if run.ranks.is_main else ())
         self.batch: StepBatch | None = None
         """The batch of the newest step."""
         self.numbers: dict[str, Any] = {}
