@@ -345,7 +345,14 @@ async def test_a_group_for_the_cookbook(monkeypatch):
     assert pickle.loads(pickle.dumps(builder)) == builder
 
 
-SHARED = ("orchestrator", "schedule", "meters", "batch", "samples", "advantages")
+SHARED = (
+    "pipeline/orchestrator",
+    "pipeline/schedule",
+    "run/meters",
+    "algorithm/batch",
+    "algorithm/samples",
+    "algorithm/advantages",
+)
 """Modules of the pipeline that Tinker's trainer has in common with the other one."""
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
+from verifiers.rollouts.contract import LoadedFrom
 from verifiers.runtime.suggest import check_keywords, close_matches
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     if not env.env_args:
         env.env_args = dict(env_args)
     env.env_version = found.version or ""
-    env.loaded_from, env.changes = (env_id, dict(env_args)), {}
+    env.loaded_from, env.changes = LoadedFrom(load_environment, env_id, dict(env_args)), {}
     return env
 
 

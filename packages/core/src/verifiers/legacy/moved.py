@@ -6,12 +6,12 @@ finder is asked for every import, so it is one look into a dict.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 MOVED: dict[str, str] = {
     "cli.arguments": "cli.evaluate.arguments",
@@ -27,7 +27,7 @@ MOVED: dict[str, str] = {
     "cli.installed": "cli.install.installed",
     "cli.installer": "cli.install.installer",
     "cli.interrupt": "cli.common.interrupt",
-    "cli.kinds": "cli.common.kinds",
+    "cli.kinds": "cli.common.reader",
     "cli.models": "cli.evaluate.models",
     "cli.options": "cli.evaluate.options",
     "cli.planning": "cli.evaluate.planning",
@@ -38,9 +38,10 @@ MOVED: dict[str, str] = {
     "cli.streams": "cli.common.streams",
     "cli.summary": "cli.evaluate.summary",
     "cli.toml_args": "cli.evaluate.toml_args",
-    "cli.toml_dump": "cli.common.toml_dump",
+    "cli.toml_dump": "cli.evaluate.toml_args",
     "cli.writing": "cli.common.writing",
     "clients.base": "clients.protocol",
+    "clients.prices": "clients.protocol",
     "clients.loops": "runtime.per_loop",
     "context_check": "checks.chat_template",
     "dataset": "data.examples",
@@ -51,8 +52,9 @@ MOVED: dict[str, str] = {
     "dual": "runtime.sync_async",
     "durable": "storage.files",
     "encoding": "runtime.json",
+    "environments.closing": "environments.base",
     "environments.running": "runs.facade",
-    "environments.stopping": "rollouts.stop_conditions",
+    "environments.stopping": "rollouts.loop",
     "example_datasets": "data.example_sets",
     "failpoints": "runtime.failpoints",
     "garbage": "runtime.gc",
@@ -71,14 +73,17 @@ MOVED: dict[str, str] = {
     "plan": "runs.plan",
     "redaction": "runtime.redaction",
     "registry": "environments.registry",
+    "results.metadata": "results.outputs",
     "rollout": "rollouts.loop",
     "rows": "results.rows",
-    "rubrics.calls": "rubrics.overrides",
+    "rubrics.attributes": "rubrics.rubric",
+    "rubrics.calls": "rubrics.scoring",
     "rubrics.isolation": "runtime.processes",
     "rubrics.isolation_worker": "runtime.process_main",
+    "rubrics.overrides": "rubrics.scoring",
     "rubrics.workers": "runtime.threads",
-    "run_client": "runs.client",
-    "run_description": "runs.metadata",
+    "run_client": "clients.resolve",
+    "run_description": "runs.run",
     "run_directory": "storage.directory",
     "run_identity": "storage.identity",
     "run_results": "runs.store",
@@ -125,7 +130,7 @@ MOVED: dict[str, str] = {
     "single": "runs.single_rollouts",
     "state": "rollouts.state",
     "statistics": "results.statistics",
-    "steps": "rollouts.turns",
+    "steps": "rollouts.state",
     "suggest": "runtime.suggest",
     "text": "data.text",
     "tool_examples": "data.tool_examples",
@@ -168,6 +173,11 @@ class _Alias(Loader):
             ) from error
         self._own_spec = module.__spec__
         return module
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For ``python -m`` with an old path."""
+        spec = importlib.util.find_spec(self._new)
+        return spec.loader.get_code(self._new) if spec is not None and isinstance(spec.loader, InspectLoader) else None
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._own_spec  # the import system has just written the old name over it

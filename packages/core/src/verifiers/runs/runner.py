@@ -19,27 +19,69 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from verifiers.data.examples import Example, copy_row
-from verifiers.environments.base import Environment
+from verifiers.data.examples import Example, RowFormat, Table, copy_row
 from verifiers.errors import ModelError, RolloutTimeout, RunError, TooManyFaults
 from verifiers.rollouts.author_code import Hook, ends_the_run
+from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, play
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.arguments import Supply
+from verifiers.rubrics.arguments import ArgumentResolver
 from verifiers.rubrics.functions import finite_value, scoring_error
-from verifiers.rubrics.overrides import overrides
-from verifiers.rubrics.scoring import leave_unscored
-from verifiers.runs.facade import Runs
+from verifiers.rubrics.scoring import leave_unscored, overrides
 from verifiers.runtime.sync_async import is_awaitable
-from verifiers.runtime.threads import workers as loop_workers
+from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
 TURN = 8
 """Rollouts after which a worker lets the others have their turn, should none of its own ever have waited."""
+
+
+class RunEnvironment(RolloutEnvironment, Protocol):
+    """What many rollouts need of an environment beside the loop: its data, its rubric and its identity."""
+
+    env_id: str
+    env_args: dict[str, Any]
+    env_version: str
+    sampling_args: dict[str, Any]
+    rubric: Rubric
+    monitor_rubric: Rubric
+    """Functions measured on every rollout beside the rubric's."""
+    row_format: RowFormat
+    score_rollouts: bool
+    pass_threshold: float
+    max_workers: int | None
+    system_prompt: str | None
+    max_seq_len: int | None
+    max_total_completion_tokens: int
+    loaded_from: LoadedFrom | None
+    """How another process loads it again; None when it was made by hand."""
+    changes: dict[str, Any]
+    """Settings changed since it was loaded."""
+
+    @property
+    def train_table(self) -> Table | None: ...
+
+    @property
+    def eval_table(self) -> Table: ...
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether the author wrote ``rollout``, which then runs in place of the loop."""
+        ...
+
+    def for_row(self, row: Mapping[str, Any]) -> RunEnvironment: ...
+
+    async def init_state(
+        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+    ) -> State: ...
+
+    def rollout(self, *args: Any, **keywords: Any) -> Any: ...
+
+    def set_kwargs(self, **settings: Any) -> None: ...
 
 
 class Sink(Protocol):
@@ -61,18 +103,26 @@ class Job:
     siblings: int
     position: int
     """Place in the plan; results are ordered by it."""
-    num_owed: int | None = None
+    num_pending: int | None = None
     """How many of the siblings this run plays, when others are done already; None = all."""
 
     @property
     def in_part(self) -> bool:
         """Whether siblings of it were played by an earlier run."""
-        return self.num_owed is not None and self.num_owed < self.siblings
+        return self.num_pending is not None and self.num_pending < self.siblings
 
 
 @dataclass(slots=True)
+class RunControl:
+    """What changes while a run goes on."""
+
+    is_over: bool = False
+    """The run has returned or is being stopped; no model call may begin any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all rollouts of a run share: who answers, and the limits they keep together."""
+    """What all rollouts of a run share: the client, and the limits they keep together. ``control`` alone changes."""
 
     client: Any
     model: str
@@ -89,8 +139,12 @@ class RunContext:
     tool_slot: Slot = field(default_factory=nullcontext)
     given_client: Any = None
     """The client as the caller gave it, for ``state["client"]``; None = ``client``."""
-    is_over: bool = False
-    """The run has returned or is being stopped; no model call may begin any more."""
+    control: RunControl = field(default_factory=RunControl)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has returned or is being stopped."""
+        return self.control.is_over
 
     def serves(self, client: Any, state: State) -> bool:
         """Whether a call with this ``client`` argument goes to the run's own client."""
@@ -98,7 +152,7 @@ class RunContext:
 
     def check_open(self) -> None:
         """Raises ``RunError`` when the run is over."""
-        if self.is_over:
+        if self.control.is_over:
             raise RunError("the run is over: a hook that outlived it asked for another completion")
 
     def seed_of(self, state: State) -> int | None:
@@ -137,14 +191,14 @@ class Progress:
             self.errors[type(state["error"]).__name__] += 1
 
 
-async def play_and_score(env: Environment, job: Job, context: RunContext) -> State:
+async def play_and_score(env: RunEnvironment, job: Job, context: RunContext) -> State:
     """One rollout from its row to its individual scores; its own failure is a value on the state."""
     state = await play_job(env, job, context)
     await score(env, state, context)
     return state
 
 
-async def play_job(env: Environment, job: Job, context: RunContext) -> State:
+async def play_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
     """One rollout, not scored; its own failure is a value on the state.
 
     A ``retryable`` fault that is not the model's is played again, ``max_retries`` times; the attempts are counted.
@@ -159,19 +213,19 @@ async def play_job(env: Environment, job: Job, context: RunContext) -> State:
     return state
 
 
-async def _play(env: Environment, job: Job, context: RunContext) -> State:
+async def _play(env: RunEnvironment, job: Job, context: RunContext) -> State:
     row = copy_row(job.example.row)
     state = await env.init_state(row, context.given_client or context.client, context.model, context.sampling_args)
     state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
     if context.progress is not None:
         context.progress.running[job.position] = (time.monotonic(), state)
     player = env.for_row(row)
-    if type(player).rollout is Runs.rollout:
-        return await play(player, state, context.rollout_timeout_s)
-    return await _play_own_loop(player, row, state, context)
+    if player.has_own_loop:
+        return await _play_own_loop(player, row, state, context)
+    return await play(player, state, context.rollout_timeout_s)
 
 
-async def _play_own_loop(env: Environment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
+async def _play_own_loop(env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
     """Call an author's ``rollout()``; ``state`` stands for the rollout when that fails."""
     token, started = current_run.set((context, state.seed_key)), time.perf_counter()
     limit_s = context.rollout_timeout_s
@@ -189,7 +243,7 @@ async def _play_own_loop(env: Environment, row: Mapping[str, Any], state: State,
         if scope.expired():
             text = f"the rollout was stopped after {limit_s:g} s; raise rollout_timeout_s if it needs longer"
             error = RolloutTimeout(text, waiting_for="rollout", elapsed_s=limit_s)
-        state["stop_condition"] = "timeout_reached" if scope.expired() else "has_error"
+        state["stop_condition"] = (StopReason.TIMEOUT if scope.expired() else StopReason.ERROR).value
         state["error"] = error
     finally:
         current_run.reset(token)
@@ -197,7 +251,7 @@ async def _play_own_loop(env: Environment, row: Mapping[str, Any], state: State,
     return state
 
 
-async def score(env: Environment, state: State, context: RunContext) -> None:
+async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
     """Individual scores and monitored metrics of a finished rollout; unknown when scoring is off."""
     if context.score:
         state.waiting_for = "scoring"
@@ -216,7 +270,7 @@ async def score(env: Environment, state: State, context: RunContext) -> None:
     timing["overhead_ms"] = timing["generation_ms"] - timing["model_ms"] - timing["env_ms"] - timing["setup_ms"]
 
 
-async def score_together(env: Environment, states: Sequence[State], context: RunContext) -> None:
+async def score_together(env: RunEnvironment, states: Sequence[State], context: RunContext) -> None:
     """Group scores and advantages of finished siblings."""
     if not context.score:
         return
@@ -229,10 +283,10 @@ async def score_together(env: Environment, states: Sequence[State], context: Run
 
 
 def groups_are_units(rubric: Rubric) -> bool:
-    """Whether siblings are scored together, so that a group is stored, and owed, whole."""
+    """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
     if rubric.has_group_rewards or rubric.has_advantages:
         return True
-    return not overrides(rubric, Rubric, "score_group_stage") and overrides(rubric, Rubric, "score_group")
+    return overrides(rubric, Rubric, "score_group")
 
 
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
@@ -243,12 +297,12 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
         state["error"] = state["error"] or failure
 
 
-async def _monitor(env: Environment, state: State) -> None:
+async def _monitor(env: RunEnvironment, state: State) -> None:
     """Add the metrics of ``env.monitor_rubric`` that the rubric has none of the same name for."""
-    supply = Supply(state, loop_workers().processes)
+    resolver = ArgumentResolver(state)
     for function in env.monitor_rubric.functions:
         try:
-            value = function(supply)
+            value = function(resolver)
             value = finite_value(await value if is_awaitable(value) else value, function.name)
         except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
             env.logger.warning("the monitored metric %s failed: %s", function.name, error)
@@ -256,12 +310,12 @@ async def _monitor(env: Environment, state: State) -> None:
         state["metrics"].setdefault(function.name, value)
 
 
-Player = Callable[[Environment, Job, RunContext], Coroutine[Any, Any, State]]
+Player = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, State]]
 """Makes the finished state of a job, whatever became of it."""
 
 
 async def play_group(
-    env: Environment, jobs: list[Job], context: RunContext, play: Player = play_and_score
+    env: RunEnvironment, jobs: list[Job], context: RunContext, play: Player = play_and_score
 ) -> list[State]:
     """All siblings of one example side by side, scored as a group, with advantages; ``play`` plays each of them.
 
@@ -293,17 +347,19 @@ class Runner:
 
     def __init__(
         self,
-        env: Environment,
+        env: RunEnvironment,
         context: RunContext,
         sink: Sink,
+        *,
         concurrency: int,
         abort_after: int = 32,
         progress: Progress | None = None,
         play: Player = play_and_score,
     ):
-        self.env, self.context, self.sink, self.play = env, context, sink, play
+        self.env, self.sink, self.play = env, sink, play
         self.concurrency, self.abort_after = concurrency, abort_after
-        self.progress = context.progress = progress or context.progress or Progress()
+        self.progress = progress or context.progress or Progress()
+        self.context = replace(context, progress=self.progress)
         self._groups: dict[int, list[tuple[Job, State]]] = {}
         self._streak: tuple[str, int] = ("", 0)
         self._failure: BaseException | None = None
@@ -322,7 +378,7 @@ class Runner:
             if self._failure is not None:
                 raise self._failure
         finally:
-            self.context.is_over = True
+            self.context.control.is_over = True
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -344,7 +400,7 @@ class Runner:
                 self._guard(state)
             except BaseException as error:
                 if not self.context.is_over:
-                    self._failure, self.context.is_over = error, True
+                    self._failure, self.context.control.is_over = error, True
                 raise
             finally:
                 self.progress.running.pop(job.position, None)
@@ -357,7 +413,7 @@ class Runner:
             await self.env.rubric.run_cleanup([state])
             return
         jobs, states = [job], [state]
-        if (num_members := job.num_owed or job.siblings) > 1:
+        if (num_members := job.num_pending or job.siblings) > 1:
             members = self._groups.setdefault(job.example.example_id, [])
             members.append((job, state))
             if len(members) < num_members:

@@ -11,22 +11,21 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from verifiers.clients.resolve import client_for
 from verifiers.data.examples import copy_row, examples_from
 from verifiers.data.messages import normalize_messages
-from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.results.rows import state_to_output
 from verifiers.rollouts.loop import play
 from verifiers.rollouts.state import State
-from verifiers.runs.client import client_for
 from verifiers.runs.options import RunOptions
-from verifiers.runs.runner import Job, RunContext, play_and_score, play_group, score_together
+from verifiers.runs.runner import Job, RunContext, RunEnvironment, play_and_score, play_group, score_together
 from verifiers.runtime.suggest import check_keywords
 
 GUARD_S: float | None = RunOptions().rollout_timeout_s
 
 
-async def rollout(env: Environment, *args: Any, **keywords: Any) -> Any:
+async def rollout(env: RunEnvironment, *args: Any, **keywords: Any) -> Any:
     """Both historical forms of ``Environment.rollout``: by row -> State, by prompt -> (completion, state)."""
     if (args and isinstance(args[0], Mapping)) or "input" in keywords:
         return await _rollout_of_row(env, *args, **keywords)
@@ -34,7 +33,7 @@ async def rollout(env: Environment, *args: Any, **keywords: Any) -> Any:
 
 
 async def _rollout_of_row(
-    env: Environment,
+    env: RunEnvironment,
     input: Mapping[str, Any],
     client: Any = None,
     model: Any = None,
@@ -50,7 +49,7 @@ async def _rollout_of_row(
 
 
 async def _rollout_of_prompt(
-    env: Environment,
+    env: RunEnvironment,
     client: Any = None,
     model: Any = None,
     prompt: Any = None,
@@ -68,7 +67,7 @@ async def _rollout_of_prompt(
     return state["completion"], state
 
 
-async def run_rollout(env: Environment, input: Any, client: Any, model: Any, *args: Any, **keywords: Any) -> Any:
+async def run_rollout(env: RunEnvironment, input: Any, client: Any, model: Any, *args: Any, **keywords: Any) -> Any:
     """One scored rollout: a ``State`` for the keywords of one age, a ``RolloutOutput`` for those of the other.
 
     The oldest form, with a semaphore before the row, is that of the former age.
@@ -89,7 +88,7 @@ async def run_rollout(env: Environment, input: Any, client: Any, model: Any, *ar
 
 
 async def run_group(
-    env: Environment, group_inputs: Sequence[Mapping[str, Any]], client: Any, model: Any, *args: Any, **keywords: Any
+    env: RunEnvironment, group_inputs: Sequence[Mapping[str, Any]], client: Any, model: Any, *args: Any, **keywords: Any
 ) -> list[Any]:
     """Scored siblings of one example with advantages, in either of the two historical shapes."""
     wanted = _Wanted.of(args, keywords, "run_group")
@@ -98,7 +97,7 @@ async def run_group(
     return wanted.shape(states)
 
 
-def _jobs(env: Environment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
+def _jobs(env: RunEnvironment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
     examples = examples_from(list(rows), env.row_format)
     return [Job(example, n, len(examples), n) for n, example in enumerate(examples)]
 
@@ -133,7 +132,7 @@ class _Wanted:
             state_columns=given.get("state_columns") or (),
         )
 
-    def context(self, env: Environment, client: Any, model: str, given_client: Any) -> RunContext:
+    def context(self, env: RunEnvironment, client: Any, model: str, given_client: Any) -> RunContext:
         """The run of one call; ``gen_sem`` bounds model calls, ``score_sem`` scorings."""
         return RunContext(
             client=client,

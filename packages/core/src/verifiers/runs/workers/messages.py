@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifiers.errors import RunError
+from verifiers.rollouts.contract import LoadedFrom
 from verifiers.runs.runner import Job
 from verifiers.types import ModelRequest, Response
 
@@ -23,8 +24,7 @@ from verifiers.types import ModelRequest, Response
 class Setup:
     """What a worker builds before it plays: the environment, by its id, and what all rollouts of the run share."""
 
-    env_id: str
-    env_args: Mapping[str, Any]
+    loaded_from: LoadedFrom
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that were changed after the environment was loaded, for ``set_kwargs``."""
     identity: Mapping[str, Any] = field(default_factory=dict)

@@ -20,12 +20,11 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
 
-from verifiers.environments.base import Environment
 from verifiers.errors import RunError, WorkerLost
 from verifiers.rollouts.loop import conclude
 from verifiers.rollouts.state import State
 from verifiers.rubrics.scoring import leave_unscored
-from verifiers.runs.runner import Job, RunContext
+from verifiers.runs.runner import Job, RunContext, RunEnvironment
 from verifiers.runs.workers.channels import Channel, OpenChannel
 from verifiers.runs.workers.messages import (
     Answer,
@@ -40,6 +39,7 @@ from verifiers.runs.workers.messages import (
     portable,
 )
 from verifiers.runs.workers.packing import unpack_state
+from verifiers.types import StopReason
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class WorkerPool:
         workers += [self._alone] if self._alone is not None else []
         await asyncio.gather(*(worker.close() for worker in workers), *self._closing)
 
-    async def play(self, env: Environment, job: Job, context: RunContext) -> State:
+    async def play(self, env: RunEnvironment, job: Job, context: RunContext) -> State:
         """The finished state of a job, played and scored by a worker; its own failure is a value on it."""
         for _ in range(MAX_DEATHS):
             worker = await self._least_busy()
@@ -267,11 +267,11 @@ def _adopted(state: State, job: Job, context: RunContext) -> State:
     return state
 
 
-async def _lost(env: Environment, job: Job, context: RunContext, death: WorkerLost) -> State:
+async def _lost(env: RunEnvironment, job: Job, context: RunContext, death: WorkerLost) -> State:
     """The state of a rollout that no worker survived."""
     state = await env.init_state(dict(job.example.row), context.given_client or context.client, context.model)
     state.run, state.seed_key, state.cleaned_up = context, f"{job.example.hash}:{job.sibling}", True
-    state["error"], state["stop_condition"] = death, "has_error"
+    state["error"], state["stop_condition"] = death, StopReason.ERROR.value
     conclude(state, time.perf_counter())
     leave_unscored([state])
     return state

@@ -15,11 +15,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from verifiers.environments.base import Environment
-from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, WorkerLost
-from verifiers.runs.metadata import identity_of
-from verifiers.runs.runner import RunContext, play_and_score
+from verifiers.runs.run import identity_of
+from verifiers.runs.runner import RunContext, RunEnvironment, play_and_score
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
     Answer,
@@ -54,15 +52,16 @@ async def serve(channel: Channel) -> None:
         await _Serving(channel, env, setup).run()
 
 
-def build(setup: Setup) -> Environment:
-    """The environment of a set-up. Raises as ``load_environment``; ``ConfigError`` for another than the caller's."""
+def build(setup: Setup) -> RunEnvironment:
+    """The environment of a set-up. Raises as its loader; ``ConfigError`` for another than the caller's."""
     sys.path.extend(path for path in setup.import_paths if path not in sys.path)
-    env = load_environment(setup.env_id, **setup.env_args)
+    load, env_id, env_args = setup.loaded_from
+    env: RunEnvironment = load(env_id, **env_args)
     env.set_kwargs(**setup.changes)
     own = identity_of(env)
     if differing := [name for name in own if own[name] != setup.identity.get(name, own[name])]:
         raise ConfigError(
-            f"num_workers: a worker that loads {setup.env_id!r} gets another environment than this one: "
+            f"num_workers: a worker that loads {env_id!r} gets another environment than this one: "
             f"{', '.join(differing)} differ. Give the settings to load_environment or set_kwargs, or use num_workers=0"
         )
     return env
@@ -71,7 +70,7 @@ def build(setup: Setup) -> Environment:
 class _Serving:
     """The rollouts of one worker."""
 
-    def __init__(self, channel: Channel, env: Environment, setup: Setup):
+    def __init__(self, channel: Channel, env: RunEnvironment, setup: Setup):
         self.channel, self.env, self.cleans_up = channel, env, setup.cleans_up
         self.client = _CallersClient(channel, setup.shows_tools)
         self.context = RunContext(
@@ -106,7 +105,7 @@ class _Serving:
         except WorkerLost:
             pass
         finally:
-            self.context.is_over = True
+            self.context.control.is_over = True
             left = list(self.tasks.values())
             for task in left:
                 task.cancel()
