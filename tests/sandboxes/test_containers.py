@@ -59,7 +59,7 @@ def traces(mark, folders=()):
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             process = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
-            if mark.encode() in process or any(bytes(bundle) in log for bundle in bundles):
+            if mark.encode() in process or any(bytes(bundle) in process for bundle in bundles):
                 found.append(int(path.name))
     return [pid for pid in found if pid != os.getpid()], {bundle for bundle in bundles if bundle.exists()}
 
