@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.data.examples import Table, copy_row, format_row
 from verifiers.environments.base import Environment
@@ -21,6 +21,7 @@ from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.runtime.suggest import closest
+from verifiers.storage.identity import Free
 
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "
@@ -47,7 +48,7 @@ class EnvGroup(Environment):
         self,
         envs: Sequence[Environment],
         env_names: Sequence[str] | None = None,
-        map_kwargs: Mapping[str, Any] | None = None,
+        map_kwargs: Annotated[Mapping[str, Any] | None, Free("accepted for older callers")] = None,
         **parameters: Any,
     ):
         members = list(envs)

@@ -7,7 +7,7 @@ members' together, in their order. It computes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
@@ -17,12 +17,13 @@ from verifiers.rubrics.overrides import rollout_call
 from verifiers.rubrics.rubric import Semaphore
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.rubrics.scoring import Plan, leave_unscored
+from verifiers.storage.identity import Free
 
 
 class EnvGroupRubric(Rubric):
     """The rubric of an ``EnvGroup``; made by it."""
 
-    def __init__(self, group: Any):
+    def __init__(self, group: Annotated[Any, Free("its members tell their identities themselves")]):
         self.group = group
         super().__init__()
 

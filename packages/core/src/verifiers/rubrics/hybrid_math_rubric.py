@@ -7,13 +7,14 @@ Judge failures leave the reward unknown, as in ``JudgeRubric``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.rubrics.judge_rubric import JudgeRubric
 from verifiers.rubrics.judging import MATH_JUDGE_PROMPT
 from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, verified
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.storage.identity import Free
 
 
 class HybridMathRubric(JudgeRubric):
@@ -30,7 +31,7 @@ class HybridMathRubric(JudgeRubric):
         self,
         *,
         timeout_seconds: float = 5,
-        max_workers: int | None = None,
+        max_workers: Annotated[int | None, Free("only how fast")] = None,
         max_verify_chars: int = 50_000,
         parser: Any = None,
         **kwargs: Any,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ScoringError
@@ -19,6 +19,7 @@ from verifiers.parsers import MaybeThinkParser
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.rubrics.rubric import Rubric
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.storage.identity import Free
 
 TIMEOUTS = "math_verify_timeouts"
 
@@ -46,7 +47,7 @@ class MathRubric(Rubric):
         weights: Sequence[float] | None = None,
         parser: Any = None,
         timeout_seconds: float = 5,
-        max_workers: int | None = None,
+        max_workers: Annotated[int | None, Free("only how fast")] = None,
         max_verify_chars: int = 50_000,
         **kwargs: Any,
     ):

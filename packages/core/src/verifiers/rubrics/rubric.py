@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers import compat
 from verifiers.errors import ConfigError, RunError
@@ -26,13 +26,14 @@ from verifiers.rubrics.attributes import set_extra_attributes
 from verifiers.rubrics.functions import RewardFunction, finite_weight, function_name
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.runtime.sync_async import blocking, dual
+from verifiers.storage.identity import Free, Identified, describe
 
 CLEANUP_LIMIT_S = 60.0
 logger = logging.getLogger("verifiers.rubrics")
 Semaphore = AbstractAsyncContextManager[Any]
 
 
-class Rubric:
+class Rubric(Identified):
     """Reward functions with weights.
 
     ``timeout_s`` bounds every call of a function, in seconds; None leaves it unbounded. Further keywords become
@@ -51,7 +52,7 @@ class Rubric:
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
         parser: Any = None,
-        parallelize_scoring: bool = False,
+        parallelize_scoring: Annotated[bool, Free("only how fast")] = False,
         timeout_s: float | None = 300.0,
         **kwargs: Any,
     ):
@@ -70,6 +71,20 @@ class Rubric:
         self._add_given(funcs, weights)
         self._add_decorated()
         set_extra_attributes(self, kwargs)
+
+    def identity(self) -> dict[str, Any]:
+        """As every part; ``funcs`` are all registered functions in order, methods of a subclass among them."""
+        registered = {
+            "funcs": [
+                {"name": f.name, **describe(f.function), "is_group": f.is_group, "isolated": f.isolated}
+                for f in self._functions
+            ],
+            "weights": [f.weight for f in self._functions],
+            "group_weights": self.get_group_weights(),
+        }
+        if self._advantage is not None:
+            registered["advantage"] = describe(self._advantage.function)
+        return super().identity() | registered
 
     # --- what it holds
 

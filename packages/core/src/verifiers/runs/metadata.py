@@ -21,13 +21,17 @@ from verifiers.runs.options import RunOptions
 from verifiers.runs.plan import Plan
 from verifiers.runs.runner import RunEnvironment, groups_are_units
 from verifiers.runtime.redaction import redacted
-from verifiers.storage.identity import fingerprint
+from verifiers.storage.identity import describe, fingerprint
 
 
 def identity_of(env: RunEnvironment) -> dict[str, Any]:
-    """What an environment is to a run: two that agree in this play and score alike. Secrets are taken out."""
-    rubric = env.rubric
-    return {
+    """What an environment is to a run: two that agree in this generate and score alike. Secrets are taken out.
+
+    The first entries are those that every version has stored; ``environment``, ``parser`` and ``rubric`` hold every
+    constructor parameter that they do not show.
+    """
+    rubric, described = env.rubric, env.identity()
+    shown = {
         "env_id": env.env_id,
         "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
         "env_version": env.env_version,
@@ -42,6 +46,10 @@ def identity_of(env: RunEnvironment) -> dict[str, Any]:
         "max_total_completion_tokens": env.max_total_completion_tokens,
         "timeout_seconds": env.timeout_seconds,
     }
+    parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
+    of_the_run = ("class", "sampling_args", "score_rollouts")  # the class is env_class, the others a run may overrule
+    further = {name: value for name, value in described.items() if name not in shown and name not in of_the_run}
+    return shown | {"environment": further} | parts
 
 
 @dataclass(slots=True)
@@ -60,6 +68,9 @@ class RunDescription:
     """Rollouts that were durable before this run began."""
     outside_plan: list[str] = field(default_factory=list)
     """Keys of rows of earlier runs that the directory holds and this plan does not: kept, and not counted."""
+    stored_fingerprint: str | None = None
+    """Of the run that the directory held already; an older version may have made it of less."""
+    _config: dict[str, Any] | None = None
     _fingerprint: str | None = None
 
     @property
@@ -74,17 +85,23 @@ class RunDescription:
         return groups_are_units(self.env.rubric) and self.scored and not self.options.independent_scoring
 
     def config(self) -> dict[str, Any]:
-        """What must be equal for two rows to belong to one run. Secrets are taken out."""
-        return identity_of(self.env) | {
-            "model": self.model,
-            "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
-            "seed": self.options.seed,
-            "score_rollouts": self.scored,
-            "independent_scoring": self.options.independent_scoring,
-        }
+        """What must be equal for two rows to belong to one run; made once. Secrets are taken out."""
+        if self._config is None:
+            self._config = identity_of(self.env) | {
+                "model": self.model,
+                "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
+                "seed": self.options.seed,
+                "score_rollouts": self.scored,
+                "independent_scoring": self.options.independent_scoring,
+            }
+            if hasattr(self.client, "identity"):
+                self._config["client"] = describe(self.client)
+        return self._config
 
     def fingerprint(self) -> str | None:
         """The configuration's fingerprint; None for one that could not be kept on disk, and is not."""
+        if self.stored_fingerprint is not None:
+            return self.stored_fingerprint
         if self._fingerprint is None:
             try:
                 self._fingerprint = fingerprint(self.config())

@@ -215,11 +215,14 @@ def _open_directory(describe: RunDescription, stack: ExitStack) -> RunDirectory 
     path = options.results_path
     if path is None:
         name = env.env_id or type(env).__name__
-        path = run_path(default_root(name), name, describe.model, fingerprint(config), resume=options.resume)
+        place = (default_root(name), name, describe.model, fingerprint(config))
+        path = run_path(*place, resume=options.resume, config=config)
     elif not options.resume and read_config(path) is not None:
         raise ConfigError(f"{path} holds a run already, and resume=False; choose another folder", path=str(path))
     describe.path = path
-    return stack.enter_context(RunDirectory.create_or_resume(path, config, describe.noted()))
+    directory = stack.enter_context(RunDirectory.create_or_resume(path, config, describe.noted()))
+    describe.stored_fingerprint = directory.fingerprint
+    return directory
 
 
 async def _left(
@@ -251,6 +254,13 @@ async def _left(
     if directory is not None:
         done = f"; {len(left.done)} of {len(describe.plan)} rollouts are done already" if left.done else ""
         await _call_back(describe, "on_log", f"results are saved in {describe.path}{done}")
+        if directory.uncompared:
+            await _call_back(
+                describe,
+                "on_log",
+                f"{describe.path} was saved by an older version or through another kind of client, so these parts "
+                f"of the configuration are not compared: {', '.join(directory.uncompared)}",
+            )
     return left
 
 

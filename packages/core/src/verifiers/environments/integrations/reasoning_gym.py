@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.environments.integrations import extras
 from verifiers.environments.single_turn import SingleTurnEnv
@@ -25,6 +25,7 @@ from verifiers.rubrics import Rubric
 from verifiers.runtime.suggest import check_keywords, closest
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
+from verifiers.storage.identity import Free
 
 MAX_KEPT_ENTRIES = 1024
 
@@ -59,8 +60,8 @@ class ReasoningGymEnv(SingleTurnEnv):
     def __init__(
         self,
         gym: str | Sequence[str | Mapping[str, Any]],
-        num_train_examples: int = 1000,
-        num_eval_examples: int = 100,
+        num_train_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_eval_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 100,
         system_prompt: str | None = None,
         parser: Parser | None = None,
         seed: int = 0,

@@ -16,7 +16,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from verifiers.rubrics import Rubric
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
+from verifiers.storage.identity import Free
 from verifiers.types import Messages
 
 WORD_LIST_SIZE = 1000
@@ -61,8 +62,8 @@ class TextArenaEnv(MultiTurnEnv):
     def __init__(
         self,
         game: str = "Wordle-v0",
-        num_train_examples: int = 1000,
-        num_eval_examples: int = 0,
+        num_train_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_eval_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 0,
         system_prompt: str | None = None,
         parser: Parser | None = None,
         rubric: Rubric | None = None,
