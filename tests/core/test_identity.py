@@ -16,6 +16,7 @@ import pytest
 import verifiers as vf
 from verifiers.clients.adapters import GetResponseClient, OpenAILikeClient
 from verifiers.clients.local import LocalModel
+from verifiers.clients.retry import RetryPolicy
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.environments.integrations.gym import EpisodicSumRubric
 from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
@@ -186,7 +187,7 @@ FREE = {
     "num_train_examples": 4,
     "parallelize_scoring": True,
     "pass_threshold": 0.9,
-    "retry": vf.RetryPolicy(max_retries=1),
+    "retry": RetryPolicy(max_retries=1),
     "rollouts_per_example": 3,
 }
 NOT_TAKEN = {
@@ -196,10 +197,10 @@ NOT_TAKEN = {
 } | {
     (cls, "message_type") for cls in ("ToolEnv", "StatefulToolEnv", "SandboxEnv", "PythonEnv", "MCPEnv", "TextArenaEnv")
 }
-"""Parameters of a base class that a class refuses."""
+"""Parameters of a base class that a class refuses, or in a ``RubricGroup`` takes from its first child."""
 EXTRAS = {"MCPEnv": "mcp", "GymEnv": "gymnasium", "ReasoningGymEnv": "reasoning_gym", "TextArenaEnv": "textarena",
           "MathRubric": "math_verify", "HybridMathRubric": "math_verify"}  # fmt: skip
-SET_BY_THE_CLASS = {("SingleTurnEnv", "max_turns"), ("GymEnv", "message_type")}
+SET_BY_THE_CLASS = {("RubricGroup", "parser"), ("SingleTurnEnv", "max_turns"), ("GymEnv", "message_type")}
 DOUBLES = {"ScriptedClient", "RecordingClient", "ReplayClient"}
 """Clients that stand for whichever model; a run is not compared by them."""
 
@@ -249,7 +250,8 @@ def test_every_part_is_there():
     assert set(expected) <= set(PARTS)
     assert len(CASES) > 200
     for cls in (vf.testing.ScriptedClient, vf.testing.RecordingClient, vf.testing.ReplayClient):
-        assert cls.__name__ in DOUBLES and not issubclass(cls, Identified)
+        assert cls.__name__ in DOUBLES
+        assert not issubclass(cls, Identified)
 
 
 @pytest.mark.parametrize(("name", "parameter"), CASES, ids=lambda text: text)
@@ -302,7 +304,8 @@ def test_what_cannot_be_described_is_the_name_of_its_type_and_nothing_raises():
     circle: list = []
     circle.append(circle)
     described = describe([Hostile(), circle, lambda: circle, object(), {1: {3, 1, 2}}, 1e400, range(3), "x" * 20_000])
-    assert "Hostile" in str(described[0]) and " at 0x" not in str(described)
+    assert "Hostile" in str(described[0])
+    assert " at 0x" not in str(described)
     assert described[4:7] == [{"1": [1, 2, 3]}, "inf", "range(0, 3)"]
     assert described[7]["length"] == 20_000
 

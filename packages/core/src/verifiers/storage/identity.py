@@ -202,13 +202,13 @@ class Identified:
         """
         constructor = constructor_of(type(self))
         described: dict[str, Any] = {"class": type_name(type(self))}
-        for name in dict.fromkeys((*constructor.names, *self._constructor_arguments, *self._changed_names())):
-            if name in constructor.free:
-                continue
-            value = _parameter(self, name, constructor)
-            if value is not _UNKNOWN:
-                described[name] = value
-        return described
+        names = dict.fromkeys((*constructor.names, *self._constructor_arguments, *self._changed_names()))
+        token = _in_progress.set((*_in_progress.get(), id(self)))  # a rubric may hold its environment
+        try:
+            values = {name: _parameter(self, name, constructor) for name in names if name not in constructor.free}
+        finally:
+            _in_progress.reset(token)
+        return described | {name: value for name, value in values.items() if value is not _UNKNOWN}
 
     def _changed_names(self) -> Iterable[str]:
         """Names of attributes that were set after construction and count as parameters."""
@@ -353,16 +353,14 @@ def describe(value: Any, name: str = "") -> Any:
     {'pattern': {'pattern': 'a+', 'flags': 32}, 'api_key': '***', 'at': 'inf', 'kind': {'type': 'int'}, \
 'lock': {'class': 'object'}}
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if type(value) is int:
+    if value is None or type(value) in (bool, int):
         return value
     if type(value) is float:
         return value if math.isfinite(value) else str(value)
     if type(value) is str:
         return _text(value, name)
     active = _in_progress.get()
-    if id(value) in active:  # an environment whose rubric holds the environment
+    if id(value) in active:  # a part that holds itself
         return {"class": type_name(type(value))}
     token = _in_progress.set((*active, id(value)))
     try:
