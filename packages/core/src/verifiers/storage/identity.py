@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from verifiers import compat
 from verifiers.errors import ConfigError
 from verifiers.runtime.json import canonical_json
-from verifiers.runtime.redaction import HIDDEN, redacted_text
+from verifiers.runtime.redaction import HIDDEN, MIN_SECRET_CHARS, redacted_text
 
 NOT_SET = "<not set>"
 """Stands in ``config_differences`` for a key that one of the two configurations does not have."""
@@ -387,7 +387,8 @@ def _described(value: Any, name: str) -> Any:
     if callable(tell := getattr(type(value), "identity", None)):
         told = tell(value)
         if isinstance(told, Mapping):
-            return _plain(told)
+            is_ours = str(getattr(tell, "__module__", "")).partition(".")[0] in _OUR_PACKAGES
+            return told if is_ours else _plain(told)
     if (function := _function(value)) is not None:
         return function
     if dataclasses.is_dataclass(value):
@@ -414,7 +415,8 @@ _NUMBERS_AND_TIMES = frozenset(
 def _text(text: str, name: str = "") -> Any:
     if text and _SECRET_NAME.search(name):
         return HIDDEN
-    text = redacted_text(text)
+    if len(text) >= MIN_SECRET_CHARS:
+        text = redacted_text(text)
     return text if len(text) <= MAX_STORED_CHARS else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
 
 
