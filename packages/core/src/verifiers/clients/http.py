@@ -15,7 +15,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import aiohttp
 import msgspec
@@ -24,7 +24,7 @@ from yarl import URL
 from verifiers.clients.failures import Endpoint, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.payload import to_body
-from verifiers.clients.protocol import ClientConfig
+from verifiers.clients.protocol import ClientConfig, ClientOptions
 from verifiers.clients.reply import decode, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.errors import (
@@ -38,6 +38,7 @@ from verifiers.errors import (
 )
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.signatures import spell_out
 from verifiers.storage.identity import Free, Identified, describe, type_name
 from verifiers.types import ModelRequest, Response
 
@@ -73,6 +74,7 @@ class OpenAIChatCompletionsClient(Identified):
 
     client_type = "openai_chat_completions"
 
+    @spell_out(ClientOptions, ClientConfig)
     def __init__(
         self,
         config: ClientConfig | None = None,
@@ -84,7 +86,7 @@ class OpenAIChatCompletionsClient(Identified):
         retry: Annotated[RetryPolicy | None, Free("only how often a failure is repeated")] = None,
         keep_raw: Annotated[bool, Free("only what stays in memory")] = False,
         tools_shown: bool | None = None,
-        **fields: Any,
+        **fields: Unpack[ClientOptions],
     ):
         if config is not None and not isinstance(config, ClientConfig):
             raise ConfigError(f"config must be a ClientConfig, not {type(config).__name__}; as_client() takes the rest")
