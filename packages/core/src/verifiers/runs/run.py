@@ -49,7 +49,7 @@ from verifiers.runtime.redaction import redacted
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, run_path
-from verifiers.storage.identity import fingerprint
+from verifiers.storage.identity import describe, fingerprint
 
 __all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "identity_of"]
 
@@ -132,9 +132,13 @@ async def _execute(
 
 
 def identity_of(env: RunEnvironment) -> dict[str, Any]:
-    """What identifies an environment: two that agree in this generate and score alike. Secrets are taken out."""
-    rubric = env.rubric
-    return {
+    """What identifies an environment: two that agree in this generate and score alike. Secrets are taken out.
+
+    The first entries are those that every version has stored; ``environment``, ``parser`` and ``rubric`` hold every
+    constructor parameter that they do not show.
+    """
+    rubric, described = env.rubric, env.identity()
+    shown = {
         "env_id": env.env_id,
         "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
         "env_version": env.env_version,
@@ -149,6 +153,10 @@ def identity_of(env: RunEnvironment) -> dict[str, Any]:
         "max_total_completion_tokens": env.max_total_completion_tokens,
         "timeout_seconds": env.timeout_seconds,
     }
+    parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
+    of_the_run = ("class", "sampling_args", "score_rollouts")  # the class is env_class, the others a run may overrule
+    further = {name: value for name, value in described.items() if name not in shown and name not in of_the_run}
+    return shown | {"environment": further} | parts
 
 
 class Run:
@@ -175,6 +183,7 @@ class Run:
         """Rollouts that were durable before this run began."""
         self.outside_plan: list[str] = []
         """Keys of rows that the directory holds and this plan does not: kept, and not counted."""
+        self._config: dict[str, Any] | None = None
         self._fingerprint: str | None = None
 
     async def execute(self, given_client: Any = None) -> GenerateOutputs:
@@ -209,14 +218,18 @@ class Run:
         return self.env.score_rollouts if asked is None else asked
 
     def config(self) -> dict[str, Any]:
-        """What must be equal for two rows to belong to one run. Secrets are taken out."""
-        return identity_of(self.env) | {
-            "model": self.model,
-            "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
-            "seed": self.options.seed,
-            "score_rollouts": self.is_scored,
-            "independent_scoring": self.options.independent_scoring,
-        }
+        """What must be equal for two rows to belong to one run; made once. Secrets are taken out."""
+        if self._config is None:
+            self._config = identity_of(self.env) | {
+                "model": self.model,
+                "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
+                "seed": self.options.seed,
+                "score_rollouts": self.is_scored,
+                "independent_scoring": self.options.independent_scoring,
+            }
+            if hasattr(self.client, "identity"):  # any other client has nothing to compare
+                self._config["client"] = describe(self.client)
+        return self._config
 
     def fingerprint(self) -> str | None:
         """The configuration's fingerprint; None for one that could not be kept on disk, and is not."""
@@ -276,7 +289,8 @@ class Run:
         config = self.config()
         if options.results_path is None:
             name = env.env_id or type(env).__name__
-            path = run_path(default_root(name), name, self.model, fingerprint(config), resume=options.resume)
+            place = (default_root(name), name, self.model, fingerprint(config))
+            path = run_path(*place, resume=options.resume, config=config)
         else:
             path = Path(options.results_path)
             if not options.resume and read_config(path) is not None:
@@ -290,7 +304,9 @@ class Run:
             "base_url": self._base_url,
             "verifiers_version": verifiers.__version__,
         }
-        return stack.enter_context(RunDirectory.create_or_resume(path, config, notes))
+        directory = stack.enter_context(RunDirectory.create_or_resume(path, config, notes))
+        self._fingerprint = directory.fingerprint  # that of the stored run, which an older version made of less
+        return directory
 
     async def _pending(self, store: RunStore, directory: RunDirectory | None, stack: ExitStack) -> Pending:
         """Read the durable rows into ``store``; what the plan still lacks."""
@@ -314,6 +330,12 @@ class Run:
         if directory is not None:
             done = f"; {len(left.done)} of {len(self.plan)} rollouts are done already" if left.done else ""
             await self._call_back("on_log", f"results are saved in {self.path}{done}")
+            if directory.uncompared:
+                await self._call_back(
+                    "on_log",
+                    f"{self.path} was saved by an older version or through another kind of client, so these parts of "
+                    f"the configuration are not compared: {', '.join(directory.uncompared)}",
+                )
         return left
 
     async def _generate(self, left: Pending, store: RunStore, given_client: Any) -> None:

@@ -62,6 +62,10 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     changes: dict[str, Any]
     """Settings changed since it was loaded."""
 
+    def identity(self) -> dict[str, Any]:
+        """Its constructor parameters as JSON; see ``storage.identity``."""
+        ...
+
     @property
     def train_table(self) -> Table | None: ...
 
