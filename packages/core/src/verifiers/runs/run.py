@@ -40,6 +40,7 @@ from verifiers.runs.runner import (
     RunEnvironment,
     Runner,
     groups_are_units,
+    identity_of,
     play_and_score,
     play_job,
 )
@@ -51,7 +52,7 @@ from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, run_path
 from verifiers.storage.identity import describe, fingerprint
 
-__all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "identity_of"]
+__all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate"]
 
 
 async def evaluate(
@@ -129,34 +130,6 @@ async def _execute(
 
         make_dataset(outputs, push_to_hub=True, hub_name=options.hub_name)
     return outputs
-
-
-def identity_of(env: RunEnvironment) -> dict[str, Any]:
-    """What identifies an environment: two that agree in this generate and score alike. Secrets are taken out.
-
-    The first entries are those that every version has stored; ``environment``, ``parser`` and ``rubric`` hold every
-    constructor parameter that they do not show.
-    """
-    rubric, described = env.rubric, env.identity()
-    shown = {
-        "env_id": env.env_id,
-        "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
-        "env_version": env.env_version,
-        "env_args": redacted(env.env_args),
-        "message_type": env.message_type,
-        "system_prompt": env.system_prompt,
-        "reward_functions": rubric.get_reward_func_names(),
-        "reward_weights": rubric.get_reward_weights(),
-        "group_weights": rubric.get_group_weights(),
-        "max_turns": env.max_turns,
-        "max_seq_len": env.max_seq_len,
-        "max_total_completion_tokens": env.max_total_completion_tokens,
-        "timeout_seconds": env.timeout_seconds,
-    }
-    parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
-    of_the_run = ("class", "sampling_args", "score_rollouts")  # the class is env_class, the others a run may overrule
-    further = {name: value for name, value in described.items() if name not in shown and name not in of_the_run}
-    return shown | {"environment": further} | parts
 
 
 class Run:
