@@ -512,14 +512,16 @@ Marker = TypeVar("Marker")
 @functools.cache
 def _hints(config_class: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Field -> (type, markers), of every field of the class, inherited ones included."""
-    inherited = typing.get_type_hints(Inherited, include_extras=True)
+    types = typing.get_type_hints(config_class)
     own = typing.get_type_hints(config_class, include_extras=True)
-    table = {}
-    for one in dataclasses.fields(config_class):
-        hint = own[one.name]
-        markers = getattr(inherited.get(one.name, hint), "__metadata__", ())
-        table[one.name] = (hint.__origin__ if hasattr(hint, "__metadata__") else hint, markers)
-    return table
+    inherited = typing.get_type_hints(Inherited, include_extras=True)
+    return {
+        name: (
+            types[name],
+            getattr(own[name], "__metadata__", ()) or getattr(inherited.get(name), "__metadata__", ()),
+        )
+        for name in (one.name for one in dataclasses.fields(config_class))
+    }
 
 
 def marker(name: str, kind: type[Marker], config_class: type = RLFields) -> Marker | None:
@@ -536,8 +538,8 @@ def problem_of(name: str, value: Any, config_class: type = RLFields) -> str | No
 
     >>> problem_of("temperature", 0.7), problem_of("top_k", None)
     (None, None)
-    >>> problem_of("credit", "turns")
-    'credit is \\'turns\\', did you mean "turn"; it must be one of rollout, turn'
+    >>> problem_of("temperature", 0.0)
+    'temperature is 0.0; it must be a number in [1e-06, 2]'
     """
     hint, markers = _hints(config_class)[name]
     for one in markers:
