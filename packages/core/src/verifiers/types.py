@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -60,6 +61,15 @@ class Message(dict[str, Any]):
 
     __slots__ = ()
     FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking_blocks")
+
+    if TYPE_CHECKING:
+        role: str
+        content: Any  # text, a list of content parts, or None beside tool calls
+        tool_calls: list[ToolCall] | None
+        tool_call_id: str | None
+        name: str | None
+        reasoning_content: str | None
+        thinking_blocks: list[Any] | None
 
     def __getattr__(self, name: str) -> Any:
         if name in Message.FIELDS:
@@ -392,8 +402,115 @@ class Response:
         return content if isinstance(content, str) else ""
 
 
-def __getattr__(name: str) -> Any:
-    """Names that older versions keep here and this one elsewhere; ``older_modules`` knows where."""
-    from verifiers.legacy.modules import resolve
+# --- one rollout ------------------------------------------------------------------------------------------------
 
-    return resolve(__name__, name)
+
+class StopReason(StrEnum):
+    """Why a rollout ended: the conditions of the library. An author's own condition has the name of its method.
+
+    >>> StopReason("max_turns_reached") is StopReason.MAX_TURNS, StopReason.truncates("timeout_reached")
+    (True, True)
+    """
+
+    ERROR = "has_error"
+    FINAL_RESPONSE = "has_final_env_response"
+    MAX_TURNS = "max_turns_reached"
+    MAX_SEQ_LEN = "max_seq_len_reached"
+    MAX_COMPLETION_TOKENS = "max_total_completion_tokens_reached"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    TIMEOUT = "timeout_reached"
+
+    @classmethod
+    def truncates(cls, reason: str | None) -> bool:
+        """Whether a rollout that ended for this reason was cut short by a limit of tokens or time."""
+        return reason in (cls.MAX_SEQ_LEN, cls.MAX_COMPLETION_TOKENS, cls.PROMPT_TOO_LONG, cls.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One model call exactly as sampled. Nothing here is decoded or encoded again.
+
+    The second turn of a conversation, in which the environment added the token 9; the policy was updated while it was
+    generated::
+
+        Turn(prompt_ids=[1, 15, 7, 2, 9], completion_ids=[4, 2], sampler_logprobs=[-0.1, -0.7], version=[4, 5],
+             num_shared=4)
+
+    *Raises* ValueError when the shapes disagree, or the prompt is empty: its first token would have no context.
+    """
+
+    prompt_ids: np.ndarray  # int32 [P]
+    completion_ids: np.ndarray  # int32 [C]
+    sampler_logprobs: np.ndarray  # float32 [C], nats, of the processed distribution that was sampled
+    version: int | np.ndarray = -1
+    """Policy version: one for the turn, or int32 [C] when weights changed while it was generated; -1 = unknown."""
+    is_truncated: bool = False
+    """Whether a length limit cut the completion."""
+    num_shared: int = 0
+    """Leading prompt tokens that are known to equal the previous turn's prompt and completion; not compared again."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in _TURN_ARRAYS:
+            given = getattr(self, name)
+            if type(given) is np.ndarray and given.dtype == dtype and given.ndim == 1:
+                continue
+            array = np.asarray(given, dtype=dtype)
+            if array.ndim != 1:
+                raise ValueError(f"{name} of a turn must have one dimension, got shape {array.shape}")
+            object.__setattr__(self, name, array)
+        num_sampled = len(self.completion_ids)
+        if len(self.sampler_logprobs) != num_sampled:
+            raise ValueError(
+                f"a turn has {num_sampled} completion ids and {len(self.sampler_logprobs)} log-probabilities"
+            )
+        if type(self.version) is not int and np.shape(self.version) not in ((), self.completion_ids.shape):
+            raise ValueError(f"a turn has {num_sampled} completion ids and versions of shape {np.shape(self.version)}")
+        if not len(self.prompt_ids):
+            raise ValueError("a turn has no prompt ids; its first token would have nothing to be conditioned on")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and completion."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+
+_TURN_ARRAYS = (
+    ("prompt_ids", np.dtype(np.int32)),
+    ("completion_ids", np.dtype(np.int32)),
+    ("sampler_logprobs", np.dtype(np.float32)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One finished rollout: what was sampled and what it was worth. What travels from the runner to training.
+
+    ``State`` is the author's mutable view of the same rollout while it runs; ``state.rollout()`` freezes it::
+
+        Rollout(turns=(Turn(...),), reward=1.0, metrics={"exact_match": 1.0}, stop="max_turns_reached")
+    """
+
+    turns: tuple[Turn, ...]
+    """The turns that have tokens; empty where the endpoint gave none."""
+    reward: float
+    """NaN when unknown."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    """``ClassName: message`` of what ended it."""
+    stop: str | None = None
+    """A ``StopReason``, or the name of an author's stop condition."""
+    is_truncated: bool = False
+    text: Mapping[str, Any] = field(default_factory=dict)
+    """``prompt``, ``completion`` and ``answer``, for logs."""
+    turn_rewards: tuple[float, ...] = ()
+    """What the environment gave for each turn alone, beside the reward; empty when it gave nothing."""
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The policy version of its oldest token; None without tokens."""
+        return min((int(np.min(turn.version)) for turn in self.turns if len(turn.completion_ids)), default=None)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the model sampled, over all turns."""
+        return sum(len(turn.completion_ids) for turn in self.turns)

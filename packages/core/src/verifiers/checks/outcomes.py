@@ -16,10 +16,11 @@ from verifiers.environments.base import Environment
 from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
 from verifiers.results.rows import json_ready, state_to_output
 from verifiers.rollouts.author_code import named
+from verifiers.rollouts.loop import TURN_GUARD, stop_conditions
 from verifiers.rollouts.state import State
-from verifiers.rollouts.stop_conditions import TURN_GUARD, stop_conditions
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.types import StopReason
 
 HOOK = "hook-raises-or-returns-a-wrong-type"
 
@@ -69,7 +70,7 @@ async def check_rollout(env: Environment, played: Played, findings: Findings, ti
 
 def hit_turn_guard(env: Environment, state: State) -> bool:
     """Whether only the run's own bound on turns ended the rollout."""
-    return env.max_turns <= 0 and state["stop_condition"] == "max_turns_reached"
+    return env.max_turns <= 0 and state["stop_condition"] == StopReason.MAX_TURNS
 
 
 def _report_timeout(

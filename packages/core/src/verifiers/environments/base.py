@@ -7,32 +7,77 @@ is read on first use. What happens in one rollout is in ``verifiers.rollouts.loo
 
 from __future__ import annotations
 
+import atexit
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.clients.protocol import Client, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
-from verifiers.environments.closing import Closes
+from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
 from verifiers.rollouts.contract import LoadedFrom
+from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.loop import new_state
 from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
 from verifiers.rubrics import Rubric
 from verifiers.runs.facade import Runs
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
-from verifiers.runtime.sync_async import NOTHING, Done, maybe_await
+from verifiers.runtime.sync_async import NOTHING, Done, blocking, maybe_await
 from verifiers.types import Message, Messages, ModelRequest, Response
 
-OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent", "max_workers")
+
+class RunDefaults(TypedDict, total=False):
+    """Parameters of every environment that are defaults of its runs."""
+
+    rollouts_per_example: int | None
+    max_concurrent: int | None
+    max_workers: int | None
 
 
-class Environment(Runs, Closes):
+class RowOptions(RunDefaults, total=False):
+    """Parameters of ``Environment`` that say how its rows are read and run; see ``EnvironmentOptions``."""
+
+    few_shot: Sequence[Mapping[str, Any]] | None
+    sampling_args: Mapping[str, Any] | None
+    message_type: str
+    tool_defs: Sequence[Mapping[str, Any]] | None
+    env_id: str | None
+    env_args: Mapping[str, Any] | None
+    map_kwargs: Mapping[str, Any] | None
+    max_seq_len: int | None
+    interleaved_rollouts: bool
+    score_rollouts: bool
+    pass_threshold: float
+    question_key: str
+    answer_key: str
+
+
+class DataOptions(RowOptions, total=False):
+    """Parameters of ``Environment`` that say what its rows are, and how they are read and run."""
+
+    dataset: DatasetLike | None
+    eval_dataset: DatasetLike | None
+
+
+class EnvironmentOptions(DataOptions, total=False):
+    """The parameters of ``Environment`` but ``timeout_seconds``, for the constructors of its subclasses."""
+
+    system_prompt: str | None
+    parser: Parser | None
+    rubric: Rubric | None
+
+
+OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
+
+
+class Environment(Runs):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
     ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
@@ -50,11 +95,13 @@ class Environment(Runs, Closes):
     max_turns: int = -1
     max_workers: int | None = None
     rubric: Rubric
+    _torn_down = False
 
+    @spell_out(RunDefaults, {})
     def __init__(
         self,
-        dataset: Any = None,
-        eval_dataset: Any = None,
+        dataset: DatasetLike | None = None,
+        eval_dataset: DatasetLike | None = None,
         system_prompt: str | None = None,
         few_shot: Sequence[Mapping[str, Any]] | None = None,
         parser: Parser | None = None,
@@ -72,11 +119,12 @@ class Environment(Runs, Closes):
         question_key: str = "question",
         answer_key: str = "answer",
         timeout_seconds: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[RunDefaults],
     ):
+        further: dict[str, Any] = {**kwargs}
         if tool_defs is not None:
-            kwargs["tool_defs"] = tool_defs
-        given = compat.rename(kwargs, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+            further["tool_defs"] = tool_defs
+        given = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
         if dataset is None and eval_dataset is None:
             raise ConfigError(f"{type(self).__name__} needs a dataset: give dataset=… or eval_dataset=…")
         if message_type not in ("chat", "completion"):
@@ -367,6 +415,60 @@ class Environment(Runs, Closes):
     def get_state_usage(self, state: State) -> dict[str, int]:
         """The rollout's token counts so far."""
         return dict(state["usage"])
+
+    # --- its end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Run the ``@teardown`` handlers of the environment and its rubric, once."""
+        blocking(self.aclose)
+
+    async def aclose(self) -> None:
+        """``close`` as a coroutine. Raises the first handler's failure, after all have run."""
+        if self._torn_down:
+            return
+        self._torn_down = True
+        _STARTED.pop(id(self), None)
+        failures = []
+        for name, handler, _ in decorated(self, "teardown"):
+            try:
+                await maybe_await(handler())
+            except Exception as error:  # noqa: BLE001 - the other handlers run first; it is logged, then raised
+                self.logger.warning("teardown %s failed: %s: %s", name, type(error).__name__, error)
+                failures.append(error)
+        await self.rubric.teardown()
+        if failures:
+            raise failures[0]
+
+    def close_at_exit(self) -> None:
+        """See to it that the handlers run when the interpreter ends; asked for by an environment's first rollout."""
+        if not self._torn_down and id(self) not in _STARTED and decorated(self, "teardown"):
+            if not _STARTED:
+                atexit.register(_close_started)
+            _STARTED[id(self)] = self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+_STARTED: dict[int, Environment] = {}
+"""Environments with ``@teardown`` handlers that have started a rollout and were not closed, by ``id``."""
+
+
+def _close_started() -> None:
+    for env in list(_STARTED.values()):
+        try:
+            env.close()
+        except Exception as error:  # noqa: BLE001 - nobody is left to catch it; it is logged
+            env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
 
 
 def _checked_few_shot(few_shot: Any) -> Any:

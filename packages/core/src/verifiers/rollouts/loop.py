@@ -4,13 +4,18 @@ Promise: whatever a hook, a tool or the model endpoint does, ``play`` returns wi
 turn; a failure is recorded on that state and never raised. Only errors that concern the whole run and cancellation
 pass through. Clean-up handlers run exactly once, and to their end even when the rollout is cancelled.
 
-This module does not score (``rubrics``), repeat, limit or store rollouts (``runner``). How author code is called is in
-``hooks``, when a rollout stops in ``environments.stopping``.
+A rollout stops when a ``@stop`` method of the environment holds: by priority, then by name. ``is_completed`` stands for
+all of them, so an author may call it, or override it: an override is one more condition of that name.
+
+This module does not score (``rubrics``), repeat, limit or store rollouts (``runs``). ``author_code`` calls what an
+author wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import json
 import os
 import random
@@ -22,14 +27,16 @@ from typing import Any
 from verifiers.data.examples import copy_row
 from verifiers.data.messages import normalize_messages
 from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
-from verifiers.rollouts.author_code import Hook, call_handler, ends_the_run, fault
+from verifiers.rollouts.author_code import Hook, call_handler, ends_the_run, extra_parameters, fault, named, passes
 from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State, TrajectoryStep
-from verifiers.rollouts.stop_conditions import TRUNCATING, first_stop
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.sync_async import Done, maybe_await
+from verifiers.types import StopReason
 
+TURN_GUARD = 1000
+"""Turns after which a rollout of an environment without a ``max_turns`` of its own is stopped."""
 CLEANUP_S = 60.0
 """What each clean-up handler may take."""
 
@@ -40,6 +47,9 @@ _ids = random.Random()
 """Where rollouts get their ids from: a generator of its own, because asking the system for each costs more."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ids.seed)
+
+
+Condition = tuple[str, Callable[..., Any], tuple[str, ...]]
 
 
 async def play(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
@@ -53,7 +63,7 @@ async def play(env: RolloutEnvironment, state: State, timeout_s: float | None = 
                 with Hook(state, "get_prompt_messages"):
                     prompt = env.as_prompt(await maybe_await(env.get_prompt_messages(state)))
                 if state["final_env_response"] is not None:
-                    reason = "has_final_env_response"
+                    reason = StopReason.FINAL_RESPONSE.value
                     break
                 limits.check()
                 with Hook(state, "get_model_response", "model_ms", awaited="the model", stops_run=True):
@@ -62,16 +72,82 @@ async def play(env: RolloutEnvironment, state: State, timeout_s: float | None = 
                     await maybe_await(env.add_model_response(state, prompt, response))
             state["stop_condition"] = reason
     except OverlongPromptError:
-        state["prompt_too_long"], state["stop_condition"] = True, "prompt_too_long"
+        state["prompt_too_long"], state["stop_condition"] = True, StopReason.PROMPT_TOO_LONG.value
     except BaseException as error:
         if ends_the_run(error):
             raise
         state["error"] = error if isinstance(error, RolloutError) else fault("the rollout", error)
-        state["stop_condition"] = "has_error"
+        state["stop_condition"] = StopReason.ERROR.value
     finally:
         await clean_up(env, state)
     conclude(state, started)
     return state
+
+
+# --- when it stops --------------------------------------------------------------------------------------------------
+
+
+async def first_stop(env: Any, state: State) -> str | None:
+    """The name of the first stop condition that holds; None to go on."""
+    cls: Any = type(env)
+    return await _first(env, state, stop_conditions(cls))
+
+
+async def is_completed(env: Any, *args: Any, **named_arguments: Any) -> bool:
+    """Whether a stop condition holds: ``is_completed(state)``, or in the older form ``is_completed(messages, state)``.
+
+    An override of this method is a condition itself; ``await super().is_completed(…)`` asks all the others.
+    """
+    state = named_arguments["state"] if "state" in named_arguments else args[-1]
+    cls: Any = type(env)
+    others = [condition for condition in stop_conditions(cls) if condition[0] != "is_completed"]
+    return await _first(env, state, others) is not None
+
+
+async def _first(env: Any, state: State, conditions: list[Condition]) -> str | None:
+    name = ""
+    try:
+        for name, condition, extras in conditions:
+            holds = condition(env, state, **named(env, state, extras)) if extras else condition(env, state)
+            if holds is not False and holds is not True and inspect.isawaitable(holds):
+                holds = await holds
+            if holds:
+                return name
+    except BaseException as error:
+        if passes(error):
+            raise
+        raise fault(name, error) from error
+    if env.max_turns <= 0 and len(state["trajectory"]) >= TURN_GUARD:
+        return StopReason.MAX_TURNS.value
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def stop_conditions(cls: Any) -> list[Condition]:
+    """(name, function, names of further parameters) of the ``@stop`` methods, and of an overridden ``is_completed``."""
+    found = [
+        (options.priority, name, function, extra_parameters(function))
+        for name, function, options in decorated(cls, "stop")
+    ]
+    override = getattr(cls, "is_completed", is_completed)
+    if override is not is_completed and not any(name == "is_completed" for _, name, _, _ in found):
+        function = functools.partial(_with_messages, override) if _wants_messages(override) else override
+        found.append((0, "is_completed", function, ()))
+    return [(name, function, extras) for _, name, function, extras in sorted(found, key=lambda e: (-e[0], e[1]))]
+
+
+def _wants_messages(override: Callable[..., Any]) -> bool:
+    """Whether an ``is_completed`` is of the form ``(self, messages, state)``, whatever its parameters are called."""
+    positional = [p for p in inspect.signature(override).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD,)]
+    return len([p for p in positional[1:] if p.default is p.empty]) >= 2
+
+
+def _with_messages(override: Callable[..., Any], env: Any, state: State) -> Any:
+    messages = state["trajectory"][-1].conversation() if state["trajectory"] else state["prompt"][:]
+    return override(env, messages, state)
+
+
+# --- the two time limits --------------------------------------------------------------------------------------------
 
 
 class _Limits(Deadline):
@@ -107,7 +183,7 @@ class _Limits(Deadline):
         return None
 
     def _record(self, expired: BaseException) -> None:
-        self.state["stop_condition"] = "timeout_reached"
+        self.state["stop_condition"] = StopReason.TIMEOUT.value
         if self.is_guard:
             awaited = self.state.waiting_for or "the environment"
             self.state["error"] = RolloutTimeout(
@@ -189,7 +265,7 @@ def conclude(state: State, started: float) -> None:
         state["trajectory"][-1].settle()
     state["timing"]["generation_ms"] = 1000 * (time.perf_counter() - started)
     state["is_completed"] = True
-    state["is_truncated"] = state["is_truncated"] or state["stop_condition"] in TRUNCATING
+    state["is_truncated"] = state["is_truncated"] or StopReason.truncates(state["stop_condition"])
     error = state["error"]
     if error is not None and not isinstance(error, RolloutError):  # an author wrote something else there
         raised = error if isinstance(error, BaseException) else RuntimeError(str(error))

@@ -17,7 +17,7 @@ import math
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -59,8 +59,7 @@ class RLConfig(RLFields):
     """How ``batch_size`` was derived, for messages; empty when the caller set it."""
     _asked_for_bf16 = False
 
-    @functools.wraps(RLFields.__init__)  # type: ignore[misc]
-    def __init__(self, **settings: Any):
+    def _init(self, **settings: Any) -> None:
         check_keywords(settings, known_names(), type(self).__name__)
         spelled = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
@@ -72,6 +71,9 @@ class RLConfig(RLFields):
         except ValueError as error:  # transformers' own checks
             raise ConfigError(str(error)) from error
         self._spelled, self._given = spelled, set(settings)
+
+    if not TYPE_CHECKING:  # a type checker reads the fields themselves, so it knows every setting and its type
+        __init__ = functools.wraps(RLFields.__init__)(_init)
 
     @classmethod
     def default_of(cls, name: str) -> Any:

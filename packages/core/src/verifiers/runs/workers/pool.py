@@ -39,6 +39,7 @@ from verifiers.runs.workers.messages import (
     portable,
 )
 from verifiers.runs.workers.packing import unpack_state
+from verifiers.types import StopReason
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +271,7 @@ async def _lost(env: RunEnvironment, job: Job, context: RunContext, death: Worke
     """The state of a rollout that no worker survived."""
     state = await env.init_state(dict(job.example.row), context.given_client or context.client, context.model)
     state.run, state.seed_key, state.cleaned_up = context, f"{job.example.hash}:{job.sibling}", True
-    state["error"], state["stop_condition"] = death, "has_error"
+    state["error"], state["stop_condition"] = death, StopReason.ERROR.value
     conclude(state, time.perf_counter())
     leave_unscored([state])
     return state
