@@ -11,7 +11,7 @@ import atexit
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.clients.protocol import Client, headers_from_state
@@ -446,13 +446,13 @@ class Environment(Runs):
                 atexit.register(_close_started)
             _STARTED[id(self)] = self
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
