@@ -514,10 +514,3 @@ class Rollout:
     def num_sampled(self) -> int:
         """Tokens that the model sampled, over all turns."""
         return sum(len(turn.completion_ids) for turn in self.turns)
-
-
-def __getattr__(name: str) -> Any:
-    """Names that older versions keep here and this one elsewhere; ``older_modules`` knows where."""
-    from verifiers.legacy.modules import resolve
-
-    return resolve(__name__, name)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.endpoints import EndpointGroup, load_endpoints
@@ -41,9 +42,5 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        from verifiers.legacy.modules import resolve
-
-        return resolve(__name__, name)
-    import importlib
-
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -23,8 +23,8 @@ from verifiers.results.metadata import (
     unscored_by_function,
 )
 from verifiers.results.rows import ErrorInfo, RolloutOutput, json_ready, output_to_state
-from verifiers.results.statistics import centered_advantages
 from verifiers.rollouts.state import State
+from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.suggest import check_keywords
 
 COLUMNS = {

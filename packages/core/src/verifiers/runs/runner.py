@@ -29,12 +29,10 @@ from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, play
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.arguments import Supply
+from verifiers.rubrics.arguments import ArgumentResolver
 from verifiers.rubrics.functions import finite_value, scoring_error
-from verifiers.rubrics.overrides import overrides
-from verifiers.rubrics.scoring import leave_unscored
+from verifiers.rubrics.scoring import leave_unscored, overrides
 from verifiers.runtime.sync_async import is_awaitable
-from verifiers.runtime.threads import workers as loop_workers
 from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
@@ -288,7 +286,7 @@ def groups_are_units(rubric: Rubric) -> bool:
     """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
     if rubric.has_group_rewards or rubric.has_advantages:
         return True
-    return not overrides(rubric, Rubric, "score_group_stage") and overrides(rubric, Rubric, "score_group")
+    return overrides(rubric, Rubric, "score_group")
 
 
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
@@ -301,10 +299,10 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
 
 async def _monitor(env: RunEnvironment, state: State) -> None:
     """Add the metrics of ``env.monitor_rubric`` that the rubric has none of the same name for."""
-    supply = Supply(state, loop_workers().processes)
+    resolver = ArgumentResolver(state)
     for function in env.monitor_rubric.functions:
         try:
-            value = function(supply)
+            value = function(resolver)
             value = finite_value(await value if is_awaitable(value) else value, function.name)
         except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
             env.logger.warning("the monitored metric %s failed: %s", function.name, error)
