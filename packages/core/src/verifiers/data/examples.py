@@ -21,7 +21,7 @@ from typing import Any, overload
 
 from verifiers.data.example_sets import load_example_dataset
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
-from verifiers.data.sources import Rows, Source, is_builder
+from verifiers.data.sources import DatasetLike, Rows, Source, is_builder
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
@@ -81,12 +81,14 @@ class Table(Sequence[Example]):
         return self._store.row_format
 
     @classmethod
-    def of(cls, dataset: Any, **row_format: Any) -> Table:
+    def of(cls, dataset: DatasetLike, **row_format: Any) -> Table:
         """The table of one dataset of any accepted kind; keywords are the fields of ``RowFormat``."""
         return cls(_Store(Source(dataset).train, RowFormat(**row_format)))
 
     @classmethod
-    def pair(cls, dataset: Any, eval_dataset: Any, **row_format: Any) -> tuple[Table | None, Table | None]:
+    def pair(
+        cls, dataset: DatasetLike | None, eval_dataset: DatasetLike | None, **row_format: Any
+    ) -> tuple[Table | None, Table | None]:
         """The training and the evaluation table, None for one that does not exist; see ``of``.
 
         A dataset with splits gives ``train``, and ``test`` else ``validation`` when no ``eval_dataset`` is given. What
@@ -106,7 +108,7 @@ class Table(Sequence[Example]):
         return table, None
 
     @staticmethod
-    def required(table: Table | None, env: Any) -> Table:
+    def required(table: Table | None, env: object) -> Table:
         """``table``, which must exist. Raises: ``DatasetError`` that names the environment."""
         if table is None:
             name = getattr(env, "env_id", "") or type(env).__name__
@@ -228,7 +230,7 @@ class _Store:
         return _example(row, self.row_format, f"row {position} of the dataset")
 
 
-def examples_from(inputs: Any, row_format: RowFormat) -> list[Example]:
+def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
     """The rows a caller hands in for one run: equal ``example_id`` stay equal, rows without one get their own.
 
     Ids that are no integers are replaced, equal ones by equal ones, and kept as ``src_id``. Takes what a dataset may
@@ -266,7 +268,7 @@ def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Examp
     return Example(made["example_id"], digest, made)
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     try:
         canonical_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -326,7 +328,7 @@ def _begins_with_system(prompt: Sequence[Any]) -> bool:
     return bool(prompt) and prompt[0]["role"] in ("system", "developer")
 
 
-def _info(info: Any, place: str) -> dict[str, Any]:
+def _info(info: object, place: str) -> dict[str, Any]:
     if info is None or info == "":
         return {}
     if isinstance(info, str):

@@ -41,7 +41,7 @@ _CONTROL = re.compile(
 )
 
 
-def normalize_messages(given: Any, message_type: str = "chat") -> Messages:
+def normalize_messages(given: object, message_type: str = "chat") -> Messages:
     """``given`` as a new list of ``Message``; as text when ``message_type`` is ``"completion"``.
 
     Accepts our classes, dicts, pydantic and openai objects, one message or a sequence of them, None (nothing) and
@@ -57,7 +57,7 @@ def normalize_messages(given: Any, message_type: str = "chat") -> Messages:
     return _normalize_text(given) if message_type == "completion" else normalize_chat(given)
 
 
-def normalize_chat(given: Any) -> list[Message]:
+def normalize_chat(given: object) -> list[Message]:
     """``normalize_messages`` in chat mode."""
     if isinstance(given, (list, tuple)):
         return [m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in given]
@@ -68,7 +68,7 @@ def normalize_chat(given: Any) -> list[Message]:
     return [normalize_message(given)]
 
 
-def normalize_message(given: Any) -> Message:
+def normalize_message(given: object) -> Message:
     """One message of any form as a new ``Message`` of its role's class; see ``normalize_messages``."""
     fields = strip_nones(as_mapping(given, "a message"))
     role = fields.get("role")
@@ -111,7 +111,7 @@ def check_parts(messages: Iterable[Any]) -> None:
                 raise ConfigError(f"a part of type {part['type']!r} needs a text in part{wanted}", key="content")
 
 
-def as_mapping(given: Any, what: str) -> Mapping[str, Any]:
+def as_mapping(given: object, what: str) -> Mapping[str, Any]:
     """A mapping as it is, a pydantic or openai object dumped. Raises: ``ConfigError`` for anything else."""
     if isinstance(given, Mapping):
         return given
@@ -139,7 +139,7 @@ def strip_nones(value: Any) -> Any:
     return value
 
 
-def message_text(message: Any) -> str:
+def message_text(message: object) -> str:
     """The text of one message: its content, or its text parts joined by newlines; ``""`` when it has none.
 
     >>> message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
@@ -169,7 +169,7 @@ def last_text(messages: Any, role: str) -> str | None:
     return None
 
 
-def field(message: Any, name: str) -> Any:
+def field(message: object, name: str) -> Any:
     """A field of a message, part or tool call in any form, None when absent."""
     return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
 
@@ -207,7 +207,7 @@ def escape_control(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _CONTROL.sub(_escape, text)
 
 
-def render_text(messages: Any) -> str:
+def render_text(messages: object) -> str:
     """A conversation for a terminal: one ``role: text`` paragraph per message, control characters escaped.
 
     >>> print(render_text([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\\x1b[2J"}]))
@@ -227,14 +227,14 @@ def render_text(messages: Any) -> str:
     return escape_control("\n\n".join(paragraphs))
 
 
-def messages_to_printable(messages: Any) -> Any:
+def messages_to_printable(messages: object) -> Any:
     """The messages with ``[image]`` and ``[audio]`` in the place of such parts; text is returned as it is."""
     if isinstance(messages, str):
         return messages
     return [message_to_printable(message) for message in normalize_chat(messages)]
 
 
-def message_to_printable(message: Any) -> Message:
+def message_to_printable(message: object) -> Message:
     """One message whose content is text only; images and audio become ``[image]`` and ``[audio]``."""
     printable = normalize_message(message)
     content = printable["content"]
@@ -265,7 +265,7 @@ def _is_normal(message: Message) -> bool:
     return None not in message.values()
 
 
-def _tool_call(given: Any) -> ToolCall:
+def _tool_call(given: object) -> ToolCall:
     """A tool call of any form, also the JSON text that older datasets keep."""
     if type(given) is ToolCall:
         return given
@@ -275,7 +275,7 @@ def _tool_call(given: Any) -> ToolCall:
     return ToolCall.from_wire(as_mapping(given, "a tool call"))
 
 
-def _normalize_text(given: Any) -> str:
+def _normalize_text(given: object) -> str:
     if isinstance(given, str):
         return given
     if given is None:
@@ -289,7 +289,7 @@ def _normalize_text(given: Any) -> str:
     return "".join(message_text(message) for message in messages)
 
 
-def _part_text(part: Any) -> str:
+def _part_text(part: object) -> str:
     kind = str(field(part, "type") or "part")
     if kind == "text":
         return str(field(part, "text") or "")
@@ -301,7 +301,7 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     try:
         text = json.dumps(value, default=repr)
     except (TypeError, ValueError):

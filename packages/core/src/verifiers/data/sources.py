@@ -125,12 +125,12 @@ class Source:
         return rows if rows is not None else self.train()
 
 
-def is_builder(given: Any) -> TypeGuard[Callable[[], Any]]:
+def is_builder(given: object) -> TypeGuard[Callable[[], Any]]:
     """Whether ``given`` is a function that makes the dataset."""
     return callable(given) and not hasattr(given, "column_names")
 
 
-def _open(given: Any) -> dict[str, Rows] | Rows:
+def _open(given: object) -> dict[str, Rows] | Rows:
     kinds = {cls.__name__ for cls in type(given).__mro__ if cls.__module__.partition(".")[0] == "datasets"}
     if kinds & {"IterableDataset", "IterableDatasetDict"}:
         raise DatasetError(
@@ -149,13 +149,13 @@ def _open(given: Any) -> dict[str, Rows] | Rows:
     raise DatasetError(f"cannot read a dataset from {_described(given)}; give {ACCEPTED}")
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(row, Mapping) for row in value)
     return hasattr(value, "column_names")
 
 
-def _open_table(table: Any) -> Rows:
+def _open_table(table: object) -> Rows:
     if not isinstance(table, list | tuple):
         return HubRows(table)
     for position, row in enumerate(table):
@@ -252,6 +252,6 @@ def _parsed(text: str, path: Path, line: int | None) -> Any:
         raise DatasetError(f"{place} is not JSON: {error}", path=str(path), line=line) from error
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     kind = type(value).__name__
     return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"

@@ -152,7 +152,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def shortened(value: Any, limit: int = MAX_ECHO_CHARS) -> str:
+def shortened(value: object, limit: int = MAX_ECHO_CHARS) -> str:
     """At most ``limit`` characters of a text, control characters spelled out, for error texts."""
     text = value if isinstance(value, str) else repr(value)
     return escape_control(text if len(text) <= limit else text[: limit - 1] + "…")
@@ -210,7 +210,7 @@ def _hints(function: Callable[..., Any], name: str, visible: Mapping[str, inspec
     return {p.name: found.get(p.name, Any) for p in visible.values()}
 
 
-def _unwrapped(function: Any) -> Any:
+def _unwrapped(function: object) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -278,7 +278,7 @@ def _schema(
     return model, made | {"$defs": rest} if rest else made
 
 
-def _default(value: Any) -> dict[str, Any]:
+def _default(value: object) -> dict[str, Any]:
     """How a default is shown: as it is, or not at all when JSON cannot hold it."""
     import pydantic_core
 
@@ -289,12 +289,12 @@ def _default(value: Any) -> dict[str, Any]:
     return {"default": value}
 
 
-def _refers(schema: Any) -> bool:
+def _refers(schema: object) -> bool:
     members = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     return (isinstance(schema, dict) and "$ref" in schema) or any(map(_refers, members))
 
 
-def _plain(schema: Any, leaves: Mapping[str, Any]) -> Any:
+def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
     """A schema without generated titles, and with ``leaves`` (enums, flat models) in the place of references."""
     if isinstance(schema, list):
         return [_plain(member, leaves) for member in schema]

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any, Self, TypedDict, Unpack
 
 from verifiers import compat
-from verifiers.clients.protocol import Client, headers_from_state
+from verifiers.clients.protocol import Client, ClientLike, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
@@ -315,7 +315,11 @@ class Environment(Runs):
     # --- one model call -----------------------------------------------------------------------------------------
 
     async def init_state(
-        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
     ) -> State:
         """A fresh state for one rollout of the row ``input`` (used as it is: give a copy)."""
         return new_state(self, input, client, model, sampling_args)
@@ -324,7 +328,7 @@ class Environment(Runs):
         self,
         state: State,
         prompt: Messages,
-        client: Any = None,
+        client: ClientLike | None = None,
         model: str | None = None,
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
@@ -356,7 +360,7 @@ class Environment(Runs):
             run.check_open()
             return await answering.complete(request)
 
-    def client_of(self, state: State, client: Any = None) -> Client:
+    def client_of(self, state: State, client: ClientLike | None = None) -> Client:
         """The client that answers a call with this ``client`` argument; None: the rollout's own."""
         run = state.run
         if run is not None and run.serves(client, state):
@@ -364,7 +368,7 @@ class Environment(Runs):
             return own
         return as_client(client or state["client"])
 
-    def as_prompt(self, given: Any) -> Messages:
+    def as_prompt(self, given: object) -> Messages:
         """Messages in any form as a prompt; those that are ``Message`` objects already are passed on as they are."""
         if self.message_type == "chat" and type(given) is list:
             for message in given:
@@ -471,7 +475,7 @@ def _close_started() -> None:
             env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
 
 
-def _checked_few_shot(few_shot: Any) -> Any:
+def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
     """What was given, when it is a list of messages. *Raises* ConfigError."""
     if few_shot is None:
         return None
@@ -484,7 +488,7 @@ def _checked_few_shot(few_shot: Any) -> Any:
     return few_shot
 
 
-def _headers_from_state(client: Any, state: State) -> dict[str, str] | None:
+def _headers_from_state(client: object, state: State) -> dict[str, str] | None:
     """Headers that the client's settings take from the state (``ClientConfig.extra_headers_from_state``)."""
     wanted = headers_from_state(client)
     return {header: str(state[key]) for header, key in wanted.items() if key in state} if wanted else None

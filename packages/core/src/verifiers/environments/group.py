@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
+from verifiers.clients.protocol import ClientLike
 from verifiers.data.examples import Table, copy_row, format_row
 from verifiers.environments.base import Environment, RunDefaults
 from verifiers.environments.group_rubric import EnvGroupRubric
@@ -122,7 +123,11 @@ class EnvGroup(Environment):
     # --- a rollout ----------------------------------------------------------------------------------------------
 
     async def init_state(
-        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
     ) -> State:
         """A fresh state of the member that plays the row, which may be one that no table has formatted."""
         member = self.for_row(input)
