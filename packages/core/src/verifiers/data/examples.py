@@ -315,7 +315,7 @@ def _prompt(row: Mapping[str, Any], question: str | None, row_format: RowFormat,
             return normalize_messages(question if given is None else given, "completion")
         prompt = normalize_chat(given)
         if given is None:
-            prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]
+            prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]  # type: ignore[arg-type]  # it is there: checked above
         check_parts(prompt)
         if row_format.system_prompt and not _begins_with_system(prompt):
             prompt = [SystemMessage(row_format.system_prompt), *prompt]

@@ -14,7 +14,7 @@ from typing import Any
 
 from verifiers.data.messages import message_text
 from verifiers.errors import ConfigError
-from verifiers.types import Message, Messages, TextContentPart, UserMessage
+from verifiers.types import Content, Message, Messages, TextContentPart, UserMessage
 
 Rows = Callable[[], list[dict[str, Any]]]
 
@@ -47,7 +47,7 @@ def seed_of(row: Mapping[str, Any], seed: int) -> int:
     return given if isinstance(given, int) else seed + row["example_id"]
 
 
-def opened(prompt: Messages, observation: object) -> Messages:
+def opened(prompt: Messages, observation: Content) -> Messages:
     """The prompt with the first observation at its end: in its last message when that is the user's, else as one."""
     if isinstance(prompt, str):
         return prompt + message_text({"content": observation})
