@@ -2,7 +2,7 @@
 
 Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of dicts, a dict of columns,
 the path of a JSONL, JSON, CSV or Parquet file, and a function without arguments that returns one of these. Only a
-Parquet file makes this module import ``datasets``; an object that is given has imported it already.
+Parquet file makes this module import ``datasets``; a caller who passes its objects has imported it already.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class HubRows:
 
 
 class Source:
-    """A dataset as it was given, opened on first use and once: a builder function is not called twice."""
+    """A dataset in the form the caller passed, opened once, on first use: a builder function is not called twice."""
 
     def __init__(self, given: DatasetLike):
         self.given = given
@@ -120,7 +120,7 @@ class Source:
         return next((opened[split] for split in EVAL_SPLITS if split in opened), None)
 
     def only_evaluation(self) -> Rows:
-        """The rows of a dataset that was given for evaluation: of its split for that, else of ``train``, else all."""
+        """The rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else all."""
         rows = self.evaluation()
         return rows if rows is not None else self.train()
 
@@ -174,8 +174,8 @@ def _open_columns(columns: Mapping[str, Any]) -> Rows:
         values[str(name)] = column.tolist() if hasattr(column, "tolist") else list(column)
     lengths = {name: len(column) for name, column in values.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DatasetError(f"the columns of the dataset differ in length: {found}")
+        lengths_text = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DatasetError(f"the columns of the dataset differ in length: {lengths_text}")
     return ListRows([dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)])
 
 
