@@ -1,8 +1,8 @@
 """``Environment``: a dataset, a way to act and a way to score, under one name.
 
 An environment object is configuration. Constructing one starts no thread, opens nothing and seeds nothing; the dataset
-is read on first use. What happens in one rollout is in ``verifiers.rollouts.loop``, many rollouts are in
-``verifiers.runs.runner``; this class makes single model calls for them, and ``running`` offers both under their names.
+is read on first use. What happens in one rollout is in ``verifiers.rollouts.loop``, many rollouts
+are in ``verifiers.runs.runner``; this class makes single model calls for them, and ``runs.facade`` offers both.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import atexit
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, Self, TypedDict, Unpack
 
 from verifiers import compat
-from verifiers.clients.protocol import Client, headers_from_state
+from verifiers.clients.protocol import Client, ClientLike, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
@@ -140,7 +140,7 @@ class Environment(Runs, Identified):
             raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
         self.loaded_from: LoadedFrom | None = None
-        """How it was loaded; None when it was made by hand."""
+        """How it was loaded; None when it was constructed directly."""
         self.changes: dict[str, Any] = {}
         """What ``set_kwargs`` changed since it was loaded: with both, another process can make it again."""
         self.system_prompt, self.few_shot = system_prompt, _checked_few_shot(few_shot)
@@ -315,13 +315,17 @@ class Environment(Runs, Identified):
         return NOTHING
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
-        """The environment that plays a row (or a state); another one than this only in a group of environments."""
+        """The environment that runs a row or a state: ``self``, or a member of a group of environments."""
         return self
 
     # --- one model call -----------------------------------------------------------------------------------------
 
     async def init_state(
-        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
     ) -> State:
         """A fresh state for one rollout of the row ``input`` (used as it is: give a copy)."""
         return new_state(self, input, client, model, sampling_args)
@@ -330,7 +334,7 @@ class Environment(Runs, Identified):
         self,
         state: State,
         prompt: Messages,
-        client: Any = None,
+        client: ClientLike | None = None,
         model: str | None = None,
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
@@ -362,15 +366,15 @@ class Environment(Runs, Identified):
             run.check_open()
             return await answering.complete(request)
 
-    def client_of(self, state: State, client: Any = None) -> Client:
-        """The client that answers a call with this ``client`` argument; None: the rollout's own."""
+    def client_of(self, state: State, client: ClientLike | None = None) -> Client:
+        """The client that answers a call with this ``client`` argument; None means the client of the rollout."""
         run = state.run
         if run is not None and run.serves(client, state):
-            own: Client = run.client
-            return own
+            client_of_run: Client = run.client
+            return client_of_run
         return as_client(client or state["client"])
 
-    def as_prompt(self, given: Any) -> Messages:
+    def as_prompt(self, given: object) -> Messages:
         """Messages in any form as a prompt; those that are ``Message`` objects already are passed on as they are."""
         if self.message_type == "chat" and type(given) is list:
             for message in given:
@@ -452,13 +456,13 @@ class Environment(Runs, Identified):
                 atexit.register(_close_started)
             _STARTED[id(self)] = self
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -473,12 +477,12 @@ def _close_started() -> None:
     for env in list(_STARTED.values()):
         try:
             env.close()
-        except Exception as error:  # noqa: BLE001 - nobody is left to catch it; it is logged
+        except Exception as error:  # noqa: BLE001 - no caller is left at interpreter exit; it is logged
             env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
 
 
-def _checked_few_shot(few_shot: Any) -> Any:
-    """What was given, when it is a list of messages. *Raises* ConfigError."""
+def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
+    """Return ``few_shot`` unchanged if it is a list of messages. *Raises* ConfigError otherwise."""
     if few_shot is None:
         return None
     try:
@@ -490,10 +494,10 @@ def _checked_few_shot(few_shot: Any) -> Any:
     return few_shot
 
 
-def _headers_from_state(client: Any, state: State) -> dict[str, str] | None:
+def _headers_from_state(client: object, state: State) -> dict[str, str] | None:
     """Headers that the client's settings take from the state (``ClientConfig.extra_headers_from_state``)."""
-    wanted = headers_from_state(client)
-    return {header: str(state[key]) for header, key in wanted.items() if key in state} if wanted else None
+    keys = headers_from_state(client)
+    return {header: str(state[key]) for header, key in keys.items() if key in state} if keys else None
 
 
 def _prompt_tokens(response: Response) -> int:

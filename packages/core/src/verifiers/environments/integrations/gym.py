@@ -147,7 +147,7 @@ class GymEnv(MultiTurnEnv):
             return await maybe_await(self.action_parser(text))
         return _default_action(await maybe_await(self.parser.parse_answer(step["completion"])), state["gym_env"])
 
-    def _end(self, state: State, said: Any) -> None:
+    def _end(self, state: State, said: object) -> None:
         state["final_env_response"] = self._said(said)
 
     def _said(self, content: Any) -> Messages:
@@ -162,7 +162,7 @@ def _require_known(gymnasium: Any, env_id: str) -> None:
         raise ConfigError(f"Gymnasium has no environment {env_id!r}: {error}") from error
 
 
-def _text(observation: Any) -> str:
+def _text(observation: object) -> str:
     return "" if observation is None else str(observation)
 
 

@@ -156,7 +156,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         }
 
 
-def _generators(gym: Any) -> list[Generator]:
+def _generators(gym: object) -> list[Generator]:
     """The generators that ``gym`` names. *Raises* ConfigError for anything else."""
     given = [gym] if isinstance(gym, str) else gym
     if not isinstance(given, Sequence) or not given:

@@ -183,7 +183,7 @@ def _as_text(observation: Any) -> str:
     return observation if isinstance(observation, str) else "\n".join(message for _, message, _ in observation or ())
 
 
-def _word_lists(game: Any, depth: int = 4) -> Iterator[Any]:
+def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:
     """The word lists among the attributes of a game, its wrappers and its helpers."""
     for value in list(getattr(game, "__dict__", {}).values()):
         if isinstance(value, list | tuple | set | frozenset):
