@@ -395,4 +395,4 @@ def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
         setattr(rubric, name, value)
 
 
-compat.alias_methods(Rubric, compat.RUBRIC_METHODS)
+compat.legacy_methods(Rubric, compat.RUBRIC_METHODS)
