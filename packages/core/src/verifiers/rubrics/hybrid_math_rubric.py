@@ -1,8 +1,8 @@
 """``HybridMathRubric``: verify with rules first, then ask a judge about answers that the rules reject.
 
-An answer that the rules accept costs no judge call. The judge decides about answers that the rules reject, cannot verify
-in time or cannot read (a gold answer in words). A completion without an answer is worth 0.0 and costs no judge call.
-Judge failures leave the reward unknown, as in ``JudgeRubric``.
+An answer that the rules accept costs no judge call. The judge decides about answers that the rules reject, cannot
+verify in time or cannot read (a gold answer in words). A completion without an answer is worth 0.0 and costs no judge
+call. Judge failures leave the reward unknown, as in ``JudgeRubric``.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class EnvironmentClient:
 
 
 class _InFlight:
-    """Questions in flight: equal concurrent questions share one call, which is cancelled when no caller waits for it."""
+    """Questions in flight: equal concurrent questions share one call, which is cancelled when no caller waits."""
 
     def __init__(self) -> None:
         self._asked: dict[tuple[Any, ...], tuple[asyncio.Task[str], list[None]]] = {}

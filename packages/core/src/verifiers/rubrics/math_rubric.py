@@ -1,8 +1,8 @@
 r"""``MathRubric``: 1.0 for a final answer in ``\boxed{…}`` that equals the gold answer mathematically, else 0.0.
 
 Model text is never evaluated in this process and cannot block it. An answer that cannot be verified in time is worth
-0.0 and counted in a metric; failures that the model did not cause (a worker process that died, a gold answer that cannot
-be read) leave the reward unknown. It works in any thread. The comparison is in ``math_verification``.
+0.0 and counted in a metric; failures that the model did not cause (a worker process that died, an unreadable gold
+answer) leave the reward unknown. It works in any thread. The comparison is in ``math_verification``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MathRubric(Rubric):
 
     The default parser takes the last ``\boxed{…}`` after any thinking; an answer outside a box does not count. The
     result of any other parser is compared unchanged. ``timeout_seconds`` limits one comparison, ``max_workers`` the
-    number of worker processes (default: one per core, two to eight); answers longer than ``max_verify_chars`` are wrong.
+    number of worker processes (default: one per core, two to eight). Answers above ``max_verify_chars`` are wrong.
 
     Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
 

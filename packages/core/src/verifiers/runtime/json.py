@@ -62,7 +62,7 @@ def canonical_json(value: Any) -> bytes:
     except (
         TypeError,
         UnicodeEncodeError,
-    ):  # keys that are not strings, lone surrogates; any other cause is raised again
+    ):  # keys that are no strings, lone surrogates; other causes are raised again
         plain = msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_plain)
     try:
         return _CANONICAL.encode(plain)

@@ -43,9 +43,7 @@ class PerLoop(Generic[T]):
         return len(self._resources)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> T:
-        for other in [
-            other for other in tuple(self._resources) if other.is_closed()
-        ]:  # other threads add and remove too
+        for other in [other for other in tuple(self._resources) if other.is_closed()]:  # a copy: other threads add too
             self._resources.pop(other, None)
         resource = self._make()
         owner = self._own(loop)
