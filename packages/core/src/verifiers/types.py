@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -61,6 +61,15 @@ class Message(dict[str, Any]):
 
     __slots__ = ()
     FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking_blocks")
+
+    if TYPE_CHECKING:
+        role: str
+        content: Any  # text, a list of content parts, or None beside tool calls
+        tool_calls: list[ToolCall] | None
+        tool_call_id: str | None
+        name: str | None
+        reasoning_content: str | None
+        thinking_blocks: list[Any] | None
 
     def __getattr__(self, name: str) -> Any:
         if name in Message.FIELDS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from verifiers import compat
 from verifiers.errors import ConfigError, UsageError
@@ -22,7 +22,7 @@ from verifiers.results.metadata import (
     latency,
     unscored_by_function,
 )
-from verifiers.results.rows import RolloutOutput, json_ready, output_to_state
+from verifiers.results.rows import ErrorInfo, RolloutOutput, json_ready, output_to_state
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.suggest import check_keywords
@@ -58,6 +58,37 @@ class GenerateOutputs:
     (True, 1, 'm')
     """
 
+    if TYPE_CHECKING:  # the columns, by the names of COLUMNS and of the fields they list
+        prompts: list[Any]
+        prompt: list[Any]
+        completions: list[Any]
+        completion: list[Any]
+        rewards: list[float]
+        reward: list[float]
+        states: list[State]
+        state: list[State]
+        answers: list[Any]
+        answer: list[Any]
+        infos: list[dict[str, Any]]
+        info: list[dict[str, Any]]
+        tasks: list[str]
+        task: list[str]
+        example_ids: list[Any]
+        example_id: list[Any]
+        errors: list[ErrorInfo | None]
+        error: list[ErrorInfo | None]
+        stop_conditions: list[str | None]
+        stop_condition: list[str | None]
+        is_truncated: list[bool]
+        is_completed: list[bool]
+        advantages: list[float]
+        advantage: list[float]
+        timings: list[dict[str, float]]
+        timing: list[dict[str, float]]
+        token_usages: list[dict[str, int] | None]
+        token_usage: list[dict[str, int] | None]
+        metrics: dict[str, list[float]]
+
     def __init__(
         self,
         outputs: Sequence[RolloutOutput],
@@ -69,6 +100,18 @@ class GenerateOutputs:
         self._states = None if states is None else list(states)
         self._columns: dict[str, Any] = {}
 
+    @overload
+    def __getitem__(self, name: Literal["rewards", "reward", "advantages", "advantage"]) -> list[float]: ...
+    @overload
+    def __getitem__(self, name: Literal["states", "state"]) -> list[State]: ...
+    @overload
+    def __getitem__(self, name: Literal["metrics"]) -> dict[str, list[float]]: ...
+    @overload
+    def __getitem__(self, name: Literal["outputs"]) -> list[RolloutOutput]: ...
+    @overload
+    def __getitem__(self, name: Literal["metadata"]) -> GenerateMetadata: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: str) -> Any:
         if name in ("outputs", "metadata"):
             return getattr(self, name)
@@ -77,10 +120,12 @@ class GenerateOutputs:
             self._columns[column] = self._make_column(column)
         return self._columns[column]
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
-            return self[name]
-        raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
+    if not TYPE_CHECKING:  # hidden, so that a type checker sees a misspelt column
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
+                return self[name]
+            raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
 
     def __iter__(self) -> Iterator[Any]:
         """Prompts, completions, rewards: for ``prompts, completions, rewards = results``."""

@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.errors import ConfigError, EnvironmentFault, RunError
@@ -25,12 +25,35 @@ from verifiers.rubrics import scoring
 from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
 from verifiers.rubrics.functions import RewardFunction, finite_weight, function_name
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.runtime.sync_async import blocking
+
+if TYPE_CHECKING:
+    from verifiers.parsers import Parser
 
 CLEANUP_LIMIT_S = 60.0
 logger = logging.getLogger("verifiers.rubrics")
 Semaphore = AbstractAsyncContextManager[Any]
+
+
+class ExtraAttributes(TypedDict):
+    """Keywords of ``Rubric`` that become attributes: none that a type checker knows, so that it sees a misspelling."""
+
+
+class ScoringOptions(TypedDict, total=False):
+    """Parameters of ``Rubric`` that its subclasses pass on as they are."""
+
+    parallelize_scoring: bool
+    timeout_s: float | None
+
+
+class RubricOptions(ScoringOptions, total=False):
+    """The parameters of ``Rubric``, for the constructors of its subclasses."""
+
+    funcs: Sequence[Callable[..., Any]] | None
+    weights: Sequence[float] | None
+    parser: Parser | None
 
 
 class Rubric:
@@ -57,14 +80,15 @@ class Rubric:
     dummy_score_rollout: Callable[..., Any]
     dummy_score_group: Callable[..., Any]
 
+    @spell_out(ExtraAttributes, {})
     def __init__(
         self,
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
-        parser: Any = None,
+        parser: Parser | None = None,
         parallelize_scoring: bool = False,
         timeout_s: float | None = 300.0,
-        **kwargs: Any,
+        **kwargs: Unpack[ExtraAttributes],
     ):
         self._parser = parser
         self.parallelize_scoring = parallelize_scoring
@@ -85,7 +109,7 @@ class Rubric:
     # --- declarations
 
     @property
-    def parser(self) -> Any:
+    def parser(self) -> Parser:
         """The parser passed to the constructor; by default a plain ``Parser()``."""
         if self._parser is None:
             from verifiers.parsers import Parser
@@ -94,7 +118,7 @@ class Rubric:
         return self._parser
 
     @parser.setter
-    def parser(self, parser: Any) -> None:
+    def parser(self, parser: Parser) -> None:
         self._parser = parser
 
     def add_reward_func(

@@ -348,7 +348,16 @@ class Run:
 
                 await play_then_score(env, context, store, left.jobs, limit, options.abort_after, progress, play)
             else:
-                await Runner(env, context, store, limit, options.abort_after, progress, play).run(left.jobs)
+                runner = Runner(
+                    env,
+                    context,
+                    store,
+                    concurrency=limit,
+                    abort_after=options.abort_after,
+                    progress=progress,
+                    play=play,
+                )
+                await runner.run(left.jobs)
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
         """The results, with ``metadata.json`` renewed."""

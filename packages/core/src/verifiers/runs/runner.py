@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from verifiers.data.examples import Example, RowFormat, Table, copy_row
@@ -113,8 +113,16 @@ class Job:
 
 
 @dataclass(slots=True)
+class RunControl:
+    """What changes while a run goes on."""
+
+    is_over: bool = False
+    """The run has returned or is being stopped; no model call may begin any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all rollouts of a run share: who answers, and the limits they keep together."""
+    """What all rollouts of a run share: the client, and the limits they keep together. ``control`` alone changes."""
 
     client: Any
     model: str
@@ -131,8 +139,12 @@ class RunContext:
     tool_slot: Slot = field(default_factory=nullcontext)
     given_client: Any = None
     """The client as the caller gave it, for ``state["client"]``; None = ``client``."""
-    is_over: bool = False
-    """The run has returned or is being stopped; no model call may begin any more."""
+    control: RunControl = field(default_factory=RunControl)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has returned or is being stopped."""
+        return self.control.is_over
 
     def serves(self, client: Any, state: State) -> bool:
         """Whether a call with this ``client`` argument goes to the run's own client."""
@@ -140,7 +152,7 @@ class RunContext:
 
     def check_open(self) -> None:
         """Raises ``RunError`` when the run is over."""
-        if self.is_over:
+        if self.control.is_over:
             raise RunError("the run is over: a hook that outlived it asked for another completion")
 
     def seed_of(self, state: State) -> int | None:
@@ -338,14 +350,16 @@ class Runner:
         env: RunEnvironment,
         context: RunContext,
         sink: Sink,
+        *,
         concurrency: int,
         abort_after: int = 32,
         progress: Progress | None = None,
         play: Player = play_and_score,
     ):
-        self.env, self.context, self.sink, self.play = env, context, sink, play
+        self.env, self.sink, self.play = env, sink, play
         self.concurrency, self.abort_after = concurrency, abort_after
-        self.progress = context.progress = progress or context.progress or Progress()
+        self.progress = progress or context.progress or Progress()
+        self.context = replace(context, progress=self.progress)
         self._groups: dict[int, list[tuple[Job, State]]] = {}
         self._streak: tuple[str, int] = ("", 0)
         self._failure: BaseException | None = None
@@ -364,7 +378,7 @@ class Runner:
             if self._failure is not None:
                 raise self._failure
         finally:
-            self.context.is_over = True
+            self.context.control.is_over = True
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -386,7 +400,7 @@ class Runner:
                 self._guard(state)
             except BaseException as error:
                 if not self.context.is_over:
-                    self._failure, self.context.is_over = error, True
+                    self._failure, self.context.control.is_over = error, True
                 raise
             finally:
                 self.progress.running.pop(job.position, None)

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verifiers.cli.evaluate.entries import Evaluation
 from verifiers.cli.evaluate.exporting import check_formats
 from verifiers.cli.evaluate.models import Choice
-from verifiers.cli.evaluate.options import EvalSettings
+from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.toml_args import environment_defaults
 from verifiers.data.messages import escape_control
 from verifiers.environments import registry

@@ -105,7 +105,7 @@ class _Serving:
         except WorkerLost:
             pass
         finally:
-            self.context.is_over = True
+            self.context.control.is_over = True
             left = list(self.tasks.values())
             for task in left:
                 task.cancel()
