@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from verifiers_trainer.algorithm.batch import Group, StepBatch
-from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.algorithm.batch import Group, TrainBatch
+from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.distributed.ranks import Ranks
 
-NAMES = tuple(field.name for field in fields(Row))
+NAMES = tuple(field.name for field in fields(PackedRow))
 
 
-def next_batch(ranks: Ranks, make: Callable[[], StepBatch], timeout_s: float) -> StepBatch:
+def next_batch(ranks: Ranks, make: Callable[[], TrainBatch], timeout_s: float) -> TrainBatch:
     """The batch that ``make`` gives on rank 0. The others have their own rows of it, and no groups or statistics.
 
     Raises what ``make`` raises, on every rank, and ``RunError`` after ``timeout_s`` seconds without a batch.
     """
     if ranks.world == 1:
         return make()
-    made: list[StepBatch] = []
+    made: list[TrainBatch] = []
 
     def describe() -> dict[str, Any]:
         made.append(make())
@@ -39,13 +39,13 @@ def next_batch(ranks: Ranks, make: Callable[[], StepBatch], timeout_s: float) ->
     own = ranks.scatter(parts, "the rows of the next step")
     if made:
         return made[0]
-    rows_R: list[list[Row]] = [[] for _ in range(ranks.world)]
+    rows_R: list[list[PackedRow]] = [[] for _ in range(ranks.world)]
     rows_R[ranks.rank] = from_bytes(own)
     newest = Group(told["newest"], -1, ())  # for the place in the data; who played what, rank 0 knows
-    return StepBatch(rows_R, (newest,), (), {}, told["num_tokens"])
+    return TrainBatch(rows_R, (newest,), (), {}, told["num_tokens"])
 
 
-def to_bytes(rows: Sequence[Row]) -> bytes:
+def to_bytes(rows: Sequence[PackedRow]) -> bytes:
     """Rows as one safetensors file: ``<place>.<name>`` -> array."""
     arrays = {}
     for place, row in enumerate(rows):
@@ -55,10 +55,10 @@ def to_bytes(rows: Sequence[Row]) -> bytes:
     return save(arrays)
 
 
-def from_bytes(written: bytes) -> list[Row]:
+def from_bytes(written: bytes) -> list[PackedRow]:
     """The rows that ``to_bytes`` wrote, in their order."""
     rows: dict[int, dict[str, np.ndarray]] = {}
     for key, array in load(written).items():
         place, _, name = key.partition(".")
         rows.setdefault(int(place), {})[name] = array
-    return [Row(**rows[place]) for place in sorted(rows)]
+    return [PackedRow(**rows[place]) for place in sorted(rows)]
