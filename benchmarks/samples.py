@@ -2,7 +2,7 @@
 
     python benchmarks/samples.py [--quick] [--pairs 5] [--store]
 
-Ours is the trainer's own way: ``Rollout.of`` takes the turns off the state, ``rollout_samples`` merges those that share
+Ours is the trainer's own way: ``State.rollout`` takes the turns off the state, ``rollout_samples`` merges those that share
 a prefix into samples with loss mask, log-probabilities, versions and advantages, as arrays. It is compared with
 
 * keeping ids: per turn append what is new of the prompt, the completion, a mask and the log-probabilities to Python
