@@ -18,7 +18,7 @@ from verifiers.runtime.failpoints import armed
 from verifiers.storage.journal import Journal, read_journal
 from verifiers.testing import ScriptedClient
 
-FAILPOINTS = "journal.before_write journal.after_write journal.after_fsync journal.before_ack".split()
+FAILPOINTS = "journal.before_write journal.after_write journal.after_fsync".split()
 
 
 def keys(path):

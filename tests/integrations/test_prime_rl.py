@@ -238,7 +238,7 @@ def test_three_files_are_one_run(tmp_path):
         ("[orchestrator.train]\nnum_workers = 2", "orchestrator.train.num_workers"),
         ("[environment.args]\na = 1", "environment has no id"),
         ("max_steps = 3\n[orchestrator]\nmax_steps = 4", "orchestrator.max_steps is 4, and was 3 before"),
-        ("max_steps = ", "cannot be read"),
+        ("max_steps = ", "is not valid TOML"),
         ("sampling = 3\n[environment]\nid = 'x'", "sampling must be a table"),
     ],
 )

@@ -98,7 +98,7 @@ def test_every_mistake_is_named_at_once(run):
     Path("run.toml").write_text(FILE.replace("max_steps = 2", "max_step = 2\ntemperature = 7.0"))
     said = refused(run("@", "run.toml", "--env.args.siz", "3", "--dry-rum", "--trainer.args.batch_size", "10"))
     for expected in (
-        'run.toml:12: [trainer.args] does not know "max_step", did you mean "max_steps"?',
+        "run.toml:12: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
         "run.toml:13: temperature is 7.0",
         "did you mean 'size'?",
         '--dry-rum: there is no setting "dry_rum", did you mean "--dry-run"?',
@@ -287,8 +287,8 @@ def test_ctrl_c_ends_after_the_step_saves_and_the_same_command_goes_on(run):
 def test_the_second_signal_leaves_at_once():
     code = """
 import os, signal, time
-from verifiers_trainer.cli.interrupt import Interruption
-with Interruption(lambda: print("stopping"), lambda: print("leaving", flush=True)):
+from verifiers.cli.common.interrupt import Interrupt
+with Interrupt(lambda: print("stopping"), lambda reason: print("leaving", flush=True)):
     os.kill(os.getpid(), signal.{0})
     print("still here")
     if {1}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -366,8 +367,12 @@ def test_several_tables_of_a_file_are_a_mixture_by_their_weights(tmp_path, capsy
     env.dump_config = True
     assert env.run(result) == 0
     dumped = capsys.readouterr().out
-    assert 'env = [{ id = "reverse-text", name = "reverse-text"' in dumped
-    assert "env_weights = { reverse-text = 3.0, sums = 1.0 }" in dumped
+    document = tomllib.loads(dumped)
+    assert [(table["id"], table["name"]) for table in document["env"]] == [
+        ("reverse-text", "reverse-text"),
+        ("curriculum-sums", "sums"),
+    ]
+    assert document["trainer"]["args"]["env_weights"] == {"reverse-text": 3.0, "sums": 1.0}
     (tmp_path / "again.toml").write_text(dumped)
 
     from verifiers_trainer.cli.plan import make_plan
@@ -383,10 +388,10 @@ def test_several_tables_of_a_file_are_a_mixture_by_their_weights(tmp_path, capsy
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("weight = 0\nid = 'a'", r"\[\[env\]\] number 2: weight is 0; it must be a number above 0"),
-        ("id = 'a'\nwieght = 2", "number 2 does not know 'wieght', did you mean \"weight\""),
+        ("weight = 0\nid = 'a'", r"weight in \[\[env\]\] number 2 must be a number above 0, not 0"),
+        ("id = 'a'\nwieght = 2", r"unknown key 'wieght' in \[\[env\]\] number 2, did you mean \"weight\""),
         ("name = 'x'", "number 2 needs an id"),
-        ("id = 'a'\nargs = 3", "number 2: args must be a table, not 3"),
+        ("id = 'a'\nargs = 3", r"args in \[\[env\]\] number 2 must be a table, not 3"),
     ],
 )
 def test_a_wrong_table_is_named_with_its_number(tmp_path, table, said):

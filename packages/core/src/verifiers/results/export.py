@@ -1,4 +1,4 @@
-"""Results as datasets and files: ``make_dataset``, ``save``.
+"""Rows as a dataset or as files.
 
 A column whose values do not fit one Arrow type is written as JSON text, never dropped. This module reads nothing back
 (``loading``).
@@ -13,57 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verifiers import compat
 from verifiers.errors import ConfigError
 from verifiers.results.metadata import example_key
-from verifiers.results.outputs import GenerateOutputs
 from verifiers.results.rows import RolloutOutput, json_ready, row_for_disk
 from verifiers.results.statistics import mean
 from verifiers.runtime.json import canonical_json, encode_row
-from verifiers.runtime.suggest import check_keywords
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME
 from verifiers.storage.files import atomic_write
 from verifiers.storage.journal import Journal
-
-DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
-
-
-def make_dataset(
-    results: GenerateOutputs,
-    rollouts_per_example: int | None = None,
-    push_to_hub: bool = False,
-    hub_name: str | None = None,
-    state_columns: Sequence[str] | None = None,
-    **older: Any,
-) -> Any:
-    """The results as a ``datasets.Dataset`` with the columns of ``DATASET_COLUMNS`` and those asked for.
-
-    ``average_reward`` is the mean of the known rewards of the example's rollouts: of those with one example id, or of
-    each run of ``rollouts_per_example`` rows when that is given. Unknown rewards are null. ``push_to_hub`` publishes
-    it as ``hub_name``. *Raises* ConfigError for a publication without a name, or a column the rows do not have.
-
-    >>> from verifiers.testing import ScriptedClient
-    >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
-    >>> vf.make_dataset(results)["average_reward"][:]
-    [0.0]
-    """
-    given = {"push_to_hub": True} if push_to_hub else {}
-    named = compat.rename(older | given | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
-    check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
-    push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
-    if push_to_hub and not hub_name:
-        raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
-    columns = [*DATASET_COLUMNS, *(name for name in state_columns or () if name not in DATASET_COLUMNS)]
-    averages = _average_rewards(results.outputs, rollouts_per_example)
-    rows = []
-    for output, average in zip(results.outputs, averages, strict=True):
-        if absent := [name for name in columns if name not in output and name != "average_reward"]:
-            raise ConfigError(f"the rows have no column {absent[0]!r}; run with state_columns={absent!r}")
-        rows.append({name: average if name == "average_reward" else output[name] for name in columns})
-    dataset = rows_to_dataset(rows)
-    if push_to_hub:
-        dataset.push_to_hub(hub_name)
-    return dataset
 
 
 def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -75,17 +32,17 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return Dataset.from_dict({name: _arrow_column([row.get(name) for row in plain]) for name in names})
 
 
-def save(results: GenerateOutputs, path: str | Path) -> None:
-    """Write ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory with its journal and metadata.
+def save(outputs: Sequence[RolloutOutput], metadata: Mapping[str, Any], path: str | Path) -> None:
+    """Write the rows of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
 
     *Raises* ConfigError when the directory already holds results.
     """
     target = Path(path)
     if target.suffix == ".parquet":
         target.parent.mkdir(parents=True, exist_ok=True)
-        results.to_dataset().to_parquet(str(target))
+        rows_to_dataset(outputs).to_parquet(str(target))
         return
-    rows = _disk_rows(results.outputs)
+    rows = _disk_rows(outputs)
     if target.suffix == ".jsonl":
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(target, b"".join(encode_row(row) + b"\n" for row in rows))
@@ -95,7 +52,7 @@ def save(results: GenerateOutputs, path: str | Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     with Journal.open(target / RESULTS_NAME) as journal:
         journal.append_sync(rows)
-    content = json.dumps(json_ready(results.metadata | {"path_to_save": str(target)}), indent=2)
+    content = json.dumps(json_ready({**metadata, "path_to_save": str(target)}), indent=2)
     atomic_write(target / METADATA_NAME, content.encode() + b"\n")
 
 
@@ -116,7 +73,8 @@ def _hash_of(output: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(known)).hexdigest()
 
 
-def _average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
+def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
+    """The mean known reward of each row's siblings: rows of one example, or each run of ``siblings`` rows."""
     keys = [index // siblings if siblings else example_key(output) for index, output in enumerate(outputs)]
     groups: dict[Any, list[float]] = {}
     for key, output in zip(keys, outputs, strict=True):

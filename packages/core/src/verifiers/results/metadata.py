@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.prices import cost_usd
 from verifiers.results.rows import RolloutOutput
@@ -54,6 +54,43 @@ class GenerateMetadata(AttributeDict):
     >>> metadata.num_rollouts, metadata["num_errors"], metadata.pass_at_k
     (4, 0, {'1': 0.0, '2': 0.0, '4': 0.0})
     """
+
+    if TYPE_CHECKING:
+        env_id: str
+        env_args: dict[str, Any]
+        env_version: str
+        model: str
+        base_url: str
+        sampling_args: dict[str, Any]
+        date: str
+        time: float
+        time_ms: float
+        pass_threshold: float
+        state_columns: list[str]
+        path_to_save: str | None
+        tools: list[Any] | None
+        version_info: dict[str, str | None]
+        fingerprint: str | None
+        status: str
+        seed: int | None
+        resumed: int
+        outside_plan: list[str]
+        local_model: dict[str, Any] | None
+        prices: dict[str, float] | None
+        num_examples: int
+        rollouts_per_example: int
+        num_rollouts: int
+        num_errors: int
+        num_unscored: int
+        avg_reward: float
+        reward_stderr: float
+        avg_metrics: dict[str, float]
+        avg_error: float
+        stop_conditions: dict[str, int]
+        pass_at_k: dict[str, float]
+        pass_all_k: dict[str, float]
+        usage: dict[str, int]
+        cost_usd: float | None
 
     @classmethod
     def of(cls, outputs: Sequence[RolloutOutput], **facts: Any) -> GenerateMetadata:

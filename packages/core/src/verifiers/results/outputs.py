@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from verifiers.errors import UsageError
+from verifiers import compat
+from verifiers.errors import ConfigError, UsageError
+from verifiers.results.export import average_rewards, rows_to_dataset, save
 from verifiers.results.metadata import (
     GenerateMetadata,
     errors_by_cause,
@@ -20,9 +22,10 @@ from verifiers.results.metadata import (
     latency,
     unscored_by_function,
 )
-from verifiers.results.rows import RolloutOutput, json_ready, output_to_state
-from verifiers.results.statistics import centered_advantages
+from verifiers.results.rows import ErrorInfo, RolloutOutput, json_ready, output_to_state
 from verifiers.rollouts.state import State
+from verifiers.rubrics.advantages import centered_advantages
+from verifiers.runtime.suggest import check_keywords
 
 COLUMNS = {
     "prompts": "prompt",
@@ -55,6 +58,37 @@ class GenerateOutputs:
     (True, 1, 'm')
     """
 
+    if TYPE_CHECKING:  # the columns, by the names of COLUMNS and of the fields they list
+        prompts: list[Any]
+        prompt: list[Any]
+        completions: list[Any]
+        completion: list[Any]
+        rewards: list[float]
+        reward: list[float]
+        states: list[State]
+        state: list[State]
+        answers: list[Any]
+        answer: list[Any]
+        infos: list[dict[str, Any]]
+        info: list[dict[str, Any]]
+        tasks: list[str]
+        task: list[str]
+        example_ids: list[Any]
+        example_id: list[Any]
+        errors: list[ErrorInfo | None]
+        error: list[ErrorInfo | None]
+        stop_conditions: list[str | None]
+        stop_condition: list[str | None]
+        is_truncated: list[bool]
+        is_completed: list[bool]
+        advantages: list[float]
+        advantage: list[float]
+        timings: list[dict[str, float]]
+        timing: list[dict[str, float]]
+        token_usages: list[dict[str, int] | None]
+        token_usage: list[dict[str, int] | None]
+        metrics: dict[str, list[float]]
+
     def __init__(
         self,
         outputs: Sequence[RolloutOutput],
@@ -66,6 +100,18 @@ class GenerateOutputs:
         self._states = None if states is None else list(states)
         self._columns: dict[str, Any] = {}
 
+    @overload
+    def __getitem__(self, name: Literal["rewards", "reward", "advantages", "advantage"]) -> list[float]: ...
+    @overload
+    def __getitem__(self, name: Literal["states", "state"]) -> list[State]: ...
+    @overload
+    def __getitem__(self, name: Literal["metrics"]) -> dict[str, list[float]]: ...
+    @overload
+    def __getitem__(self, name: Literal["outputs"]) -> list[RolloutOutput]: ...
+    @overload
+    def __getitem__(self, name: Literal["metadata"]) -> GenerateMetadata: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: str) -> Any:
         if name in ("outputs", "metadata"):
             return getattr(self, name)
@@ -74,10 +120,12 @@ class GenerateOutputs:
             self._columns[column] = self._make_column(column)
         return self._columns[column]
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
-            return self[name]
-        raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
+    if not TYPE_CHECKING:  # hidden, so that a type checker sees a misspelt column
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
+                return self[name]
+            raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
 
     def __iter__(self) -> Iterator[Any]:
         """Prompts, completions, rewards: for ``prompts, completions, rewards = results``."""
@@ -132,15 +180,11 @@ class GenerateOutputs:
 
     def to_dataset(self) -> Any:
         """The rows as a ``datasets.Dataset``; unknown numbers are null."""
-        from verifiers.results.export import rows_to_dataset
-
         return rows_to_dataset(self.outputs)
 
     def save(self, path: str | Path) -> None:
         """Write a run directory, or one ``.jsonl`` or ``.parquet`` file; see ``export.save``."""
-        from verifiers.results.export import save
-
-        save(self, path)
+        save(self.outputs, self.metadata, path)
 
     def _has_states(self) -> bool:
         return self._states is not None or (bool(self.outputs) and all("trajectory" in o for o in self.outputs))
@@ -181,3 +225,44 @@ def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
             advantages = [math.nan if o["advantage"] is None else o["advantage"] for o in group]
         for output, advantage in zip(group, advantages, strict=True):
             output["advantage"] = advantage
+
+
+DATASET_COLUMNS = "example_id prompt completion answer task info reward average_reward metrics error".split()
+
+
+def make_dataset(
+    results: GenerateOutputs,
+    rollouts_per_example: int | None = None,
+    push_to_hub: bool = False,
+    hub_name: str | None = None,
+    state_columns: Sequence[str] | None = None,
+    **older: Any,
+) -> Any:
+    """The results as a ``datasets.Dataset`` with the columns of ``DATASET_COLUMNS`` and those asked for.
+
+    ``average_reward`` is the mean of the known rewards of the example's rollouts: of those with one example id, or of
+    each run of ``rollouts_per_example`` rows when that is given. Unknown rewards are null. ``push_to_hub`` publishes
+    it as ``hub_name``. *Raises* ConfigError for a publication without a name, or a column the rows do not have.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+    >>> vf.make_dataset(results)["average_reward"][:]
+    [0.0]
+    """
+    given = {"push_to_hub": True} if push_to_hub else {}
+    named = compat.rename(older | given | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
+    check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
+    push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
+    if push_to_hub and not hub_name:
+        raise ConfigError('push_to_hub needs a name: hub_name="owner/dataset"')
+    columns = [*DATASET_COLUMNS, *(name for name in state_columns or () if name not in DATASET_COLUMNS)]
+    averages = average_rewards(results.outputs, rollouts_per_example)
+    rows = []
+    for output, average in zip(results.outputs, averages, strict=True):
+        if absent := [name for name in columns if name not in output and name != "average_reward"]:
+            raise ConfigError(f"the rows have no column {absent[0]!r}; run with state_columns={absent!r}")
+        rows.append({name: average if name == "average_reward" else output[name] for name in columns})
+    dataset = rows_to_dataset(rows)
+    if push_to_hub:
+        dataset.push_to_hub(hub_name)
+    return dataset

@@ -5,7 +5,7 @@
 one comparison. Every process counts its own passes, and only one place is armed at a time.
 
 Places: ``journal.open`` (recovered, before anything is cut), ``journal.before_write``, ``journal.after_write`` (before
-the fsync), ``journal.after_fsync``, ``journal.before_ack``, ``journal.finish``, and ``atomic_write.before_rename``.
+the fsync), ``journal.after_fsync``, ``journal.finish``, and ``atomic_write.before_rename``.
 
 This module injects faults; it does not handle them, and nothing but a test should arm it.
 """

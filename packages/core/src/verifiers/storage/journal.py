@@ -202,7 +202,6 @@ class Journal:
             failpoint("journal.after_write")
             sync_file(self._file.fd)
             failpoint("journal.after_fsync")
-            failpoint("journal.before_ack")
             self._durable_bytes += len(content)
         except Exception as cause:  # noqa: BLE001  whatever stops the writer is what every waiter is told
             with self._changed:

@@ -300,10 +300,10 @@ def dppo_kl(
     Source: DPPO with binary KL, arXiv 2602.04879.
     """
     with torch.no_grad():
-        pi, mu = row.log_pi.exp(), row.log_mu.exp()
-        rest_pi, rest_mu = (1 - pi).clamp(min=1e-12), (1 - mu).clamp(min=0)
-        divergence = mu * (row.log_mu - row.log_pi) + torch.xlogy(rest_mu, rest_mu / rest_pi)
-        away = ((row.advantage > 0) & (pi > mu)) | ((row.advantage < 0) & (pi < mu))
+        p_pi, p_mu = row.log_pi.exp(), row.log_mu.exp()
+        rest_pi, rest_mu = (1 - p_pi).clamp(min=1e-12), (1 - p_mu).clamp(min=0)
+        divergence = p_mu * (row.log_mu - row.log_pi) + torch.xlogy(rest_mu, rest_mu / rest_pi)
+        away = ((row.advantage > 0) & (p_pi > p_mu)) | ((row.advantage < 0) & (p_pi < p_mu))
     return _trust_region(row, ~((divergence > delta) & away), log_ratio_penalty, ratio_cap)
 
 

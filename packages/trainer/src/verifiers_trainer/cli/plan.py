@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from verifiers.cli.common.reader import Assignment, raise_together
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, UsageError
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
-from verifiers_trainer.cli.sources import Assignment, listed, read_words
+from verifiers_trainer.cli.sources import read_words
 from verifiers_trainer.pipeline.mixture import joined
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.settings.config import RLConfig
@@ -92,8 +93,9 @@ def make_plan(
     if settings.env_id:
         place = settings.places.get("env.id", "[env]")
         env = _collect(problems, place, lambda: _load(settings))
-    if problems or config is None or env is None:
-        raise ConfigError(listed(problems))
+    raise_together(problems)
+    assert config is not None
+    assert env is not None
     return Plan(settings, config, env, None if fresh else _starting_point(Path(config.output_dir or ""), resume))
 
 

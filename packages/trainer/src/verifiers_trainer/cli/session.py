@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from verifiers.cli.common.interrupt import Interrupt
 from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, RunError, RunMismatch
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch
-from verifiers_trainer.cli.canonical import to_toml
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
-from verifiers_trainer.cli.interrupt import Interruption
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.cli.report import rank
+from verifiers_trainer.cli.settings import to_toml
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
@@ -78,7 +78,7 @@ class Session:
         if plan.checkpoint is not None and plan.first_step >= plan.num_steps:
             self._say(f"{plan.folder} is trained already: its newest checkpoint is at step {plan.first_step}")
             self._describe(plan, result)
-            self._close(plan, None)
+            self._close(plan, interrupted=False)
             return 0
         return self._train(plan, result)
 
@@ -140,7 +140,7 @@ class Session:
                     self._say("stopping after this step, then saving; press Ctrl-C again to leave at once")
 
                 try:
-                    with Interruption(announce, progress.stop) as interruption:
+                    with Interrupt(announce, lambda _: progress.stop()) as interrupt:
                         trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
                 except RunMismatch as error:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
@@ -151,8 +151,8 @@ class Session:
                 finally:
                     progress.stop()
                     self._describe(plan, result)
-            self._close(plan, interruption if interruption.requested is not None else None)
-        return interruption.exit_code if interruption.requested is not None else 0
+            self._close(plan, interrupted=interrupt.signum is not None)
+        return interrupt.exit_code
 
     @contextmanager
     def _folder(self, plan: Plan) -> Iterator[None]:
@@ -200,11 +200,11 @@ class Session:
             checkpoint=str(newest) if newest else None,
         )
 
-    def _close(self, plan: Plan, interruption: Interruption | None) -> None:
+    def _close(self, plan: Plan, *, interrupted: bool) -> None:
         if rank():
             return
         newest = checkpoint_files.newest_valid(plan.folder)
-        if interruption is None:
+        if not interrupted:
             self._say("")
             commands = [f"{self._again(plan, 2 * plan.num_steps)}    # trains on"]
         elif newest is not None:
@@ -251,8 +251,9 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """The run in a few lines, as far as it is known without the model."""
     config, settings = plan.resolved, plan.settings
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
-    played = [(t.id, t.args) for t in settings.mixture] or [(settings.env_id, settings.env_args)]
-    calls = [f"{env}({', '.join(f'{name}={value!r}' for name, value in args.items())})" for env, args in played]
+    environments: list[tuple[str, Mapping[str, Any]]] = [(table.id, table.args) for table in settings.mixture]
+    environments = environments or [(settings.env_id, settings.env_args)]
+    calls = [f"{env}({', '.join(f'{name}={value!r}' for name, value in args.items())})" for env, args in environments]
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
     rows = [
         ("model", settings.model),

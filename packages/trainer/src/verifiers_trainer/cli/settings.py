@@ -1,4 +1,4 @@
-"""Assignments -> one checked ``TrainSettings``. Pure: reads no file, loads no model, asks no device.
+"""Assignments -> one checked ``TrainSettings``, and back to TOML. Reads no file, loads no model, asks no device.
 
 Two formats are understood and come out the same: that of ``vf-rl`` (``model``, ``[env]``, ``[inference]``,
 ``[trainer]``, ``[eval]``) and that of hosted training (``max_steps`` and its like at the top, ``[sampling]``,
@@ -9,18 +9,21 @@ Two formats are understood and come out the same: that of ``vf-rl`` (``model``, 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import tomli_w
+from transformers import TrainingArguments
+
+from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, describe, fits, store, unknown_key
 from verifiers.errors import ConfigError
-from verifiers.runtime.suggest import close_match
-from verifiers_trainer.cli.environments import EnvTable, read_tables, shares
+from verifiers.runtime.suggest import SIMILAR, close_match
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
-from verifiers_trainer.cli.sources import Assignment
-from verifiers_trainer.cli.value_types import describe, fits
+from verifiers_trainer.pipeline.mixture import distinct
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.config import RLConfig, field_names, known_names
 
@@ -49,11 +52,27 @@ HOSTED_ALONE: dict[tuple[str, ...], str] = {
 """Keys of the hosted format that have no meaning here -> why."""
 PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
 EVAL = "eval_"
-ALGORITHMS = ("rl", "grpo")
+Algorithm = Literal["rl", "grpo"]
 """Values of ``trainer.algorithm``: the defaults of ``RLConfig`` or of ``GRPOConfig``."""
 TRANSLATED_HINTS: dict[str, Any] = {"scale_rewards": bool | str}
 """Types of the names whose value is translated, where it is not a whole number."""
 NO_SERVER = "no inference server is started: the embedded engine samples from the trainer's own weights"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTable:
+    """One ``[[env]]`` of several: ``EnvTable("gsm8k", {"num_train_examples": 500}, "gsm8k", 3.0)``."""
+
+    id: str
+    args: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    """What it is called in the metrics; its id, without owner and version, unless given."""
+    weight: Annotated[float, Bounds(0, exclusive=True)] | None = None
+    """Its share of the groups, relative to the other weights."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its keys, as a file gives them."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +85,7 @@ class TrainSettings:
     config: Mapping[str, Any]
     """Keywords of ``RLConfig`` that were given, under their canonical names."""
     algorithm: str = "rl"
-    """One of ``ALGORITHMS``."""
+    """``rl`` or ``grpo``."""
     ignored: tuple[tuple[str, str], ...] = ()
     """(key, reason) of what was given and has no effect here."""
     chosen: tuple[tuple[str, str], ...] = ()
@@ -84,7 +103,11 @@ class TrainSettings:
 @functools.cache
 def _hints() -> dict[str, Any]:
     """Field of ``RLConfig`` -> its type."""
-    return {name: hint for name, hint in typing.get_type_hints(RLConfig).items() if name in field_names()}
+    return {
+        name: hint
+        for name, hint in typing.get_type_hints(RLConfig, include_extras=True).items()
+        if name in field_names()
+    }
 
 
 def _hint_of(name: str) -> Any:
@@ -165,7 +188,7 @@ class _Reader:
             case ("env", "id"):
                 self._name("env.id")(given)
             case ("env", "args", _, *_):
-                self._store(self.env_args, given, 2)
+                store(self.env_args, given.path[2:], given.value)
             case ("env", "weight" | "name"):
                 self.ignored[given.key] = "there is one environment"
             case ("env",) if isinstance(given.value, list) and len(given.value) > 1:
@@ -177,11 +200,10 @@ class _Reader:
 
     def _environments(self, given: Assignment) -> None:
         """Several ``[[env]]`` tables."""
-        self.mixture, problems = read_tables(given.value)
+        self.mixture = _env_tables(given, self.problems)
         self.names["env.id"], self.places["env.id"] = " + ".join(table.name for table in self.mixture), given.place
-        for problem in problems:
-            self._problem(given, problem)
-        if (weights := shares(self.mixture)) is not None:
+        if any(table.weight is not None for table in self.mixture):
+            weights = {table.name: 1.0 if table.weight is None else table.weight for table in self.mixture}
             self.config.setdefault("env_weights", weights)
 
     def _trainer(self, given: Assignment) -> None:
@@ -189,12 +211,8 @@ class _Reader:
             case ("trainer", "gpus"):
                 self._gpus(given)
             case ("trainer", "algorithm"):
-                if given.value not in ALGORITHMS:
-                    known = ", ".join(ALGORITHMS)
-                    self._problem(given, f"trainer.algorithm is {given.value!r}; it must be one of {known}")
-                else:
-                    self.algorithm = given.value
-                    self.chosen.pop(given.key, None)
+                self.algorithm = self._checked(given, Algorithm, given.key)
+                self.chosen.pop(given.key, None)
             case ("trainer", "args", name, *_):
                 self._field(given, name, 2)
             case ("trainer",) | ("trainer", "args"):
@@ -235,10 +253,8 @@ class _Reader:
             self._problem(given, f"wandb must be a table, not {given.value!r}")
         elif given.path[1] not in ("project", "name"):
             self._unknown(given, ("project", "name"), 1)
-        elif not isinstance(given.value, str):
-            self._problem(given, f"{given.key} is {given.value!r}; it must be a text")
-        else:
-            self.names[given.key] = given.value
+        elif (name := self._checked(given, str, given.key)) is not None:
+            self.names[given.key] = name
 
     # --- values -------------------------------------------------------------------------------------------------
 
@@ -248,15 +264,15 @@ class _Reader:
             if isinstance(given.value, str) and given.value and given.key == key:
                 self.names[key] = given.value
             else:
-                self._problem(given, f"{key} is {given.value!r}; it must be a text")
+                self._problem(given, f"{key} must be a text, not {given.value!r}")
 
         return store
 
     def _gpus(self, given: Assignment) -> None:
-        if not fits(given.value, int) or given.value < 0:
-            self._problem(given, f"{given.key} is {given.value!r}; it must be a whole number, 0 or more")
+        number = self._checked(given, Annotated[int, Bounds(0)], given.key)
+        if number is None:
             return
-        self.gpus[given.path[0]] = given.value
+        self.gpus[given.path[0]] = number
         if self.num_gpus == 0:
             self.ignored[given.key] = "there is no CUDA device: everything runs in one process on the CPU"
         elif given.path[0] == "inference":
@@ -267,13 +283,13 @@ class _Reader:
         if name not in known_names():
             self._unknown(given, known_names(), depth)
             return
-        hint, value = _hint_of(name), given.value
-        if len(given.path) == depth + 1 and not fits(value, hint):
-            if given.text is None or not fits(given.text, hint):
-                self._problem(given, f"{name} is {value!r}; it must be {describe(hint)}")
+        hint = _hint_of(name)
+        if len(given.path) == depth + 1:
+            value = self._checked(given, hint, name)
+            if value is None:
                 return
-            given = dataclasses.replace(given, value=given.text)  # a text that happens to read as a number
-        elif len(given.path) > depth + 1 and not fits({}, hint):
+            given = dataclasses.replace(given, value=value)
+        elif not fits({}, hint):
             self._problem(given, f"{name} has no parts; it must be {describe(hint)}")
             return
         self.places[name] = given.place
@@ -282,7 +298,7 @@ class _Reader:
         if name in compat.SPELLED:
             self._field_by_another_name(given, name)
         else:
-            self._store(self.config, given, depth)
+            store(self.config, given.path[depth:], given.value)
 
     def _field_by_another_name(self, given: Assignment, name: str) -> None:
         def current(field: str) -> Any:
@@ -301,14 +317,13 @@ class _Reader:
             if field_name not in theirs:
                 self.config[field_name], self.places[field_name] = value, given.place
 
-    def _store(self, table: dict[str, Any], given: Assignment, depth: int) -> None:
-        *above, last = given.path[depth:]
-        for key in above:
-            inner = table.get(key)
-            inner = dict(inner) if isinstance(inner, Mapping) else {}
-            table[key] = inner
-            table = inner
-        table[last] = given.value
+    def _checked(self, given: Assignment, hint: Any, name: str) -> Any:
+        """The value as ``hint`` wants it; None, which TOML has no word for, after a problem was noted."""
+        try:
+            return accept(given, hint)
+        except ValueError as error:
+            self._problem(given, f"{name} {error}")
+            return None
 
     def _complete(self, hosted: bool) -> None:
         for key, how in (("model", "model = …"), ("env.id", "[env] id = …")):
@@ -328,8 +343,8 @@ class _Reader:
 
     # --- what is wrong ------------------------------------------------------------------------------------------
 
-    def _problem(self, given: Assignment, said: str) -> None:
-        self.problems.append(f"{given.place}: {said}")
+    def _problem(self, given: Assignment, sentence: str) -> None:
+        self.problems.append(given.problem(sentence))
 
     def _unknown(self, given: Assignment, known: Iterable[str], depth: int) -> None:
         """Refuse a key whose part at ``depth`` is none of ``known``."""
@@ -337,11 +352,11 @@ class _Reader:
             self._problem(given, f"{given.key} is not a setting")
             return
         wrong, table = given.path[depth], ".".join(given.path[:depth])
-        match = close_match(wrong, known, 0.6)
-        hint = f', did you mean "{match}"?' if match else ""
-        if not match and table != "trainer.args" and wrong in field_names():
-            hint = f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
-        self._problem(given, f'[{table}] does not know "{wrong}"{hint}')
+        if table != "trainer.args" and wrong in field_names() and not close_match(wrong, known, SIMILAR):
+            known, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
+        else:
+            elsewhere = ""
+        self._problem(given, unknown_key(wrong, f"[{table}]", known) + elsewhere)
 
     def _unknown_at_top(self, given: Assignment, hosted: bool) -> None:
         wrong = given.path[0]
@@ -354,9 +369,9 @@ class _Reader:
                 self._problem(given, f"sampling must be a table, not {given.value!r}")
         elif wrong in PRIME_RL:
             self._problem(given, f"[{wrong}] is known to prime-rl and has no counterpart here")
-        elif match := close_match(wrong, [*known, *flags], 0.6):
-            said = f"--{flags[match]}" if match in flags else match
-            self._problem(given, f'there is no setting "{given.key}", did you mean "{said}"?')
+        elif match := close_match(wrong, [*known, *flags], SIMILAR):
+            near = f"--{flags[match]}" if match in flags else match
+            self._problem(given, f'there is no setting "{given.key}", did you mean "{near}"?')
         elif field_match := close_match(wrong, field_names()):
             self._problem(given, f'there is no setting "{given.key}", did you mean "trainer.args.{field_match}"?')
         else:
@@ -380,3 +395,78 @@ def is_hosted(assignments: Sequence[Assignment]) -> bool:
 
 def _from_hosted(given: Assignment) -> Assignment:
     return dataclasses.replace(given, path=HOSTED.get(given.path, given.path))
+
+
+# --- several environments -----------------------------------------------------------------------------------------
+
+
+def _env_tables(given: Assignment, problems: list[str]) -> list[EnvTable]:
+    """The ``[[env]]`` tables of a file; those with problems are left out."""
+    found: list[EnvTable] = []
+    for number, table in enumerate(given.value, 1):
+        section = f"[[env]] number {number}"
+        if not isinstance(table, Mapping):
+            problems.append(given.problem(f"{section} must be a table, not {table!r}"))
+            continue
+        before = len(problems)
+        members = [Assignment((key,), value, given.place) for key, value in table.items()]
+        values = Fields.of(EnvTable).read(members, section, problems)
+        if table.get("id") in (None, ""):
+            problems.append(given.problem(f"{section} needs an id"))
+        if len(problems) == before:
+            found.append(EnvTable(**values))
+    names = distinct([table.name or short_name(table.id) for table in found])
+    return [dataclasses.replace(table, name=name) for table, name in zip(found, names, strict=True)]
+
+
+def short_name(env_id: str) -> str:
+    """An id without owner and version.
+
+    >>> short_name("primeintellect/wordle@0.1.4")
+    'wordle'
+    """
+    return env_id.rpartition("/")[2].partition("@")[0]
+
+
+# --- back to TOML -------------------------------------------------------------------------------------------------
+
+SHARED = (
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "max_grad_norm", "seed"),
+    *("save_steps", "eval_strategy", "eval_steps"),
+)
+"""Fields of transformers whose defaults are worth seeing."""
+SECRET = ("hub_token",)
+PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_size")
+
+
+def to_toml(settings: TrainSettings, config: RLConfig) -> str:
+    """The run in full: the given settings, then those that follow from them. Secrets are left out.
+
+    ``output_dir`` is there when it was given, or when no ``run_name`` leads to it again.
+    """
+    given = {name: value for name, value in settings.config.items() if name not in SECRET}
+    if settings.algorithm != "rl":  # said in the terms of RLConfig, where batch_size is all the rollouts of a step
+        config = config.private_copy()
+        config.problems(config.world_size)
+        given = {name: _plain(getattr(config, name)) for name in given if name not in PART_OF_BATCH_SIZE}
+    filled = {name: _plain(getattr(config, name)) for name in _shown_fields() if name not in given}
+    if "run_name" not in given:
+        filled["output_dir"] = config.output_dir
+    document = {
+        "model": settings.model,
+        "env": [table.to_dict() for table in settings.mixture]
+        or {"id": settings.env_id, "args": dict(settings.env_args)},
+        "trainer": {"args": given | {name: value for name, value in filled.items() if value is not None}},
+    }
+    return tomli_w.dumps(document)
+
+
+def _shown_fields() -> list[str]:
+    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
+    return [f.name for f in dataclasses.fields(RLConfig) if f.init and (f.name in SHARED or f.name not in inherited)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    return getattr(value, "__name__", value)  # a function is its name

@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from verifiers_trainer import __version__
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.sources import read_words
 
@@ -45,7 +44,7 @@ class _Command(click.Command):
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that both commands have."""
     for option in (
-        click.version_option(__version__, prog_name="vf-train"),
+        click.version_option(package_name="verifiers-trainer", prog_name="vf-train"),
         click.option("-q", "--quiet", is_flag=True, help="Errors and the results only."),
         click.option("-v", "--verbose", is_flag=True, help="More messages; tracebacks of errors."),
         click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout at the end."),

@@ -16,12 +16,10 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-import verifiers
 from verifiers.cli.common.completion import Completer, answer_the_shell, how_to, paths
+from verifiers.cli.common.reader import raise_together, unknown_option
 from verifiers.cli.common.streams import fail, results_stream
-from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError
-from verifiers.runtime.suggest import close_match
 
 SCHEMA = 1
 INTERRUPTED = 130
@@ -47,11 +45,15 @@ class Call:
     def say(self, text: str) -> None:
         """A result, for people; with ``--json`` the object says it."""
         if not self.json:
+            from verifiers.data.messages import escape_control  # late: it loads numpy, which --help does not need
+
             print(escape_control(text), file=self.out)
 
     def note(self, text: str) -> None:
         """A notice on stderr; ``-q`` leaves it out."""
         if not self.quiet:
+            from verifiers.data.messages import escape_control
+
             print(escape_control(text), file=sys.stderr, flush=True)
 
 
@@ -110,14 +112,7 @@ class SmallCommand:
             click.Option(["--json"], is_flag=True, help="Print one JSON object on stdout."),
             click.Option(["-v", "--verbose"], is_flag=True, help="Show where an error comes from."),
             click.Option(["-q", "--quiet"], is_flag=True, help="Leave notices out."),
-            click.Option(
-                ["--version"],
-                is_flag=True,
-                is_eager=True,
-                expose_value=False,
-                callback=self._version,
-                help="Show the version.",
-            ),
+            version_option(self.name),
         ]
         complete = self.complete or (paths if "PATH" in self.metavar else None)
         words = click.Argument(
@@ -131,15 +126,8 @@ class SmallCommand:
             context_settings={"ignore_unknown_options": True, "max_content_width": 110},
         )
 
-    def _version(self, context: click.Context, _: click.Parameter, value: bool) -> None:
-        if value:
-            click.echo(f"{self.name}, verifiers {verifiers.__version__}")
-            context.exit()
-
     def _read(self, argv: list[str], call: Call) -> None:
         """Fill ``call`` from the command line. Raises: ``ConfigError`` that names every unknown option."""
-        from verifiers.cli.evaluate.entries import raise_together
-
         command = self.click_command()
         try:
             with command.make_context(self.name, argv) as context:
@@ -147,16 +135,31 @@ class SmallCommand:
         except click.UsageError as error:
             raise ConfigError(error.format_message()) from None
         words = values.pop("words")
-        raise_together([self._unknown(word, command) for word in words if word.startswith("-") and len(word) > 1])
+        unknown = [word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1]
+        flags = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts)]
+        known = [*(flag for flag in flags if flag.startswith("--")), "--help"]
+        raise_together([unknown_option(flag, known, self.name) for flag in unknown])
         call.words, call.options = list(words), {k: v for k, v in values.items() if k not in COMMON}
         call.json, call.verbose, call.quiet = (values[name] for name in COMMON)
 
-    def _unknown(self, word: str, command: click.Command) -> str:
-        name = word.partition("=")[0]
-        known = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts)]
-        flags = [*(flag for flag in known if flag.startswith("--")), "--help"]
-        match = close_match(name, flags, 0.6) if name.startswith("--") else None
-        return f"{name}: no such option" + (f", did you mean {match}?" if match else f" (see {self.name} --help)")
+
+def version_option(name: str) -> click.Option:
+    """The flag that prints the version of the library that is installed, and ends the command ``name``."""
+
+    def show(context: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            from importlib import metadata
+
+            try:
+                version = metadata.version("verifiers")
+            except metadata.PackageNotFoundError:  # run from its source folder
+                version = "that is not installed"
+            click.echo(f"{name}, verifiers {version}")
+            context.exit()
+
+    return click.Option(
+        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version."
+    )
 
 
 def one_word(call: Call, what: str) -> str:

@@ -42,15 +42,7 @@ def environments(context: click.Context, parameter: click.Parameter, incomplete:
     before, comma, begun = incomplete.rpartition(",")
     taken = set(before.split(",")) if comma else set()
     ids = [info.id for info in list_environments() if info.id not in taken]
-    found = _items(f"{before}{comma}{env_id}" for env_id in ids if env_id.startswith(begun))
-    return found or paths(context, parameter, incomplete)
-
-
-def known_environments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids that are installed, or in the workspace around; paths where none fits."""
-    from verifiers.cli.install.sources import known_ids
-
-    found = _items(env_id for env_id in known_ids() if env_id.startswith(incomplete))
+    found = items(f"{before}{comma}{env_id}" for env_id in ids if env_id.startswith(begun))
     return found or paths(context, parameter, incomplete)
 
 
@@ -65,12 +57,13 @@ def words(allowed: Sequence[str]) -> Completer:
     """One of the given words."""
 
     def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return _items(word for word in allowed if word.startswith(incomplete))
+        return items(word for word in allowed if word.startswith(incomplete))
 
     return complete
 
 
-def _items(values: Iterable[str]) -> list[CompletionItem]:
+def items(values: Iterable[str]) -> list[CompletionItem]:
+    """Words to offer, as click wants them."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(value) for value in values]

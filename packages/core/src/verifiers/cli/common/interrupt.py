@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM for commands, and a watchdog for an interpreter that is held.
+"""Ctrl-C and SIGTERM for commands, and a watchdog for an interpreter that is blocked.
 
-The first signal cancels the work and gives it ``GRACE_S``; the second leaves at once, and so does the end of the grace.
-Rollouts are durable when they are counted, so leaving at once loses none of them.
+The first signal asks the work to stop; the second ends the process at once. What a run has saved by then is whole:
+rollouts are counted when they are on disk, and checkpoints appear whole or not at all.
 
 The handlers are Python's own (``signal.signal``), not the event loop's: the loop runs its handlers between callbacks,
-so author code that keeps the loop busy would keep Ctrl-C from ever arriving. Only commands use this module.
+so author code that blocks the loop would block Ctrl-C too. Only commands use this module.
 """
 
 from __future__ import annotations
@@ -21,58 +21,70 @@ from types import FrameType
 from typing import Any
 
 GRACE_S = 10.0
-"""Seconds that cancelled work may take to clean up."""
+"""Seconds that a cancelled evaluation may take to clean up."""
 HELD_S = 60.0
-"""Seconds without a turn of the event loop after which the stack of what holds it is printed."""
+"""Seconds without a turn of the event loop after which the stack of what blocks it is printed."""
 
 
 class Interrupt:
-    """Whether and by which signal the command was interrupted."""
+    """Within its ``with`` block, SIGINT and SIGTERM stop the work; the handlers before it are put back at the end.
 
-    def __init__(self, task: asyncio.Task[Any], say: Callable[[str], None]):
+    ``stop`` is called at the first signal. ``leave`` is called with the reason right before the process ends, at the
+    second signal or, with ``grace_s``, when the work has not ended that many seconds after the first one. A signal
+    that the parent process ignores (``nohup``, a background job of a script) stays ignored. Outside the main thread,
+    where Python allows no handlers, nothing is installed.
+    """
+
+    def __init__(self, stop: Callable[[], None], leave: Callable[[str], None], grace_s: float | None = None):
         self.signum: int | None = None
-        self._task, self._say = task, say
-        self._loop = task.get_loop()
+        """The signal that interrupted; None before."""
+        self._stop, self._leave, self._grace_s = stop, leave, grace_s
+        self._before: dict[int, Any] = {}
 
     @property
     def exit_code(self) -> int:
-        """By convention 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM."""
+        """By convention 128 + the signal: 130 for Ctrl-C, 143 for SIGTERM; 0 without one."""
         return 128 + self.signum if self.signum is not None else 0
 
-    def handle(self, signum: int, _: FrameType | None) -> None:
-        """The signal handler: cancel, or leave when that was asked for before."""
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            signals = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._handle) for number in signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, signum: int, _: FrameType | None) -> None:
         if self.signum is not None:
-            self._leave("leaving at once")
+            self._end("leaving at once")
         self.signum = signum
-        self._loop.call_soon_threadsafe(self._cancel)
-        late = threading.Timer(GRACE_S, self._leave, [f"the clean-up did not end within {GRACE_S:g} s"])
-        late.daemon = True
-        late.start()
+        if self._grace_s is not None:
+            late = threading.Timer(self._grace_s, self._end, [f"the clean-up did not end within {self._grace_s:g} s"])
+            late.daemon = True
+            late.start()
+        self._stop()
 
-    def _cancel(self) -> None:
-        self._say("stopping: nothing new is started, what is finished is kept (Ctrl-C again leaves at once)")
-        self._task.cancel()
-
-    def _leave(self, reason: str) -> None:
-        os.write(2, f"\n{reason}; what was counted as done is saved\n".encode())
+    def _end(self, reason: str) -> None:
+        self._leave(reason)
         os._exit(self.exit_code)
 
 
-@contextmanager
-def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Iterator[Interrupt]:
-    """Within the block SIGINT and SIGTERM cancel ``task``; the handlers before it are put back at the end.
+def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Interrupt:
+    """Within the block the first signal cancels ``task`` and gives it ``GRACE_S`` to clean up."""
 
-    A signal that the parent process told us to ignore (``nohup``, a background job of a script) stays ignored.
-    """
-    interrupt = Interrupt(task, say)
-    in_main = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
-    heeded = [n for n in (signal.SIGINT, signal.SIGTERM) if in_main and signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt.handle) for number in heeded}
-    try:
-        yield interrupt
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def cancel() -> None:
+        say("stopping: no new rollouts start, finished ones are saved (Ctrl-C again leaves at once)")
+        task.cancel()
+
+    def leave(reason: str) -> None:
+        os.write(2, f"\n{reason}; finished rollouts are saved\n".encode())
+
+    def stop() -> None:
+        task.get_loop().call_soon_threadsafe(cancel)
+
+    return Interrupt(stop, leave, GRACE_S)
 
 
 @contextmanager

@@ -1,26 +1,21 @@
-"""The command's streams: results alone on stdout, errors in one paragraph on stderr, log lines through the display.
+"""The streams of a command: only results on stdout, an error as one paragraph on stderr.
 
-Nothing here decides what is an error; it says it, without secrets and control characters.
+Messages are printed without secrets and control characters.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-from verifiers.errors import ConfigError, VerifiersError
-
-if TYPE_CHECKING:
-    from verifiers.cli.evaluate.display import Display
+from verifiers.errors import VerifiersError
 
 UNEXPECTED = 3
 """Exit code of an error that is not one of ours."""
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dict[str, Any]]:
@@ -32,8 +27,8 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
     from verifiers.runtime.redaction import redacted_text
 
     known = error if isinstance(error, VerifiersError) else None
-    said = str(error) if known else f"unexpected {type(error).__name__}: {error} (-v shows where)"
-    message = escape_control(redacted_text(said))
+    text = str(error) if known else f"unexpected {type(error).__name__}: {error} (-v shows where)"
+    message = escape_control(redacted_text(text))
     if verbose:
         print(redacted_text("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"{command}: {message}", file=sys.stderr)
@@ -49,35 +44,13 @@ def results_stream(json_only: bool) -> Iterator[TextIO]:
         yield sys.stdout
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
-    with os.fdopen(os.dup(kept), "w", encoding="utf-8") as out:
+    with os.fdopen(os.dup(stdout), "w", encoding="utf-8") as out:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield out
         finally:
             out.flush()
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
-@contextlib.contextmanager
-def logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
-    """Show the messages of the ``verifiers`` logger from the level that was asked for. Raises: ``ConfigError``."""
-    from verifiers.cli.evaluate.display import LogHandler
-
-    named = os.environ.get("VF_LOG_LEVEL", "").upper()
-    if named and named not in LOG_LEVELS:
-        raise ConfigError(f"VF_LOG_LEVEL is {named!r}; it must be one of {', '.join(LOG_LEVELS)}")
-    logger, handler = logging.getLogger("verifiers"), LogHandler(display)
-    level = "DEBUG" if verbose else "ERROR" if quiet else named or "WARNING"
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+            os.dup2(stdout, 1)
+            os.close(stdout)

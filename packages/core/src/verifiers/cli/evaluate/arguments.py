@@ -1,24 +1,24 @@
-"""The command line of ``vf-eval`` -> what was asked for, with everything that is wrong with it named at once.
+"""The command line of ``vf-eval`` -> a `CommandLine`, with all of its problems at once.
 
-Click reads the flags and prints the help; values are checked by the table of ``options``, as those of a file are.
-Understood besides the flags: ``@ FILE.toml``, and dotted keys like ``--env.args.max_turns 5``.
+Click parses the flags and prints the help; values are checked by the annotations in ``options``, as those of a file
+are. Beside the flags stand ``@ FILE.toml`` and dotted keys such as ``--env.args.max_turns 5``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+import typing
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-import verifiers
+from verifiers.cli.common.command import version_option
 from verifiers.cli.common.completion import Completer, environments, how_to, paths, words
-from verifiers.cli.common.kinds import Kind
-from verifiers.cli.evaluate.options import COMMAND_SETTINGS, EXPORT_FORMATS, REPLACED, SETTINGS, CommandSettings
-from verifiers.runtime.suggest import close_match
+from verifiers.cli.common.reader import Assignment, Form, accept, read_words, store, unknown_option
+from verifiers.cli.evaluate.options import REPLACED, CommandSettings, EvalSettings, Flag, fields_of, flags_of
+from verifiers.runtime.suggest import SIMILAR, close_match
 
 ABOUT = """Evaluate a model in an environment and save every rollout.
 
@@ -32,20 +32,20 @@ The same command continues a run that was interrupted.
 """
 EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
 
-DOTTED = {
-    "env.args": "env_args",
-    "env-args": "env_args",
-    "args": "env_args",
-    "sampling-args": "sampling_args",
-    "sampling": "sampling_args",
-    "extra-env-kwargs": "extra_env_kwargs",
+DOTTED: dict[tuple[str, ...], str] = {
+    ("env", "args"): "env_args",
+    ("env_args",): "env_args",
+    ("args",): "env_args",
+    ("sampling_args",): "sampling_args",
+    ("sampling",): "sampling_args",
+    ("extra_env_kwargs",): "extra_env_kwargs",
 }
-"""What may stand before the last dot of a dotted key -> the setting it goes into."""
+"""Beginning of a dotted key -> the setting that its last parts go into."""
 
 
 @dataclass(slots=True)
 class CommandLine:
-    """What a command line asks for. ``problems``: one sentence for each thing wrong with it."""
+    """The content of a command line. ``problems``: one sentence for each thing wrong with it."""
 
     targets: list[str] = field(default_factory=list)
     """Environment ids."""
@@ -53,50 +53,56 @@ class CommandLine:
     given: dict[str, Any] = field(default_factory=dict)
     """Settings by name, from flags."""
     dotted: dict[str, Any] = field(default_factory=dict)
+    """Tables by name, from dotted keys."""
     command: CommandSettings = field(default_factory=CommandSettings)
     problems: list[str] = field(default_factory=list)
 
 
 def parse(argv: Iterable[str]) -> CommandLine:
-    """Read a command line. ``--help`` and ``--version`` print and raise ``click.exceptions.Exit``."""
+    """Read a command line. ``--help`` and ``--version`` print and *raise* ``click.exceptions.Exit``."""
     argv, line = list(argv), CommandLine()
-    rest = _take_special(argv, line)
+    read = read_words(argv, lambda flag: "." in flag)
+    line.files, line.problems = read.files, read.problems
+    for given in read.assignments:
+        _take_dotted(given, line)
     try:
-        with click_command().make_context("vf-eval", rest) as context:
+        with click_command().make_context("vf-eval", read.rest) as context:
             values = dict(context.params)
     except click.UsageError as error:
         line.problems.append(error.format_message())
         line.command = CommandSettings(json="--json" in argv)
         return line
     _take_positional(values.pop("targets"), line)
-    for name, value in values.items():
-        if value is None or value == ():
-            continue
-        kind: Kind = ({**SETTINGS, **COMMAND_SETTINGS})[name].metadata["kind"]
-        try:
-            checked = kind.check(value if kind.is_flag or kind.repeats else kind.from_text(value))
-        except ValueError as error:
-            line.problems.append(f"{spelling(name)} {error}")
-            continue
-        if name in COMMAND_SETTINGS:
-            line.command = dataclasses.replace(line.command, **{name: checked})
-        else:
-            line.given[name] = checked
+    found: dict[type, dict[str, Any]] = {}
+    for owner in (EvalSettings, CommandSettings):
+        found[owner] = {}
+        for name, flag in flags_of(owner).items():
+            value = values[name]
+            if value is None or value == ():
+                continue
+            given = Assignment((name,), value, spelling(flag), value if isinstance(value, str) else None)
+            try:
+                found[owner][name] = accept(given, fields_of(owner).hints[name])
+            except ValueError as error:
+                line.problems.append(f"{given.place} {error}")
+    line.given, line.command = found[EvalSettings], CommandSettings(**found[CommandSettings])
     return line
 
 
-def spelling(name: str) -> str:
+def spelling(flag: Flag) -> str:
     """The long flag of a setting."""
-    flags: Sequence[str] = ({**SETTINGS, **COMMAND_SETTINGS})[name].metadata["flags"]
-    return next(flag.partition("/")[0] for flag in flags if flag.startswith("--"))
+    return next(name.partition("/")[0] for name in flag.names.split() if name.startswith("--"))
 
 
 def click_command() -> click.Command:
-    """The command as click knows it; unknown options are left for `parse` to name together."""
+    """The command as click knows it; `parse` reports unknown options together."""
     options: list[click.Parameter] = [click.Argument(["targets"], nargs=-1, type=click.UNPROCESSED, metavar="ENV_ID",
                                                      shell_complete=environments)]  # fmt: skip
-    options += [_option(field) for field in (*SETTINGS.values(), *COMMAND_SETTINGS.values())]
-    options.append(_version_option())
+    for owner in (EvalSettings, CommandSettings):
+        defaults = {one.name: one.default for one in dataclasses.fields(owner)}
+        hints = fields_of(owner).hints
+        options += [_option(name, flag, hints[name], defaults[name]) for name, flag in flags_of(owner).items()]
+    options.append(version_option("vf-eval"))
     return click.Command(
         "vf-eval",
         params=options,
@@ -106,90 +112,58 @@ def click_command() -> click.Command:
     )
 
 
-def _option(setting: dataclasses.Field[Any]) -> click.Option:
-    kind: Kind = setting.metadata["kind"]
-    meaning = setting.metadata["help"]
-    if isinstance(setting.default, str | int | float) and not isinstance(setting.default, bool):
-        meaning = f"{meaning.rstrip('.')} [{setting.default}]."
-    declared = [*setting.metadata["flags"], setting.name]
-    if kind.is_flag:
+def _option(name: str, flag: Flag, hint: Any, default: Any) -> click.Option:
+    kinds = [kind for kind in _members(hint) if kind is not type(None)]
+    form = next((kind for kind in kinds if isinstance(kind, Form)), None)
+    choices: tuple[str, ...] = next((typing.get_args(kind) for kind in kinds if _is_literal(kind)), ())
+    meaning = flag.help
+    if isinstance(default, str | int | float) and not isinstance(default, bool):
+        meaning = f"{meaning.rstrip('.')} [{default}]."
+    declared = [*flag.names.split(), name]
+    if bool in kinds:
         return click.Option(declared, is_flag=True, default=None, help=meaning)
-    if setting.name == "resume":
-        return click.Option(declared, is_flag=False, flag_value="", default=None, metavar=kind.metavar, help=meaning)
+    if form is not None:
+        metavar = form.metavar
+    else:
+        metavar = "A,B" if tuple in kinds else "|".join(choices) or ("X" if float in kinds else "N")
+    if name == "resume":
+        return click.Option(declared, is_flag=False, flag_value="", default=None, metavar=metavar, help=meaning)
+    completer: Completer | None = words(choices) if choices else None
     return click.Option(
         declared,
         type=str,
-        multiple=kind.repeats,
+        multiple=form is not None and form.repeats,
         default=None,
-        metavar=kind.metavar,
+        metavar=metavar,
         help=meaning,
-        shell_complete=_completer(setting),
+        shell_complete=paths if name.endswith(("_path", "_dir")) else completer,
     )
 
 
-def _completer(setting: dataclasses.Field[Any]) -> Completer | None:
-    """What the shell may offer for a setting's value."""
-    metavar: str = setting.metadata["kind"].metavar
-    if setting.name == "export":
-        return words(EXPORT_FORMATS)
-    if setting.name.endswith(("_path", "_dir")):
-        return paths
-    return words(metavar.split("|")) if "|" in metavar and metavar.islower() else None
+def _members(hint: Any) -> list[Any]:
+    """An annotation taken apart: plain types, ``Literal``s, and what ``Annotated`` says of them."""
+    if typing.get_origin(hint) is None or _is_literal(hint):
+        return [hint]
+    origin = [tuple] if typing.get_origin(hint) is tuple else []
+    return origin + [member for part in typing.get_args(hint) for member in _members(part)]
 
 
-def _version_option() -> click.Option:
-    def show(context: click.Context, _: click.Parameter, value: bool) -> None:
-        if value:
-            click.echo(f"vf-eval, verifiers {verifiers.__version__}")
-            context.exit()
-
-    return click.Option(
-        ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show the version."
-    )
+def _is_literal(hint: Any) -> bool:
+    return typing.get_origin(hint) is typing.Literal
 
 
-def _take_special(argv: list[str], line: CommandLine) -> list[str]:
-    """Take ``@ FILE`` and dotted keys out of ``argv``; the rest is click's."""
-    rest: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word.startswith("@"):
-            name = word[1:] or next(words, "")
-            line.files.append(name)
-            if not name:
-                line.problems.append("@ needs the name of a TOML file behind it")
-            continue
-        head, equals, value = word.partition("=")
-        if not head.startswith("--") or "." not in head:
-            rest.append(word)
-            continue
-        section, _, key = head[2:].rpartition(".")
-        setting = DOTTED.get(section.replace("_", "-"))
-        text = value if equals else next(words, None)
-        if setting is None or not key:
-            match = close_match(section.replace("_", "-"), DOTTED, 0.6)
-            line.problems.append(
-                f"{head}: no such setting, "
-                + (f"did you mean --{match}.{key}?" if match else f"dotted keys begin with --{', --'.join(DOTTED)}")
-            )
-        elif text is None:
-            line.problems.append(f"{head} needs a value")
-        else:
-            line.dotted[setting] = {**line.dotted.get(setting, {}), key: toml_value(text)}
-    return rest
-
-
-def toml_value(text: str) -> Any:
-    """A value as TOML writes it, else the text itself.
-
-    >>> toml_value("5"), toml_value("[1, 2]"), toml_value("true"), toml_value("fast")
-    (5, [1, 2], True, 'fast')
-    """
-    try:
-        values = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return values["value"] if values.keys() == {"value"} else text
+def _take_dotted(given: Assignment, line: CommandLine) -> None:
+    """Store a dotted key in the table that its beginning names."""
+    head = given.place
+    for length in range(len(given.path) - 1, 0, -1):
+        if name := DOTTED.get(given.path[:length]):
+            store(line.dotted.setdefault(name, {}), given.path[length:], given.value)
+            return
+    *section, key = head.removeprefix("--").split(".")
+    sections = {".".join(path).replace("_", "-"): path for path in DOTTED}
+    match = close_match(".".join(section), sections, SIMILAR)
+    known = f"dotted keys begin with --{', --'.join(sections)}"
+    line.problems.append(f"{head}: no such setting, {f'did you mean --{match}.{key}?' if match else known}")
 
 
 def _take_positional(words: Iterable[str], line: CommandLine) -> None:
@@ -217,17 +191,6 @@ def _unknown_option(word: str) -> str:
     name = word.partition("=")[0]
     if name in REPLACED:
         return f"{name} is an option of older versions: {REPLACED[name]}"
-    match = close_match(name, _flags(), 0.6) if name.startswith("--") else None
-    return f"{name}: no such option" + (f", did you mean {match}?" if match else " (see vf-eval --help)")
-
-
-def _flags() -> list[str]:
-    tables: Iterable[Mapping[str, dataclasses.Field[Any]]] = (SETTINGS, COMMAND_SETTINGS)
-    return [
-        flag
-        for table in tables
-        for setting in table.values()
-        for flags in setting.metadata["flags"]
-        for flag in flags.split("/")
-        if flag.startswith("--")
-    ] + ["--help", "--version"]
+    flags: Iterable[Mapping[str, Flag]] = (flags_of(EvalSettings), flags_of(CommandSettings))
+    known = [flag for table in flags for one in table.values() for flag in one.names.replace("/", " ").split()]
+    return unknown_option(name, [*(flag for flag in known if flag[:2] == "--"), "--help", "--version"], "vf-eval")

@@ -11,8 +11,7 @@ from typing import Any
 
 from verifiers.checks import CheckReport, check_environment
 from verifiers.cli.evaluate.display import Display
-from verifiers.cli.evaluate.entries import Evaluation
-from verifiers.cli.evaluate.options import EvalSettings
+from verifiers.cli.evaluate.options import EvalSettings, Evaluation
 from verifiers.cli.evaluate.planning import load
 from verifiers.data.messages import escape_control
 from verifiers.environments.base import Environment

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from verifiers.cli.common.completion import answer_the_shell
-from verifiers.cli.common.streams import UNEXPECTED, fail, logging_to, results_stream
-from verifiers.cli.common.toml_dump import dump
+from verifiers.cli.common.reader import raise_together
+from verifiers.cli.common.streams import UNEXPECTED, fail, results_stream
 from verifiers.cli.evaluate.arguments import CommandLine, click_command, parse
-from verifiers.cli.evaluate.entries import Evaluation, raise_together, resolve
+from verifiers.cli.evaluate.entries import resolve
+from verifiers.cli.evaluate.options import Evaluation
 from verifiers.errors import RunError, UsageError, VerifiersError
 
 if TYPE_CHECKING:
@@ -78,10 +79,11 @@ class _Command:
         evaluations = resolve(self.line)
         if self.command.dump_config:
             from verifiers.cli.evaluate.models import named
+            from verifiers.cli.evaluate.toml_args import dump
 
             self._print("config", dump([(one.env_id, named(one.settings)) for one in evaluations]))
             return
-        from verifiers.cli.evaluate.display import make_display
+        from verifiers.cli.evaluate.display import logging_to, make_display
         from verifiers.runtime.sync_async import run_in_private_loop
 
         display = make_display(self.command.progress, self.command.quiet)

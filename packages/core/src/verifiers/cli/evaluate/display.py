@@ -11,20 +11,23 @@ import asyncio
 import json
 import logging
 import math
+import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TextIO
 
 from verifiers.cli.common.interrupt import watched
 from verifiers.data.messages import escape_control
+from verifiers.errors import ConfigError
 from verifiers.runs.runner import Progress
 
 SILENT_S = 30.0
 """Seconds without a finished rollout after which the display names what it waits for."""
 LINE_EVERY_S = 10.0
 BAR_CHARS = 24
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 NUM_OLDEST = 3
 """Running rollouts that are named when nothing finishes."""
 NUM_NEIGHBOURS = 4
@@ -317,3 +320,23 @@ class LogHandler(logging.Handler):
             self.display.warn(text)
         else:
             self.display.note(text)
+
+
+@contextmanager
+def logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
+    """Show the messages of the ``verifiers`` logger from the level that was asked for. Raises: ``ConfigError``."""
+    named = os.environ.get("VF_LOG_LEVEL", "").upper()
+    if named and named not in LOG_LEVELS:
+        raise ConfigError(f"VF_LOG_LEVEL is {named!r}; it must be one of {', '.join(LOG_LEVELS)}")
+    logger, handler = logging.getLogger("verifiers"), LogHandler(display)
+    level = "DEBUG" if verbose else "ERROR" if quiet else named or "WARNING"
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

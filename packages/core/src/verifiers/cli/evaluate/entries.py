@@ -5,23 +5,13 @@ Imports the environments that are named, to check the arguments of their loaders
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from verifiers.cli.common.reader import raise_together
 from verifiers.cli.evaluate.arguments import CommandLine
-from verifiers.cli.evaluate.options import EvalSettings, contradictions, layered
+from verifiers.cli.evaluate.options import EvalSettings, Evaluation, contradictions, layered
 from verifiers.cli.evaluate.toml_args import Entry, read_files
-from verifiers.errors import ConfigError, UsageError, VerifiersError
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One evaluation with all its settings. ``combination``: what an ablation varies -> the value here."""
-
-    env_id: str
-    settings: EvalSettings
-    combination: Mapping[str, Any] = field(default_factory=dict)
+from verifiers.errors import UsageError, VerifiersError
 
 
 def resolve(line: CommandLine) -> list[Evaluation]:
@@ -58,16 +48,6 @@ def resolve(line: CommandLine) -> list[Evaluation]:
             resolved.append(evaluation)
     raise_together(problems)
     return resolved
-
-
-def raise_together(problems: Sequence[str | VerifiersError]) -> None:
-    """One error as it is; several as one ``ConfigError`` with a line for each."""
-    texts = list(dict.fromkeys(map(str, problems)))
-    if len(texts) == 1 and isinstance(problems[0], VerifiersError):
-        raise problems[0]
-    if texts:
-        lines = texts[0] if len(texts) == 1 else "".join(f"\n  {text}" for text in texts)
-        raise ConfigError(lines if len(texts) == 1 else f"{len(texts)} things to correct:{lines}", names=texts)
 
 
 def _combination(entry: Entry, settings: EvalSettings) -> dict[str, Any]:

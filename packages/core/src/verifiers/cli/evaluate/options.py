@@ -1,119 +1,225 @@
-"""The settings of ``vf-eval``: one table of names, flags, forms and defaults for the command line and for TOML.
+"""The settings of ``vf-eval``: names, types, flags and defaults, for the command line and for TOML.
 
-A field of ``EvalSettings`` is a setting: its name is the TOML key, ``flags`` spell it on the command line. Nothing here
-reads a file (``toml_args``) or runs anything (``eval``).
+A field of ``EvalSettings`` is a setting: its name is the TOML key, its annotation says what it may be, and its `Flag`
+spells it on the command line. Nothing here reads a file (``toml_args``) or runs anything (``command``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import math
+import re
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from verifiers.cli.common.kinds import (
-    ANYTHING,
-    FLAG,
-    HEADERS,
-    HEADERS_FROM_STATE,
-    NAMES,
-    RUN,
-    SECONDS,
-    TABLE,
-    TEXT,
-    VARIABLE,
-    WORKERS,
-    Kind,
-    choice,
-    integer,
-    number,
-    several,
-)
+from verifiers.cli.common.reader import Bounds, Fields, Form
 
-CLIENT_TYPES = ("openai_chat_completions", "openai_completions")  # as in clients.base, which is slow to import
 DEFAULT_ENV_DIR = "./environments"
-EXPORT_FORMATS = ("parquet", "hf", "inspect")  # as in exporting
+ClientType = Literal["openai_chat_completions", "openai_completions"]  # as in clients.protocol, slow to import
+ExportFormat = Literal["parquet", "hf", "inspect"]  # as in exporting
+CLIENT_TYPES: tuple[str, ...] = typing.get_args(ClientType)
+EXPORT_FORMATS: tuple[str, ...] = typing.get_args(ExportFormat)
 
 
-def _setting(flags: str, kind: Kind, default: Any, meaning: str) -> Any:
-    metadata = {"flags": tuple(flags.split()), "kind": kind, "help": meaning}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=dict, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """In ``Annotated``: how the command line spells a setting, and what ``--help`` says of it."""
+
+    names: str
+    help: str
+
+
+# --- notations of values ----------------------------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"must be a text that is not empty, not {value!r}")
+    return value
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None or value == "none":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"must be a number of seconds above 0, or none for no bound, not {value!r}")
+    return float(value)
+
+
+def _workers(value: Any) -> int:
+    if value == "auto":
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f'must be a number of processes, 0 for this one, or "auto", not {value!r}')
+    return value
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """A table; as text, a JSON object (so that TOML can carry what it has no word for, null)."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"is not JSON ({error}); write an object: '{{\"key\": 1}}'") from None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a JSON object like '{{\"key\": 1}}', not {value!r}")
+    return dict(value)
+
+
+def _by_header(value: Any, separator: str, form: str) -> dict[str, str]:
+    """Texts of the given form, or a table, as header name -> what stands behind the separator."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else []
+    for line in [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]:
+        name, found, content = str(line).partition(separator)
+        if not found:
+            raise ValueError(f"must be {form}, not {line!r}")
+        pairs.append((name, content))
+    headers = {str(name).strip(): str(content).strip() for name, content in pairs}
+    if bad := [name for name in headers if not name or not name.isascii() or not name.isprintable() or " " in name]:
+        raise ValueError(f"has a header name that cannot be sent: {bad[0]!r}")
+    return headers
+
+
+def _headers(value: Any) -> dict[str, str]:
+    headers = _by_header(value, ":", '"Name: value"')
+    if bad := [name for name, content in headers.items() if not content.isprintable()]:
+        raise ValueError(f"has a value for {bad[0]} with characters that cannot be sent")
+    return headers
+
+
+def _headers_from_state(value: Any) -> dict[str, str]:
+    headers = _by_header(value, "=", "NAME=key")
+    if bad := [name for name, key in headers.items() if not key]:
+        raise ValueError(f"names no key of the state for {bad[0]}; write {bad[0]}=key")
+    return headers
+
+
+def _path_or_newest(value: Any) -> str:
+    """A path; ``""`` (the flag alone, or true) asks for the newest run."""
+    if value is True:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"must be a run directory, or stand alone for the newest unfinished run, not {value!r}")
+    return value
+
+
+def _variable(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("must be the NAME of an environment variable; put the key into a variable, never here")
+    return value
+
+
+Text = Annotated[str, Form("TEXT", _text)]
+Variable = Annotated[str, Form("NAME", _variable)]
+RunPath = Annotated[str, Form("[PATH]", _path_or_newest)]
+Seconds = Annotated[float, Form("SECONDS", _seconds)]
+Workers = Annotated[int, Form("N|auto", _workers)]
+Table = Annotated[Mapping[str, Any], Form("JSON", _table)]
+Headers = Annotated[Mapping[str, str], Form('"Name: value"', _headers, repeats=True)]
+HeadersFromState = Annotated[Mapping[str, str], Form("NAME=key", _headers_from_state, repeats=True)]
+Ignored = Annotated[str, Form("TEXT", lambda value: value)]
+Names = tuple[str, ...]
+Count = Annotated[int, Bounds(1)]
+Number = Annotated[int, Bounds(0)]
+Integer = Annotated[int, Bounds()]
+Backend = Literal["process", "ray"]
+ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
     """Everything about one evaluation except which environment."""
 
-    model: str | None = _setting("-m --model", TEXT, None, "Model name or endpoint alias; 'local': the built-in one.")
-    api_base_url: str | None = _setting("-b --api-base-url", TEXT, None, "Endpoint, e.g. http://127.0.0.1:8000/v1.")
-    api_key_var: str | None = _setting(
-        "-k --api-key-var", VARIABLE, None, "Variable that holds the key, never the key."
+    model: Annotated[Text | None, Flag("-m --model", "Model name or endpoint alias; 'local': the built-in one.")] = None
+    api_base_url: Annotated[Text | None, Flag("-b --api-base-url", "Endpoint, e.g. http://127.0.0.1:8000/v1.")] = None
+    api_key_var: Annotated[Variable | None, Flag("-k --api-key-var", "Variable that holds the key, never the key.")] = (
+        None
     )
-    endpoints_path: str | None = _setting("-e --endpoints-path", TEXT, None, "Registry of endpoint aliases.")
-    api_client_type: str | None = _setting(
-        "--api-client-type", choice(*CLIENT_TYPES), None, "How to call the endpoint."
+    endpoints_path: Annotated[Text | None, Flag("-e --endpoints-path", "Registry of endpoint aliases.")] = None
+    api_client_type: Annotated[ClientType | None, Flag("--api-client-type", "How to call the endpoint.")] = None
+    header: Annotated[Headers, Flag("--header", "Extra request header; may be repeated.")] = dataclasses.field(
+        default_factory=dict
     )
-    header: Mapping[str, str] = _setting("--header", HEADERS, {}, "Extra request header; may be repeated.")
-    header_from_state: Mapping[str, str] = _setting(
-        "--header-from-state", HEADERS_FROM_STATE, {}, "Request header with the value of a state key; may be repeated."
+    header_from_state: Annotated[
+        HeadersFromState, Flag("--header-from-state", "Request header with the value of a state key; may be repeated.")
+    ] = dataclasses.field(default_factory=dict)
+    env_args: Annotated[Table, Flag("-a --env-args", "Arguments of the environment's loader.")] = dataclasses.field(
+        default_factory=dict
     )
-    env_args: Mapping[str, Any] = _setting("-a --env-args", TABLE, {}, "Arguments of the environment's loader.")
-    extra_env_kwargs: Mapping[str, Any] = _setting("-x --extra-env-kwargs", TABLE, {}, "Settings for env.set_kwargs.")
-    env_dir_path: str = _setting("-p --env-dir-path", TEXT, DEFAULT_ENV_DIR, "Folder of environments not installed.")
-    num_examples: int = _setting("-n --num-examples", integer(1, or_minus_one="all"), 5, "Rows to run; -1 = all.")
-    rollouts_per_example: int = _setting("-r --rollouts-per-example", integer(1), 3, "Rollouts of each row.")
-    shuffle: bool = _setting("--shuffle/--no-shuffle", FLAG, False, "Shuffle the rows before taking -n.")
-    shuffle_seed: int = _setting("--shuffle-seed", integer(), 0, "Seed of --shuffle.")
-    seed: int | None = _setting("--seed", integer(), None, "Seed of the run's sampling.")
-    max_tokens: int | None = _setting("-t --max-tokens", integer(1), None, "Tokens per response.")
-    temperature: float | None = _setting("-T --temperature", number(0.0), None, "Sampling temperature.")
-    sampling_args: Mapping[str, Any] = _setting("-S --sampling-args", TABLE, {}, "Sampling arguments; over -t and -T.")
-    max_concurrent: int = _setting(
-        "-c --max-concurrent --max-concurrent-requests", integer(1, or_minus_one="as many as possible"), 32,
-        "Rollouts in flight.",
-    )  # fmt: skip
-    max_concurrent_generation: int | None = _setting(
-        "--max-concurrent-generation", integer(1), None, "Model calls in flight."
+    extra_env_kwargs: Annotated[Table, Flag("-x --extra-env-kwargs", "Settings for env.set_kwargs.")] = (
+        dataclasses.field(default_factory=dict)
     )
-    max_concurrent_scoring: int | None = _setting(
-        "--max-concurrent-scoring", integer(1), None, "Reward calls in flight."
+    env_dir_path: Annotated[Text, Flag("-p --env-dir-path", "Folder of environments not installed.")] = DEFAULT_ENV_DIR
+    num_examples: Annotated[
+        Annotated[int, Bounds(1, minus_one="all")], Flag("-n --num-examples", "Rows to run; -1 = all.")
+    ] = 5
+    rollouts_per_example: Annotated[Count, Flag("-r --rollouts-per-example", "Rollouts of each row.")] = 3
+    shuffle: Annotated[bool, Flag("--shuffle/--no-shuffle", "Shuffle the rows before taking -n.")] = False
+    shuffle_seed: Annotated[Integer, Flag("--shuffle-seed", "Seed of --shuffle.")] = 0
+    seed: Annotated[Integer | None, Flag("--seed", "Seed of the run's sampling.")] = None
+    max_tokens: Annotated[Count | None, Flag("-t --max-tokens", "Tokens per response.")] = None
+    temperature: Annotated[Annotated[float, Bounds(0.0)] | None, Flag("-T --temperature", "Sampling temperature.")] = (
+        None
     )
-    max_concurrent_tools: int | None = _setting("--max-concurrent-tools", integer(1), None, "Tool calls in flight.")
-    num_workers: int = _setting("-w --num-workers", WORKERS, 0, "Processes that play the rollouts; auto, 0 = this one.")
-    worker_backend: str = _setting(
-        "--worker-backend", choice("process", "ray"), "process", "Where they are: this machine, or a Ray cluster."
+    sampling_args: Annotated[Table, Flag("-S --sampling-args", "Sampling arguments; over -t and -T.")] = (
+        dataclasses.field(default_factory=dict)
     )
-    independent_scoring: bool = _setting(
-        "-i --independent-scoring/--no-independent-scoring", FLAG, False, "Score each rollout alone."
+    max_concurrent: Annotated[
+        Annotated[int, Bounds(1, minus_one="as many as possible")],
+        Flag("-c --max-concurrent --max-concurrent-requests", "Rollouts in flight."),
+    ] = 32
+    max_concurrent_generation: Annotated[
+        Count | None, Flag("--max-concurrent-generation", "Model calls in flight.")
+    ] = None
+    max_concurrent_scoring: Annotated[Count | None, Flag("--max-concurrent-scoring", "Reward calls in flight.")] = None
+    max_concurrent_tools: Annotated[Count | None, Flag("--max-concurrent-tools", "Tool calls in flight.")] = None
+    num_workers: Annotated[
+        Workers, Flag("-w --num-workers", "Processes that play the rollouts; auto, 0 = this one.")
+    ] = 0
+    worker_backend: Annotated[Backend, Flag("--worker-backend", "Where they are: this machine, or a Ray cluster.")] = (
+        "process"
     )
-    interleave_scoring: bool = _setting(
-        "--interleave-scoring/--no-interleave-scoring --interleave/-N", FLAG, True,
-        "Score while others play; -N: after all have played.",
-    )  # fmt: skip
-    max_retries: int = _setting("--max-retries", integer(0), 0, "Times a rollout is run again after a passing fault.")
-    timeout: float | None = _setting("--timeout", SECONDS, 3600.0, "Bound on each rollout; none = unbounded.")
-    abort_after: int = _setting("--abort-after", integer(0), 32, "Equal failures in a row that end the run; 0 = never.")
-    max_error_rate: float = _setting(
-        "--max-error-rate", number(0.0, 1.0), 1.0, "Share of errors above which exit is 3."
+    independent_scoring: Annotated[
+        bool, Flag("-i --independent-scoring/--no-independent-scoring", "Score each rollout alone.")
+    ] = False
+    interleave_scoring: Annotated[
+        bool,
+        Flag(
+            "--interleave-scoring/--no-interleave-scoring --interleave/-N",
+            "Score while others play; -N: after all have played.",
+        ),
+    ] = True
+    max_retries: Annotated[Number, Flag("--max-retries", "Times a rollout is run again after a passing fault.")] = 0
+    timeout: Annotated[Seconds | None, Flag("--timeout", "Bound on each rollout; none = unbounded.")] = 3600.0
+    abort_after: Annotated[Number, Flag("--abort-after", "Equal failures in a row that end the run; 0 = never.")] = 32
+    max_error_rate: Annotated[
+        Annotated[float, Bounds(0.0, 1.0)], Flag("--max-error-rate", "Share of errors above which exit is 3.")
+    ] = 1.0
+    output_dir: Annotated[Text | None, Flag("-o --output-dir", "Folder of the runs; default ./outputs.")] = None
+    save_results: Annotated[
+        bool, Flag("-s --save-results/--no-save --save-dataset", "Runs are saved unless --no-save.")
+    ] = True
+    export: Annotated[
+        tuple[ExportFormat, ...], Flag("--export", f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}.")
+    ] = ()
+    save_every: Annotated[Ignored | None, Flag("-f --save-every", "Accepted; every rollout is saved at once.")] = None
+    resume: Annotated[RunPath | None, Flag("-R --resume", "Run directory to go on with; default: found by itself.")] = (
+        None
     )
-    output_dir: str | None = _setting("-o --output-dir", TEXT, None, "Folder of the runs; default ./outputs.")
-    save_results: bool = _setting(
-        "-s --save-results/--no-save --save-dataset", FLAG, True, "Runs are saved unless --no-save."
+    fresh: Annotated[bool, Flag("--fresh/--no-fresh", "Start a new run; never go on with an old one.")] = False
+    retry_errors: Annotated[bool, Flag("--retry-errors/--no-retry-errors", "Run rollouts with errors again.")] = False
+    state_columns: Annotated[Names, Flag("-C --state-columns", "Further keys of the state to save.")] = ()
+    save_to_hf_hub: Annotated[bool, Flag("-H --save-to-hf-hub/--no-save-to-hf-hub", "Publish the rows afterwards.")] = (
+        False
     )
-    export: tuple[str, ...] = _setting(
-        "--export", several(*EXPORT_FORMATS), (), f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}."
-    )
-    save_every: str | None = _setting("-f --save-every", ANYTHING, None, "Accepted; every rollout is saved at once.")
-    resume: str | None = _setting("-R --resume", RUN, None, "Run directory to go on with; default: found by itself.")
-    fresh: bool = _setting("--fresh/--no-fresh", FLAG, False, "Start a new run; never go on with an old one.")
-    retry_errors: bool = _setting("--retry-errors/--no-retry-errors", FLAG, False, "Run rollouts with errors again.")
-    state_columns: tuple[str, ...] = _setting("-C --state-columns", NAMES, (), "Further keys of the state to save.")
-    save_to_hf_hub: bool = _setting(
-        "-H --save-to-hf-hub/--no-save-to-hf-hub", FLAG, False, "Publish the rows afterwards."
-    )
-    hf_hub_dataset_name: str | None = _setting("-D --hf-hub-dataset-name", TEXT, None, "Name to publish them under.")
+    hf_hub_dataset_name: Annotated[Text | None, Flag("-D --hf-hub-dataset-name", "Name to publish them under.")] = None
 
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments of the run; None is left to the server."""
@@ -122,27 +228,46 @@ class EvalSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation with all its settings. ``combination``: what an ablation varies -> the value here."""
+
+    env_id: str
+    settings: EvalSettings
+    combination: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class CommandSettings:
     """How the command itself behaves; not part of what is evaluated, and no TOML key."""
 
-    progress: str = _setting(
-        "--progress", choice("auto", "bar", "plain", "json", "none"), "auto", "How progress is shown (stderr)."
-    )
-    abbreviated_summary: bool = _setting("-A --abbreviated-summary", FLAG, False, "Numbers only, no sample rollouts.")
-    json: bool = _setting("--json", FLAG, False, "One JSON object on stdout instead of text.")
-    check: bool = _setting(
-        "--check", FLAG, False, "Check each environment with scripted models first; its errors stop the command."
-    )
-    dump_config: bool = _setting("--dump-config", FLAG, False, "Print the resolved settings as TOML and stop.")
-    dry_run: bool = _setting("--dry-run", FLAG, False, "Show plan, first prompt and scoring; contact nobody.")
-    verbose: bool = _setting("-v --verbose", FLAG, False, "More messages; tracebacks of errors.")
-    quiet: bool = _setting("-q --quiet", FLAG, False, "Errors only, and the results.")
+    progress: Annotated[ProgressKind, Flag("--progress", "How progress is shown (stderr).")] = "auto"
+    abbreviated_summary: Annotated[bool, Flag("-A --abbreviated-summary", "Numbers only, no sample rollouts.")] = False
+    json: Annotated[bool, Flag("--json", "One JSON object on stdout instead of text.")] = False
+    check: Annotated[
+        bool, Flag("--check", "Check each environment with scripted models first; its errors stop the command.")
+    ] = False
+    dump_config: Annotated[bool, Flag("--dump-config", "Print the resolved settings as TOML and stop.")] = False
+    dry_run: Annotated[bool, Flag("--dry-run", "Show plan, first prompt and scoring; contact nobody.")] = False
+    verbose: Annotated[bool, Flag("-v --verbose", "More messages; tracebacks of errors.")] = False
+    quiet: Annotated[bool, Flag("-q --quiet", "Errors only, and the results.")] = False
 
 
-SETTINGS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(EvalSettings)}
-COMMAND_SETTINGS: dict[str, dataclasses.Field[Any]] = {
-    field.name: field for field in dataclasses.fields(CommandSettings)
-}
+ALIASES = {"args": "env_args", "headers": "header", "max_concurrent_requests": "max_concurrent"}
+"""Other spellings of settings as TOML keys."""
+
+
+@functools.cache
+def fields_of(owner: type) -> Fields:
+    """The settings of ``EvalSettings`` or of ``CommandSettings``."""
+    return Fields.of(owner, ALIASES if owner is EvalSettings else None)
+
+
+@functools.cache
+def flags_of(owner: type) -> dict[str, Flag]:
+    """Setting -> how the command line spells it."""
+    marks = {name: typing.get_args(hint)[1:] for name, hint in fields_of(owner).hints.items()}
+    return {name: next(mark for mark in found if isinstance(mark, Flag)) for name, found in marks.items()}
+
 
 MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header", "header_from_state"))
 """Tables that a layer of higher precedence adds to, key by key, instead of replacing them."""

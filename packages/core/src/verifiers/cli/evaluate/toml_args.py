@@ -1,7 +1,7 @@
-"""Settings from TOML: eval files (``[[eval]]``, ``[[ablation]]``), and an environment's ``[tool.verifiers.eval]``.
+"""Settings in TOML: eval files (``[[eval]]``, ``[[ablation]]``) read and written, and ``[tool.verifiers.eval]``.
 
-Everything wrong with a file is found in one pass, each sentence with file, line and section. Values are checked by the
-same table as flags (``options``). This module evaluates nothing and asks nobody.
+Everything wrong with a file is found in one pass, each sentence with file, line and section. This module evaluates
+nothing and contacts nobody.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verifiers.cli.evaluate.options import MERGED, SETTINGS, layered
-from verifiers.runtime.suggest import closest
+from verifiers.cli.common.reader import Assignment, Fields, TomlFile
+from verifiers.cli.evaluate.options import ALIASES, MERGED, EvalSettings, fields_of, layered
+from verifiers.errors import ConfigError
 
-ALIASES = {"args": "env_args", "headers": "header", "max_concurrent_requests": "max_concurrent"}
-"""Other spellings of settings as TOML keys."""
 ENTRY_KEYS = ("id", "env_id", "env_ids")
 DEFAULTS = ("num_examples", "rollouts_per_example", "max_tokens", "temperature", "env_args")
 """What an environment may set for its own evaluations."""
@@ -49,138 +46,122 @@ class EvalFile:
 def read_files(paths: Sequence[str]) -> EvalFile:
     """The files merged from left to right: settings of a later one win, its evaluations replace those before."""
     merged = EvalFile()
-    for path in map(Path, paths):
-        document = _document(path, merged.problems)
-        if document is None:
+    for path in paths:
+        try:
+            file = TomlFile.read(path)
+        except ConfigError as error:
+            merged.problems.append(str(error))
             continue
-        reader = _Reader(path, merged.problems)
-        evaluations, ablations = document.pop("eval", None), document.pop("ablation", None)
-        merged.common = layered(merged.common, reader.settings(document, "the top level"))
+        reader, top = _Reader(file, merged.problems), dict(file.document)
+        evaluations, ablations = top.pop("eval", None), top.pop("ablation", None)
+        merged.common = layered(merged.common, reader.settings(top, "the top level", ()))
         if evaluations is not None or ablations is not None:
             merged.entries = reader.evaluations([] if evaluations is None else evaluations)
             merged.entries += reader.ablations([] if ablations is None else ablations)
     return merged
 
 
-def _document(path: Path, problems: list[str]) -> dict[str, Any] | None:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        problems.append(f"{path} cannot be read: {error.strerror or error}")
-    except UnicodeDecodeError:
-        problems.append(f"{path} is no text in UTF-8")
-    except tomllib.TOMLDecodeError as error:
-        problems.append(f"{path} is not valid TOML: {error}")
-    return None
+Place = tuple[str | int, ...]
+"""Where a table stands in its file: ``("eval", 1)`` is the second ``[[eval]]``."""
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Checks the tables of one file; ``problems`` collects what is wrong."""
+    """Reads the tables of one file; ``problems`` collects what is wrong."""
 
-    path: Path
+    file: TomlFile
     problems: list[str]
-    allowed: Sequence[str] = (*SETTINGS, *ALIASES)
+    fields: Fields = field(default_factory=lambda: fields_of(EvalSettings))
 
-    def settings(self, table: Mapping[str, Any], section: str) -> dict[str, Any]:
-        """The table's settings by canonical name, checked."""
-        found: dict[str, Any] = {}
-        for key, value in table.items():
-            name = ALIASES.get(key, key)
-            if name not in SETTINGS or key not in self.allowed:
-                near = closest(key, (*self.allowed, "eval", "ablation"))
-                self.problem(key, f"unknown key {key!r} in {section}{near}")
-            elif name in found:
-                self.problem(key, f"{key!r} in {section} repeats {name!r}; give one of them")
-            else:
-                try:
-                    found[name] = SETTINGS[name].metadata["kind"].check(value)
-                except ValueError as error:
-                    self.problem(key, f"{key} in {section} {error}")
-        if "endpoints_path" in found:
-            found["endpoints_path"] = str(self.path.parent / Path(found["endpoints_path"]).expanduser())
-        return found
+    def settings(self, table: Mapping[str, Any], section: str, where: Place) -> dict[str, Any]:
+        """The table's settings by name, checked."""
+        given = [Assignment((key,), value, self.file.place(*where, key)) for key, value in table.items()]
+        values = self.fields.read(given, section, self.problems, also=("eval", "ablation"))
+        if "endpoints_path" in values:
+            values["endpoints_path"] = str(self.file.path.parent / Path(values["endpoints_path"]).expanduser())
+        return values
 
     def evaluations(self, tables: Any) -> list[Entry]:
         """The entries of the ``[[eval]]`` tables."""
         entries: list[Entry] = []
-        for section, table in self.sections("eval", tables):
-            ids, given = self.ids(table, section), self.settings(table, section)
+        for section, where, table in self.sections("eval", tables):
+            ids, given = self.ids(table, section, where), self.settings(table, section, where)
             entries += [Entry(env_id, given) for env_id in ids]
         return entries
 
     def ablations(self, tables: Any) -> list[Entry]:
         """The entries of the ``[[ablation]]`` tables: one for every combination of what they sweep."""
         entries: list[Entry] = []
-        for section, table in self.sections("ablation", tables):
+        for section, where, table in self.sections("ablation", tables):
             sweep = table.pop("sweep", None)
-            ids, fixed = self.ids(table, section), self.settings(table, section)
-            axes = self.axes(sweep, section)
+            ids, fixed = self.ids(table, section, where), self.settings(table, section, where)
+            axes = self.axes(sweep, section, where)
             swept = [name for options in axes for name in _names(options)]
             for name in swept:
-                key = name.rpartition(".")[2]
+                place = (*where, "sweep", *name.split("."))
                 if _canonical(name) in {_canonical(other) for other in _names([fixed])}:
-                    self.problem(key, f"{section} gives {name} a fixed value and sweeps it; leave one of them out")
+                    self.problem(place, f"{section} gives {name} a fixed value and sweeps it; leave one of them out")
                 elif [_canonical(other) for other in swept].count(_canonical(name)) > 1:
-                    self.problem(key, f"{section} sweeps {_canonical(name)} twice; leave one of them out")
-            for env_id, chosen in itertools.product(ids, itertools.product(*axes)):
-                entries.append(Entry(env_id, functools.reduce(layered, chosen, fixed), swept))
+                    self.problem(place, f"{section} sweeps {_canonical(name)} twice; leave one of them out")
+            for env_id, combination in itertools.product(ids, itertools.product(*axes)):
+                entries.append(Entry(env_id, functools.reduce(layered, combination, fixed), swept))
         return entries
 
-    def axes(self, sweep: Any, section: str) -> list[list[dict[str, Any]]]:
+    def axes(self, sweep: Any, section: str, where: Place) -> list[list[dict[str, Any]]]:
         """For each swept key the settings that each of its values stands for."""
         if not isinstance(sweep, dict) or not sweep:
-            self.problem("ablation", f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try")
+            self.problem(where, f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try")
             return []
-        axes, section = [], f"[ablation.sweep] of {section}"
+        axes, section, where = [], f"[ablation.sweep] of {section}", (*where, "sweep")
         for key, values in sweep.items():
-            inner = values if ALIASES.get(key, key) in MERGED and isinstance(values, dict) else None
-            if ALIASES.get(key, key) not in SETTINGS:
-                self.settings({key: values}, section)  # says that there is no such setting
-            elif inner is None:
-                axes.append([self.settings({key: value}, section) for value in self.values(key, values, section)])
-            elif not inner:
-                self.problem(key, f"{key} in {section} is empty; name what to vary in it, with a list of values")
+            name = ALIASES.get(key, key)
+            if name not in self.fields.hints:
+                self.settings({key: values}, section, where)  # reports the unknown key
+            elif name not in MERGED or not isinstance(values, dict):
+                listed = self.values((*where, key), key, values, section)
+                axes.append([self.settings({key: value}, section, where) for value in listed])
+            elif not values:
+                self.problem((*where, key), f"{key} in {section} is empty; name what to vary, with a list of values")
             else:
-                for member, options in inner.items():
-                    listed = self.values(f"{key}.{member}", options, section)
-                    axes.append([self.settings({key: {member: value}}, section) for value in listed])
+                for member, options in values.items():
+                    listed = self.values((*where, key, member), f"{key}.{member}", options, section)
+                    axes.append([self.settings({key: {member: value}}, section, where) for value in listed])
         return axes
 
-    def values(self, key: str, values: Any, section: str) -> list[Any]:
+    def values(self, place: Place, key: str, values: Any, section: str) -> list[Any]:
         """A list of values to try."""
         if isinstance(values, list) and values:
             return values
         wrong = "an empty list" if isinstance(values, list) else repr(values)
-        self.problem(key.rpartition(".")[2], f"{key} in {section} must be a list of values to try, not {wrong}")
+        self.problem(place, f"{key} in {section} must be a list of values to try, not {wrong}")
         return []
 
-    def sections(self, kind: str, tables: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(what to call it, a table) of each table of an array."""
+    def sections(self, kind: str, tables: Any) -> Iterator[tuple[str, Place, dict[str, Any]]]:
+        """(what to call it, where it stands, a copy) of each table of an array."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             what = {"eval": "evaluation", "ablation": "ablation"}[kind]
-            self.problem(kind, f"write [[{kind}]], with two brackets, once per {what}")
+            self.problem((kind,), f"write [[{kind}]], with two brackets, once per {what}")
             return
-        for number, table in enumerate(tables, 1):
-            yield f"[[{kind}]] number {number}", dict(table)
+        for number, table in enumerate(tables):
+            yield f"[[{kind}]] number {number + 1}", (kind, number), dict(table)
 
-    def ids(self, table: dict[str, Any], section: str) -> list[str]:
+    def ids(self, table: dict[str, Any], section: str, where: Place) -> list[str]:
         """Take the ids of its environments out of a table."""
         named = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
         if len(named) != 1:
             wrong = "has no env_id" if not named else f"has {' and '.join(named)}; give one of them"
-            self.problem(next(iter(named), section.partition("]]")[0].strip("[")), f"{section} {wrong}")
+            self.problem((*where, *list(named)[:1]), f"{section} {wrong}")
             return []
         ((key, value),) = named.items()
         ids = value if key == "env_ids" else [value]
         if not isinstance(ids, list) or not ids or not all(isinstance(env_id, str) and env_id for env_id in ids):
             expected = "a list of ids" if key == "env_ids" else "an id"
-            self.problem(key, f"{key} in {section} must be {expected}, not {value!r}")
+            self.problem((*where, key), f"{key} in {section} must be {expected}, not {value!r}")
             return []
         return ids
 
-    def problem(self, key: str, sentence: str) -> None:
-        self.problems.append(f"{self.path}{_line_of(self.path, key)}: {sentence}")
+    def problem(self, where: Place, sentence: str) -> None:
+        self.problems.append(f"{self.file.place(*where)}: {sentence}")
 
 
 def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -197,16 +178,42 @@ def _canonical(name: str) -> str:
     return name.removeprefix("sampling_args.") if name.endswith((".temperature", ".max_tokens")) else name
 
 
-def _line_of(path: Path, key: str) -> str:
-    """``:12`` for the first line that begins with the key or its section; empty when none does."""
-    pattern = re.compile(rf"\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*[=\].]")
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if pattern.match(line):
-            return f":{number}"
-    return ""
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
-# --- what an environment says about itself ------------------------------------------------------------------------
+def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
+    """An eval file that gives the same runs, for ``--dump-config``. Of headers with secrets only the names appear."""
+    import tomli_w
+
+    from verifiers.runtime.redaction import HIDDEN, redacted
+
+    texts = []
+    for env_id, settings in entries:
+        table: dict[str, Any] = {"env_id": env_id}
+        hidden = [name for name, value in redacted(settings.header).items() if value == HIDDEN]
+        for name in fields_of(EvalSettings).hints:
+            value = getattr(settings, name)
+            if name == "timeout" and value is None:
+                value = "none"
+            if name == "header":
+                value = {key: text for key, text in value.items() if key not in hidden}
+            if value is not None and value != () and not (name in MERGED and not value):
+                # TOML has no null: a table that holds one is written as the text of a JSON object
+                table[name] = json.dumps(value, ensure_ascii=False) if _has_null(value) else value
+        comments = "".join(
+            f"# header {json.dumps(name)}: its value is a secret and is not printed\n" for name in hidden
+        )
+        texts.append(comments + tomli_w.dumps({"eval": [table]}))
+    return "\n".join(texts)
+
+
+def _has_null(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_null, value.values()))
+    return value is None or (isinstance(value, list) and any(map(_has_null, value)))
+
+
+# --- an environment's own defaults ------------------------------------------------------------------------
 
 
 def environment_defaults(module: str, distribution: str | None, problems: list[str]) -> dict[str, Any]:
@@ -217,10 +224,16 @@ def environment_defaults(module: str, distribution: str | None, problems: list[s
     for path in _projects_of(module, distribution):
         if not path.is_file():
             continue
-        document = _document(path, problems) or {}
-        table = document.get("tool", {}).get("verifiers", {}).get("eval")
+        try:
+            file = TomlFile.read(path)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        table = file.document.get("tool", {}).get("verifiers", {}).get("eval")
         if isinstance(table, dict):
-            return _Reader(path, problems, DEFAULTS).settings(table, "[tool.verifiers.eval]")
+            fields = Fields({name: fields_of(EvalSettings).hints[name] for name in DEFAULTS})
+            reader = _Reader(file, problems, fields)
+            return reader.settings(table, "[tool.verifiers.eval]", ("tool", "verifiers", "eval"))
     return {}
 
 

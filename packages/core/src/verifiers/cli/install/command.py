@@ -14,18 +14,22 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import importlib_metadata
 
 from verifiers.cli.common.command import Call, SmallCommand, one_word
-from verifiers.cli.common.completion import known_environments, paths
+from verifiers.cli.common.completion import items, paths
 from verifiers.cli.install import installer
 from verifiers.cli.install.installed import Resolved, check_installed
 from verifiers.cli.install.installer import Finished, Installer
 from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
 from verifiers.environments import registry
 from verifiers.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 ABOUT = """Install an environment into this Python.
 
@@ -217,6 +221,12 @@ def _list(call: Call) -> None:
         call.note("vf-install: no environment is installed")
 
 
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids that are installed, or in the workspace around; paths where none fits."""
+    found = items(env_id for env_id in known_ids() if env_id.startswith(incomplete))
+    return found or paths(context, parameter, incomplete)
+
+
 COMMAND = SmallCommand(
     name="vf-install",
     about=ABOUT,
@@ -244,7 +254,7 @@ COMMAND = SmallCommand(
     ],
     keys=("command", "distribution", "version", "entry_point"),
     action=run,
-    complete=known_environments,
+    complete=_complete,
 )
 main = COMMAND.main
 

@@ -11,7 +11,7 @@ never skipped. Written after prime-rl's files of 2025 and of v0.3 and v0.4; prim
 
 from __future__ import annotations
 
-from verifiers_trainer.integrations.prime_rl.reading import is_prime_rl, read
+from verifiers_trainer.cli.prime_rl_files import is_prime_rl, read
 from verifiers_trainer.integrations.prime_rl.writing import ERAS, Emitted, emit
 
 __all__ = ["ERAS", "Emitted", "emit", "is_prime_rl", "read"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.integrations.prime_rl.reading import (
+from verifiers_trainer.cli.prime_rl_files import (
     GPUS,
     LORA,
     OPTIM,
@@ -60,8 +60,7 @@ def emit(run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | 
     names every setting prime-rl has no key for.
     """
     import click
-
-    from verifiers_trainer.cli.toml_text import write_toml
+    import tomli_w
 
     if era not in ERAS:
         raise ConfigError(f"era is {era!r}; it must be one of {', '.join(ERAS)}", key="era")
@@ -72,7 +71,7 @@ def emit(run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | 
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     for name, tables in files.items():
-        (folder / name).write_text(write_toml(tables), encoding="utf-8")
+        (folder / name).write_text(tomli_w.dumps(tables), encoding="utf-8")
     command = _command_2025(document, folder) if era == "2025" else f"uv run rl @ {(folder / 'rl.toml').as_posix()}"
     click.echo(command)
     return Emitted(tuple(folder / name for name in files), command)

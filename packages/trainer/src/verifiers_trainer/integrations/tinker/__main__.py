@@ -15,11 +15,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from verifiers.cli.common.reader import raise_together
 from verifiers.data.messages import escape_control
 from verifiers.environments.registry import load_environment
-from verifiers.errors import ConfigError, VerifiersError
+from verifiers.errors import VerifiersError
 from verifiers.runtime.redaction import redacted_text
-from verifiers_trainer.cli.sources import listed, read_words
+from verifiers_trainer.cli.sources import read_words
 
 USAGE = "python -m verifiers_trainer.integrations.tinker @ FILE.toml [--trainer.args.NAME VALUE]... [--fresh]"
 
@@ -27,7 +28,7 @@ USAGE = "python -m verifiers_trainer.integrations.tinker @ FILE.toml [--trainer.
 def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """(environment id, its arguments, settings) of a command line; later assignments win.
 
-    Raises ``ConfigError`` naming every key that has no meaning here and its place.
+    *Raises* ``ConfigError`` naming every key that has no meaning here and its place.
     """
     assignments, problems = read_words(words)
     env_id, env_args, settings = "", dict[str, Any](), dict[str, Any]()
@@ -42,8 +43,7 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
             problems.append(f"{one.place}: {one.key} has no meaning for a Tinker run")
     if not env_id:
         problems.append("env.id is missing")
-    if problems:
-        raise ConfigError(listed(problems))
+    raise_together(problems)
     return env_id, env_args, settings
 
 

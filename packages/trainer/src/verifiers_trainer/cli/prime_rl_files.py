@@ -6,12 +6,12 @@ trainer's part and has no LoRA table trains all weights, as it does there. Loads
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verifiers.cli.common.reader import TomlFile
 from verifiers.errors import ConfigError
 
 ARGS = ("trainer", "args")
@@ -78,13 +78,7 @@ def read(*paths: str | Path) -> dict[str, Any]:
     ``inference``, ``wandb``; keys that the files do not have are absent. *Raises* ConfigError that names every key
     without a counterpart and every contradiction.
     """
-    files = []
-    for path in paths:
-        try:
-            files.append((str(path), tomllib.loads(Path(path).read_text(encoding="utf-8"))))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
-    return read_tables(*files)
+    return read_tables(*((str(path), TomlFile.read(path).document) for path in paths))
 
 
 def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
