@@ -2,8 +2,8 @@
 
     python benchmarks/samples.py [--quick] [--pairs 5] [--store]
 
-Ours is the trainer's own way: ``State.rollout`` takes the turns off the state, ``rollout_samples`` merges those that share
-a prefix into samples with loss mask, log-probabilities, versions and advantages, as arrays. It is compared with
+Ours is what the trainer does: ``State.rollout`` takes the turns off the state, ``rollout_samples`` merges those that
+share a prefix into samples with loss mask, log-probabilities, versions and advantages, as arrays. It is compared with
 
 * keeping ids: per turn append what is new of the prompt, the completion, a mask and the log-probabilities to Python
   lists, trusting that prompts continue each other. No arrays, no check, no versions, no advantages: the least there is;
