@@ -61,7 +61,7 @@ class Reference:
             self.model.train(was_training)
 
     def _exchanged(self, arguments: dict[str, Any]) -> Any:
-        """Run a split model, whose forward gathers its parameters, with the reference's values in them."""
+        """Run a split model, whose forward gathers its parameters, with the reference's values."""
         assert self.weights is not None
         fsdp.forget_whole(self.model)
         pairs = [(parameter, self.weights[name]) for name, parameter in _trained(self.model)]
