@@ -186,3 +186,24 @@ def model_name(model: Any) -> str | None:
     if isinstance(name, str) and name:
         return name
     raise ConfigError(f"model must be a name or an object with name_or_path, not {type(model).__name__}")
+
+
+PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
+
+
+def prices_of(client: Any) -> dict[str, float] | None:
+    """The prices of a client by ``PRICE_FIELDS``; None when one is missing, or its endpoints have different ones.
+
+    >>> from verifiers.clients import ClientConfig, as_client
+    >>> config = ClientConfig(usd_per_million_input_tokens=0.4, usd_per_million_output_tokens=1.6)
+    >>> prices_of(as_client(config))
+    {'usd_per_million_input_tokens': 0.4, 'usd_per_million_output_tokens': 1.6}
+    """
+    members = getattr(client, "members", None)
+    if members is not None:
+        first, *others = [prices_of(member) for member, _ in members]
+        return first if all(other == first for other in others) else None
+    config = getattr(client, "config", None)
+    prices = {name: getattr(config, name, None) for name in PRICE_FIELDS}
+    known = {name: float(price) for name, price in prices.items() if price is not None}
+    return known if len(known) == len(PRICE_FIELDS) else None

@@ -256,3 +256,8 @@ def _blank_error() -> dict[str, Any]:
 def _cut(text: str, limit: int) -> str:
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"
+
+
+def example_key(output: Mapping[str, Any]) -> Any:
+    """What siblings have in common: the hash of their example when the row knows it, else its id."""
+    return output.get("example_hash") or output["example_id"]

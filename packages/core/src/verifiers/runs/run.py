@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import verifiers
-from verifiers.clients.prices import prices_of
+from verifiers.clients.protocol import prices_of
 from verifiers.clients.resolve import client_for
 from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError, JournalError
