@@ -86,7 +86,7 @@ class Reference:
                 self.weights[name].mul_(1 - self.alpha).add_(fsdp.part(parameter), alpha=self.alpha)
 
     def state(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """The copy as whole tensors on the CPU where ``keep`` is set, else empty; every rank of a split run calls it."""
+        """The copy as whole CPU tensors where ``keep`` is set, else empty; every rank of a split run calls it."""
         parameters = dict(_trained(self.model)) if self.weights else {}
         gathered = (
             (name, fsdp.whole_of_part(weight, parameters[name])) for name, weight in (self.weights or {}).items()

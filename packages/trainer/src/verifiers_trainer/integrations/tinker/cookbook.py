@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifiers.environments.registry import load_environment
-from verifiers.rollouts.turns import turns_of
+from verifiers.rollouts.state import turns_of
 from verifiers_trainer.integrations.common import group_worth, play_group, row_of
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
