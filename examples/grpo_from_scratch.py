@@ -1,6 +1,6 @@
 """GRPO in one file: dataset -> rollouts -> advantages -> samples -> packed rows -> loss -> optimizer step.
 
-A model of half a million parameters learns to write words backwards, on a CPU, without a network, in under a minute:
+A model of half a million parameters learns to write words backwards, on a CPU, without a network, in about a minute:
 
     python examples/grpo_from_scratch.py --steps 60
 
