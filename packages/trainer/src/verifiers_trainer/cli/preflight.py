@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from verifiers.errors import ConfigError, VerifiersError
-from verifiers_trainer.algorithm import old_logprobs
-from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.forward_checks import check_head, check_packing
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
@@ -94,7 +93,7 @@ class _Probe(RLTrainer):
 
     known_rewards: list[float]
     rollout_s: float
-    rows: Sequence[Row]
+    rows: Sequence[PackedRow]
 
     def compute_rewards(self, completions: Any, prompts: Any, **known: Any) -> list[float]:
         self.known_rewards = [*getattr(self, "known_rewards", []), *super().compute_rewards(completions, prompts)]
@@ -113,7 +112,7 @@ class _Probe(RLTrainer):
         self.model.eval()
         row = self.rows[0].to_tensors(self.args.device)
         with torch.no_grad():
-            out = self.model(**old_logprobs.forward_arguments(row))
+            out = self.model(**forward_arguments(row))
         return out.logprobs[row["loss_mask"]].float().cpu()
 
 
@@ -196,7 +195,7 @@ def _push(trainer: _Probe) -> Any:
     install_logprob_forward(trainer.model)
     try:
         row, now = trainer.rows[0], trainer.logprobs()
-        moved = float((now - torch.from_numpy(row.mu[row.loss_mask])).abs().max())
+        moved = float((now - torch.from_numpy(row.sampler_logprobs[row.loss_mask])).abs().max())
     finally:
         uninstall(trainer.model)
     trainer.generate([prompt])

@@ -37,7 +37,7 @@ from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.run import player_for
 from verifiers.runs.runner import Job, Player, Progress, RunContext, play_and_score, play_group
-from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
 from verifiers_trainer.pipeline.in_flight import Flight, describe
 from verifiers_trainer.pipeline.mixture import member_of
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
@@ -101,7 +101,7 @@ class Orchestrator:
             self._wait(self._open_workers(), "the environment workers have not started")
         self._call(self._admit)
 
-    def next_batch(self) -> StepBatch:
+    def next_batch(self) -> TrainBatch:
         """The next batch, as soon as its rollouts are there.
 
         Raises the error of a failed pipeline at once, ``GenerationStalled`` after ``generation_timeout`` seconds
@@ -257,8 +257,8 @@ class Orchestrator:
             states = await play_group(self.env, jobs, context, self._play_one)
             decided = None if self._decide_rewards is None else await self._decide_rewards(index, states)
             weights = self.env.for_row(example.row).rubric.plan().weights if decided is None else decided
-            records = tuple(Record.of(state, self.config) for state in states)
-            self._collect(Group(index, example.example_id, records, member_of(self.env, example.row), dict(weights)))
+            rollouts = tuple(apply_length_rules(state.rollout(), self.config) for state in states)
+            self._collect(Group(index, example.example_id, rollouts, member_of(self.env, example.row), dict(weights)))
         except asyncio.CancelledError as error:
             if self._draining:
                 raise
@@ -287,7 +287,7 @@ class Orchestrator:
         drop = self.config.zero_variance == "drop" and group.is_dead(self.config)
         (self.state.discarded if drop else self.state.ready).append(group)
 
-    async def _next_batch(self) -> StepBatch:
+    async def _next_batch(self) -> TrainBatch:
         while True:
             await self._until(self._batch_is_there)
             groups = self._take()
