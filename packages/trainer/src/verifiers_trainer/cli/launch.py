@@ -51,7 +51,7 @@ def visible_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Sequence[str]) -> Decision:
-    """Where to sample. Raises ``ConfigError`` when a server is asked for and cannot be had.
+    """Where to sample. *Raises* ``ConfigError`` when a server is asked for and cannot be had.
 
     ``gpus``: how many ``inference`` and ``trainer`` take; 1 each when not said.
     """
@@ -108,7 +108,7 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple
 
     ``words`` are the arguments of ``vf-train``.
 
-    Raises ``ConfigError`` for a batch that the processes cannot share, ``RunError`` when the server ends first.
+    *Raises* ``ConfigError`` for a batch that the processes cannot share, ``RunError`` when the server ends first.
     """
     _require_divisible(plan, decision)
     children: list[Child] = []
@@ -135,7 +135,7 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple
 
 
 def _watch(server: Child, trainer: Child, signals: Signals) -> int:
-    """Wait for the trainer (the first child, where there is no server). Raises ``RunError`` when the server ends."""
+    """Wait for the trainer (the first child, where there is no server). *Raises* ``RunError`` when the server ends."""
     passed_on = 0
     while (code := trainer.exit_code) is None:
         if server is not trainer and server.exit_code is not None:

@@ -73,7 +73,7 @@ def make_plan(
     """The plan of a command line.
 
     ``resume`` is None (go on where a checkpoint is), "" (there must be one) or a path; ``fresh`` never goes on.
-    Raises ``ConfigError`` with everything that is wrong, ``CheckpointError`` for a checkpoint that cannot be used.
+    *Raises* ``ConfigError`` with everything that is wrong, ``CheckpointError`` for a checkpoint that cannot be used.
     """
     assignments, problems = read_words(words)
     if fresh and resume is not None:

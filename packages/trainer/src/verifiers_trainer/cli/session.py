@@ -52,7 +52,7 @@ class Session:
     quiet: bool = False
 
     def run(self, result: dict[str, Any]) -> int:
-        """Do it. Raises ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
+        """Do it. *Raises* ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
         if rank():  # rank 0 speaks for all
             self.quiet, self.as_json = True, False
         self.console = Console(stderr=True)
@@ -156,7 +156,7 @@ class Session:
 
     @contextmanager
     def _folder(self, plan: Plan) -> Iterator[None]:
-        """The run's folder, for this run alone. Raises ``RunBusy``, ``ConfigError`` when it cannot be written.
+        """The run's folder, for this run alone. *Raises* ``RunBusy``, ``ConfigError`` when it cannot be written.
 
         Of several processes that train together, rank 0 holds it.
         """

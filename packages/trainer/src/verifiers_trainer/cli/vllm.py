@@ -53,7 +53,7 @@ class _Command(SmallCommand):
 
 
 def serve(call: Call) -> None:
-    """Build the command and run it to its end. Raises ``ConfigError``, and ``RunError`` for a server that fails."""
+    """Build the command and run it to its end. *Raises* ``ConfigError``, and ``RunError`` for a server that fails."""
     options = call.options
     words = list(call.words)
     model = options["model"]

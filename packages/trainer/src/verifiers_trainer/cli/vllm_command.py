@@ -80,7 +80,7 @@ class ServerCommand:
 def find_executable(given: str | None, environ: Mapping[str, str] = os.environ) -> Executable:
     """The one given, that of ``VF_VLLM``, of this Python, on the path, or an isolated one that uv makes.
 
-    Raises ``ConfigError`` when there is none of them.
+    *Raises* ``ConfigError`` when there is none of them.
     """
     if text := given or environ.get(VARIABLE):
         words = tuple(shlex.split(text))
@@ -175,7 +175,7 @@ class Wanted:
 
 
 def build(wanted: Wanted, executable: Executable) -> ServerCommand:
-    """The command. Raises ``ConfigError`` naming every flag that no server knows."""
+    """The command. *Raises* ``ConfigError`` naming every flag that no server knows."""
     notes: list[str] = []
     flags = _without_dropped(list(wanted.flags), executable, notes)
     _require_known(flags, executable)
