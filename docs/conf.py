@@ -11,7 +11,11 @@ from pathlib import Path
 from docutils import nodes
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("packages/core/src/verifiers", "packages/trainer/src/verifiers_trainer")
+PACKAGES = (
+    "packages/core/src/verifiers",
+    "packages/trainer/src/verifiers_trainer",
+    "packages/sandboxes/src/verifiers_sandboxes",
+)
 
 project = "verifiers"
 copyright = "the verifiers authors"
@@ -28,7 +32,7 @@ apidoc_modules = [
     {
         "path": ROOT / source,
         "destination": f"reference/api/{Path(source).name}",
-        "exclude_patterns": ["**/templates/**", "**/inside/**"],
+        "exclude_patterns": ["**/templates/**", "**/guest/**"],
         "automodule_options": {"members", "show-inheritance"},
     }
     for source in PACKAGES

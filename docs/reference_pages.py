@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "reference"
-PACKAGES = {"verifiers": "packages/core/src", "verifiers_trainer": "packages/trainer/src"}
+PACKAGES = {
+    "verifiers": "packages/core/src",
+    "verifiers_trainer": "packages/trainer/src",
+    "verifiers_sandboxes": "packages/sandboxes/src",
+}
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
     "vf-eval",

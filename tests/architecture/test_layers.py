@@ -5,10 +5,10 @@ The layers are a contract of import-linter in ``pyproject.toml``; ``lint-imports
 
 import pytest
 
-from support.import_graph import CORE, TRAINER, cycle, imports
+from support.import_graph import CORE, SANDBOXES, TRAINER, cycle, imports
 
 
-@pytest.mark.parametrize("package", [CORE, TRAINER], ids=lambda path: path.name)
+@pytest.mark.parametrize("package", [CORE, SANDBOXES, TRAINER], ids=lambda path: path.name)
 def test_no_modules_import_each_other(package):
     graph = {module: targets for module, targets in imports(package).items() if module != package.name}
     assert cycle(graph) == []

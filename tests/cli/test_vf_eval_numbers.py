@@ -15,7 +15,7 @@ from support.eval_command import last_word, odd_only
 from verifiers.cli.evaluate import exporting
 from verifiers.cli.evaluate.options import EXPORT_FORMATS
 from verifiers.clients import load_endpoints
-from verifiers.clients.prices import prices_of
+from verifiers.clients.protocol import prices_of
 from verifiers.results import load_results
 from verifiers.testing import FakeServer
 

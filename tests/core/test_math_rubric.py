@@ -20,6 +20,7 @@ from verifiers.rubrics import math_verification as verification
 from verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
 from verifiers.rubrics.math_rubric import MathRubric, boxed_answer_parser
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
+from verifiers.runtime.processes import process_pool
 from verifiers.testing import ScriptedClient
 
 if importlib.util.find_spec("math_verify") is None:
@@ -43,8 +44,8 @@ SCRIPTED_ENGINE = r"""
         while "hangs" in (gold[1], answer[1]): pass
         return gold[0] == answer[0]
 
-    def own_time_out_in_a_thread(engine):
-        import threading
+    def own_time_out_in_a_thread():
+        import threading, math_verify as engine
         said = []
         def work():
             try: said.append(str(engine.parse("$4$", parsing_timeout=5)))
@@ -168,7 +169,7 @@ def test_only_the_last_box_after_the_thinking_counts(aside, text, reward):
     assert aside.score(maths(), state_of(text)) == [reward]
 
 
-def test_the_twin_a_lenient_parser_takes_unboxed_text(aside):
+def test_negative_control_a_lenient_parser_takes_unboxed_text(aside):
     lenient = XMLParser(["answer"])
     assert aside.score(maths(parser=lenient), state_of("<answer>4</answer>")) == [1.0]
     assert boxed_answer_parser().parse_answer("<answer>4</answer>") == ""
@@ -186,16 +187,16 @@ def test_own_functions_stand_beside_it(aside):
 
 def test_text_and_integers_are_compared_without_a_process(aside, scripted):
     async def compared(pairs):
-        pool = verification._pools(5).here()
+        pool = process_pool(5, verification.load_engine, ("scripted_engine",))
         verifier = MathVerifier(max_workers=5)
-        return [await verifier.compare(*pair) for pair in pairs], len(pool.processes._idle)
+        return [await verifier.compare(*pair) for pair in pairs], pool.num_processes
 
     outcomes, num_processes = aside.run(
         compared([("4", "5"), ("+04", "4"), (r"\frac{1}{2}", r"\frac{1}{2}"), ("@@", "@@")])
     )
     assert outcomes == [Outcome.DIFFERENT, Outcome.EQUAL, Outcome.EQUAL, Outcome.EQUAL]
     assert num_processes == 0
-    assert aside.run(compared([("0.5", "1/2")])) == ([Outcome.EQUAL], 1)  # the twin: this one needs it
+    assert aside.run(compared([("0.5", "1/2")])) == ([Outcome.EQUAL], 1)  # negative control: this one needs it
 
 
 def test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not(aside, folder, monkeypatch):
@@ -204,12 +205,11 @@ def test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not(as
     monkeypatch.syspath_prepend(str(folder))
     from scripted_engine import own_time_out_in_a_thread
 
-    async def twin():
-        processes = verification._pools(1).here().processes
-        engine = verification._ImportedThere("math_verify")
-        return await asyncio.to_thread(processes.call, own_time_out_in_a_thread, {"engine": engine}, 10.0, "twin")
+    async def control():
+        pool = process_pool(1, verification.load_engine, ("math_verify",))
+        return await pool.run(own_time_out_in_a_thread, {}, 10.0, "control")
 
-    assert "signal" in aside.run(twin())[0]
+    assert "signal" in aside.run(control())[0]
 
 
 # --- what does not end
@@ -239,7 +239,7 @@ def test_a_worker_has_a_bound_on_its_memory(aside, scripted):
     state = boxed("big")
     assert math.isnan(aside.score(scripted, state)[0])
     assert "MemoryError" in str(state["error"])
-    assert len(np.zeros(3 << 30, np.uint8)) == 3 << 30  # the twin: without the bound (the pages are never touched)
+    assert len(np.zeros(3 << 30, np.uint8)) == 3 << 30  # negative control: no limit (the pages are never touched)
 
 
 def test_the_real_engine_is_killed_too(aside):

@@ -1,5 +1,6 @@
 """``ReasoningGymEnv`` over real generators: their questions, their scores, and answers that are programs."""
 
+import contextlib
 import math
 import os
 
@@ -15,7 +16,7 @@ import reasoning_gym
 from verifiers.environments.integrations import reasoning_gym_scoring as scoring
 from verifiers.environments.integrations.reasoning_gym import ReasoningGymEnv
 from verifiers.errors import ConfigError, ScoringError
-from verifiers.runtime.processes import Processes
+from verifiers.runtime.processes import ProcessPool
 from verifiers.testing import ScriptedClient
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")  # its worker processes take seconds to start
@@ -125,15 +126,13 @@ def attack(name, target):
 
 
 def test_answers_that_are_programs_are_not_run(tmp_path):
-    processes = Processes(1)
-    try:
-        for name in ATTACKS:  # what the guard is there for
-            processes.call(scoring.plain_score, attack(name, tmp_path / f"{name}-without"), 60.0, "attack")
+    with contextlib.closing(ProcessPool(1)) as unguarded:  # negative control
         for name in ATTACKS:
-            score = processes.call(scoring.score_in_worker, attack(name, tmp_path / f"{name}-with"), 60.0, "attack")
+            unguarded.call(scoring.plain_score, attack(name, tmp_path / f"{name}-without"), 60.0, "attack")
+    with contextlib.closing(ProcessPool(1, scoring.guard)) as guarded:
+        for name in ATTACKS:
+            score = guarded.call(scoring.plain_score, attack(name, tmp_path / f"{name}-with"), 60.0, "attack")
             assert score < 0.1
-    finally:
-        processes.close()
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}-without" for name in ATTACKS}
 
 

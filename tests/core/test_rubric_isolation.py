@@ -14,7 +14,7 @@ import pytest
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.runtime.threads import call_isolated, workers
+from verifiers.runtime.processes import process_pool
 
 SOURCE = """
     import os, re, sys, time, subprocess
@@ -96,7 +96,7 @@ def wait_for(file, bound_s=60.0):
 
 
 def kill_when_begun(code, folder):
-    """The twin of a killed scoring process: only the process itself is killed."""
+    """Negative control of a killed scoring process: only the process itself is killed."""
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder)
     wait_for(folder / "spared.begun")
     process.kill()
@@ -105,9 +105,9 @@ def kill_when_begun(code, folder):
 
 
 async def test_children_of_a_killed_process_are_gone_too(functions, tmp_path):
-    pid = await call_isolated(functions.pid, {"answer": ""}, limit_s=10)
+    pid = await process_pool().run(functions.pid, {"answer": ""}, 10, "pid")
     with pytest.raises(TimeoutError):
-        await call_isolated(functions.leaves_behind, {"file": str(tmp_path / "killed")}, limit_s=0.4)
+        await process_pool().run(functions.leaves_behind, {"file": str(tmp_path / "killed")}, 0.4, "leaves_behind")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     code = f"import isolated_functions as f; f.leaves_behind({str(tmp_path / 'spared')!r})"
@@ -148,8 +148,8 @@ async def test_arguments_that_are_no_data_are_a_scoring_error(functions):
 
 def test_processes_end_with_the_loop(functions):
     async def use():
-        pid = await call_isolated(functions.pid, {"answer": ""}, limit_s=10)
-        assert workers().processes is not None
+        pid = await process_pool().run(functions.pid, {"answer": ""}, 10, "pid")
+        assert process_pool().num_processes == 1
         return pid
 
     pid = asyncio.run(use())

@@ -40,7 +40,7 @@ def jobs_of(env, siblings=1):
 
 async def run(env, client, siblings=1, concurrency=8, abort_after=0, **context):
     sink = Kept()
-    runner = Runner(env, RunContext(client, "m", **context), sink, concurrency, abort_after)
+    runner = Runner(env, RunContext(client, "m", **context), sink, concurrency=concurrency, abort_after=abort_after)
     await runner.run(jobs_of(env, siblings))
     return sink, runner
 

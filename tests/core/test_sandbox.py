@@ -14,13 +14,15 @@ import verifiers as vf
 from support.machine import Here
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for, choice, register
 from verifiers.sandbox.backends.unsafe_subprocess import UnsafeSubprocess
-from verifiers.sandbox.host.remote import RemoteBackend
 from verifiers.sandbox.probe import naps
+from verifiers_sandboxes.remote import RemoteBackend
 
 SLOW = ["sandlock", "nsjail", "docker", "podman", "gvisor"]  # up to a second and more per session
 ISOLATING = ["bubblewrap", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 ALL = [*ISOLATING, pytest.param("loopback", marks=pytest.mark.slow), "unsafe_subprocess"]
-OWN_KERNEL = ["gvisor"]  # the host does not see its processes as such; test_sandbox_containers.py looks for the rest
+OWN_KERNEL = [
+    "gvisor"
+]  # the host does not see its processes as such; tests/sandboxes/test_containers.py looks for the rest
 
 
 class Loopback(RemoteBackend):
@@ -49,15 +51,15 @@ def refusal(name: str) -> str | None:
     return None
 
 
-def played(name, play, spec=None):
-    """``await play(sandbox)`` in a sandbox of this backend."""
+def run_in_sandbox(name, use, spec=None):
+    """``await use(sandbox)`` in a sandbox of this backend."""
     if (why := refusal(name)) is not None:
         pytest.skip(why)
 
     async def run():
         sandbox = await (await backend_for(name)).open(spec or SandboxSpec())
         try:
-            return await play(sandbox)
+            return await use(sandbox)
         finally:
             await sandbox.close()
 
@@ -65,10 +67,10 @@ def played(name, play, spec=None):
 
 
 def values(name, *cells, spec=None, timeout_s=20.0):
-    async def play(sandbox):
+    async def use(sandbox):
         return [await sandbox.exec(cell, timeout_s=timeout_s) for cell in cells]
 
-    return played(name, play, spec)
+    return run_in_sandbox(name, use, spec)
 
 
 async def started(marker, count):
@@ -128,13 +130,13 @@ def test_a_command_has_its_exit_code(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_code_and_commands_share_files_and_the_working_folder(name):
-    async def play(sandbox):
+    async def use(sandbox):
         await sandbox.write_file("notes/a.txt", "from outside")
         read = await sandbox.exec("open('notes/a.txt').read()", timeout_s=20)
         await sandbox.exec(["bash", "-c", "printf '\\0\\377' > b.bin"], timeout_s=20)
         return read.value, await sandbox.read_file("b.bin")
 
-    assert played(name, play) == ("'from outside'", b"\0\xff")
+    assert run_in_sandbox(name, use) == ("'from outside'", b"\0\xff")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -143,17 +145,17 @@ def test_code_and_commands_share_files_and_the_working_folder(name):
     [("absent", FileNotFoundError), ("folder", IsADirectoryError), ("pipe", OSError), ("a\0b", OSError)],
 )
 def test_a_file_that_cannot_be_read(name, path, error):
-    async def play(sandbox):
+    async def use(sandbox):
         await sandbox.exec("import os\nos.mkdir('folder')\nos.mkfifo('pipe')", timeout_s=20)
         with pytest.raises(error):
             await asyncio.wait_for(sandbox.read_file(path), 10)
 
-    played(name, play)
+    run_in_sandbox(name, use)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_time_out_ends_every_process_and_keeps_what_was_printed(name):
-    async def play(sandbox):
+    async def use(sandbox):
         await sandbox.exec("x = 1", timeout_s=20)
         began = time.monotonic()
         code = "import subprocess\nprint('begun')\nsubprocess.run(['sleep', '31415'])"
@@ -161,7 +163,7 @@ def test_a_time_out_ends_every_process_and_keeps_what_was_printed(name):
         left = naps("31415")
         return result, time.monotonic() - began, left, await sandbox.exec("x", timeout_s=20)
 
-    result, took_s, left, after = played(name, play)
+    result, took_s, left, after = run_in_sandbox(name, use)
     assert result == ExecResult("begun\n", timed_out=True, limit="wall")
     assert took_s < 10
     assert left == []
@@ -264,14 +266,14 @@ def test_a_package_that_is_not_installed_is_refused_with_the_command(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_reset_leaves_no_state_file_or_process(name):
-    async def play(sandbox):
+    async def use(sandbox):
         nap = "31416"
         await sandbox.exec(f"x = 1\nopen('a', 'w').close()\nimport os\nos.system('sleep {nap} &')", timeout_s=20)
         await sandbox.reset()
         after = await sandbox.exec("import os\n'x' in globals(), os.path.exists('a')", timeout_s=20)
         return after.value, naps(nap)
 
-    assert played(name, play) == ("(False, False)", [])
+    assert run_in_sandbox(name, use) == ("(False, False)", [])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -279,7 +281,7 @@ def test_close_leaves_no_process_and_is_final(name):
     if name in OWN_KERNEL:
         pytest.skip("its processes are not processes of the host")
 
-    async def play(sandbox):
+    async def use(sandbox):
         await sandbox.exec(["bash", "-c", "sleep 31417 & sleep 31417 & true"], timeout_s=20)
         assert len(await started("31417", 2)) == 2
         await sandbox.close()
@@ -292,28 +294,28 @@ def test_close_leaves_no_process_and_is_final(name):
             await sandbox.exec("1", timeout_s=1)
         return naps("31417")
 
-    assert played(name, play) == []
+    assert run_in_sandbox(name, use) == []
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_call_given_up_half_way_does_not_disturb_the_next(name):
-    async def play(sandbox):
+    async def use(sandbox):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(sandbox.exec("import time\ntime.sleep(60)\n'late'", timeout_s=60), 0.5)
         return await sandbox.exec("'next'", timeout_s=20)
 
-    assert played(name, play).value == "'next'"
+    assert run_in_sandbox(name, use).value == "'next'"
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_sandbox_ends_after_its_wall_s(name):
-    async def play(sandbox):
+    async def use(sandbox):
         running = await sandbox.exec("import time\ntime.sleep(60)", timeout_s=60)
         with pytest.raises(vf.SandboxLimit, match=r"2 s \(wall_s\)") as raised:
             await sandbox.exec("1", timeout_s=1)
         return running.limit, raised.value.limit
 
-    assert played(name, play, SandboxSpec(wall_s=2))[1] == "wall"
+    assert run_in_sandbox(name, use, SandboxSpec(wall_s=2))[1] == "wall"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -339,15 +341,15 @@ def test_many_at_once_are_apart(name):
 def test_the_remote_mechanism_keeps_state_and_files_over_one_command_each():
     """The others of its tests are slow: each order is a process."""
 
-    async def play(sandbox):
+    async def use(sandbox):
         await sandbox.write_file("big", b"x" * 300_000)  # neither fits into a command nor into what it prints
         first = await sandbox.exec("x = len(open('big').read())\nprint('out')", timeout_s=60)
         return first.stdout, (await sandbox.exec("x", timeout_s=60)).value, len(await sandbox.read_file("big"))
 
-    assert played("loopback", play) == ("out\n", "300000", 300_000)
+    assert run_in_sandbox("loopback", use) == ("out\n", "300000", 300_000)
 
 
-def test_sessions_of_one_parent_do_not_draw_the_same_numbers():
+def test_sessions_of_one_zygote_do_not_draw_the_same_numbers():
     spec = SandboxSpec(packages=("numpy",))
     code = "import random, numpy.random\nrandom.random(), numpy.random.random()"
     drawn = {values("bubblewrap", code, spec=spec)[0].value for _ in range(3)}
@@ -407,7 +409,7 @@ def test_when_the_owner_is_killed_nothing_is_left(name):
     assert naps("31418") == []
 
 
-def test_the_twin_a_plain_child_outlives_its_owner():
+def test_negative_control_a_plain_child_outlives_its_owner():
     owner = subprocess.Popen([sys.executable, "-c", OWNER, "unsafe_subprocess"], stdout=subprocess.PIPE)
     owner.stdout.readline()
     owner.kill()
@@ -455,11 +457,11 @@ def test_a_backend_of_ones_own_can_be_registered(monkeypatch):
 
 
 def test_the_types_are_what_the_backends_are():
-    async def play(sandbox):
+    async def use(sandbox):
         return isinstance(sandbox, Sandbox)
 
     assert isinstance(asyncio.run(backend_for("unsafe_subprocess")), SandboxBackend)
-    assert played("unsafe_subprocess", play)
+    assert run_in_sandbox("unsafe_subprocess", use)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ async def test_cancelling_a_run_closes_every_sandbox():
 
 
 class Opened(vf.SandboxEnv):
-    """The twin: an override without the mark is no clean-up handler."""
+    """Negative control: an override without the mark is no clean-up handler."""
 
     async def close_sandbox(self, state): ...
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verifiers.results.statistics import (
-    centered_advantages,
     clustered_stderr,
     mean,
     pass_all_k,
@@ -17,6 +16,7 @@ from verifiers.results.statistics import (
     pass_rates,
     percentile,
 )
+from verifiers.rubrics.advantages import centered_advantages
 
 NAN = math.nan
 

@@ -18,7 +18,7 @@ import verifiers as vf
 from support.eval_command import end, install_toy, last_word, rows_on_disk, start
 from support.kill import start_child
 from support.small_envs import add_one, exact, single_turn, sums
-from verifiers.runs.plan import Plan, owed
+from verifiers.runs.plan import Plan, pending
 from verifiers.storage.journal import read_journal
 from verifiers.testing import FakeServer, ScriptedClient
 
@@ -246,7 +246,7 @@ def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_p
     env.evaluate(ScriptedClient("wrong"), "weak", results_path=tmp_path)
     durable = {row["rollout_key"]: row for row in rows_of(tmp_path)}
     plan = Plan(list(env.eval_table), [1] * 3)
-    assert owed(plan, durable, whole_groups=False, retry_errors=False).jobs == []
+    assert pending(plan, durable, whole_groups=False, retry_errors=False).jobs == []
     with pytest.raises(vf.RunMismatch, match="model was 'weak', now 'strong'"):
         env.evaluate(ScriptedClient(add_one), "strong", results_path=tmp_path)
 

@@ -63,7 +63,9 @@ class Sink:
 
 async def main():
     sink = Sink()
-    await Runner(env, RunContext(Model(), "m"), sink, 1024).run(Plan(env.eval_table, [siblings] * 500).jobs())
+    await Runner(env, RunContext(Model(), "m"), sink, concurrency=1024).run(
+        Plan(env.eval_table, [siblings] * 500).jobs()
+    )
     print(sink.most - before, time.monotonic() - began)
 
 with Journal.open(path) as journal:

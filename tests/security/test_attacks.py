@@ -25,7 +25,7 @@ SELDOM = [
     pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name in LONG else []) for attack in ATTACKS
 ]
 HELD_WITHOUT = {"output flood", "deaf to signals"}
-"""Time-outs and output bounds hold for ``unsafe_subprocess`` too: they have twins of their own below."""
+"""Time-outs and output bounds hold for ``unsafe_subprocess`` too: they have negative controls of their own below."""
 NEEDS_ROOT = {"write the system"}
 
 
@@ -42,11 +42,11 @@ def tried(name, attack):
     if (why := refusal(name)) is not None:
         pytest.skip(why)
 
-    async def play():
+    async def use():
         with bait() as baits:
             return await attempt(await backend_for(name), attack, baits)
 
-    return asyncio.run(play())
+    return asyncio.run(use())
 
 
 @pytest.mark.parametrize("attack", SELDOM)
@@ -57,7 +57,7 @@ def test_it_is_stopped(name, attack):
 
 
 @pytest.mark.parametrize("attack", [param for param in SELDOM if param.id not in HELD_WITHOUT])
-def test_the_twin_without_a_sandbox_it_succeeds(attack):
+def test_negative_control_without_a_sandbox_it_succeeds(attack):
     if attack.name in NEEDS_ROOT and os.getuid() != 0:
         pytest.skip("only root may do this without a sandbox")
     outcome = tried("unsafe_subprocess", attack)
@@ -83,12 +83,12 @@ def test_an_attack_that_succeeds_leaves_what_waits_in_pipes():
         os.close(writing)
 
 
-def test_the_twin_without_a_bound_all_the_output_arrives():
+def test_negative_control_without_a_bound_all_the_output_arrives():
     code = "import sys\nfor _ in range(20): sys.stdout.write('x' * 2**20)"
     assert len(subprocess.run([sys.executable, "-c", code], capture_output=True).stdout) == 20 * 2**20
 
 
-def test_the_twin_a_polite_signal_does_not_end_it():
+def test_negative_control_a_polite_signal_does_not_end_it():
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as deaf:
         deaf.stdout.readline()
@@ -125,11 +125,11 @@ terminal = os.openpty()
 
 
 @pytest.mark.parametrize("what", PEEKS)
-def test_one_session_finds_nothing_of_another_of_the_same_parent(what):
+def test_one_session_finds_nothing_of_another_of_the_same_zygote(what):
     if refusal("bubblewrap"):
         pytest.skip(refusal("bubblewrap"))
 
-    async def play():
+    async def use():
         backend = await backend_for("bubblewrap")
         one, other = await backend.open(SHARED), await backend.open(SandboxSpec())
         try:
@@ -142,9 +142,9 @@ def test_one_session_finds_nothing_of_another_of_the_same_parent(what):
             await one.close()
             await other.close()
 
-    own, foreign = asyncio.run(play())
+    own, foreign = asyncio.run(use())
     assert foreign == "[]"
-    assert own != "[]", "the twin: in its own session the same search finds it"
+    assert own != "[]", "negative control: in its own session the same search finds it"
 
 
 @pytest.mark.parametrize("name", ["bubblewrap"])
@@ -166,14 +166,14 @@ def test_nothing_of_the_session_itself_can_be_loosened(name, code):
     if refusal(name):
         pytest.skip(refusal(name))
 
-    async def play():
+    async def use():
         sandbox = await (await backend_for(name)).open(LIMITS)
         try:
             return await sandbox.exec(code, timeout_s=20), await sandbox.exec("'well'", timeout_s=20)
         finally:
             await sandbox.close()
 
-    tried, after = asyncio.run(play())
+    tried, after = asyncio.run(use())
     assert tried.error is not None, tried
     assert tried.error.splitlines()[-1].startswith(("PermissionError", "OSError", "ValueError"))
     assert after.value == "'well'"
@@ -184,7 +184,7 @@ def test_a_worker_that_hides_from_its_owner_is_ended():
     if refusal("bubblewrap"):
         pytest.skip(refusal("bubblewrap"))
 
-    async def play():
+    async def use():
         sandbox = await (await backend_for("bubblewrap")).open(LIMITS)
         try:
             began = time.monotonic()
@@ -196,7 +196,7 @@ def test_a_worker_that_hides_from_its_owner_is_ended():
         finally:
             await sandbox.close()
 
-    result, took_s, alive = asyncio.run(play())
+    result, took_s, alive = asyncio.run(use())
     assert result.limit == "killed"
     assert took_s < 20
     assert not alive

@@ -86,7 +86,7 @@ def test_every_attack_is_stopped_for_an_ordinary_user_too(place, name):
 
 
 @pytest.mark.slow
-def test_the_twin_without_a_sandbox_the_same_user_reaches_them(place):
+def test_negative_control_without_a_sandbox_the_same_user_reaches_them(place):
     ended = as_nobody(place, sys.executable, "-m", "verifiers.sandbox.probe", "unsafe_subprocess")
     assert ended.returncode == 1, ended.stderr
     assert ended.stdout.count("REACHED") >= 15, ended.stdout

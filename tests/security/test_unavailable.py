@@ -56,7 +56,7 @@ def chosen(*without):
 
 @pytest.fixture(scope="module")
 def unhindered():
-    """The twin: nothing forbidden."""
+    """Negative control: nothing forbidden."""
     name, _, rest = chosen().partition(" ")
     if name != "bubblewrap":
         pytest.skip(f"bubblewrap does not work here: {name} {rest}")

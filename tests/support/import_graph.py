@@ -9,6 +9,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 CORE = REPOSITORY / "packages/core/src/verifiers"
 TRAINER = REPOSITORY / "packages/trainer/src/verifiers_trainer"
+SANDBOXES = REPOSITORY / "packages/sandboxes/src/verifiers_sandboxes"
 
 
 def modules(package: Path) -> dict[str, Path]:

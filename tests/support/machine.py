@@ -41,10 +41,10 @@ class Here:
     async def end(self):
         """What a service does to the whole machine."""
         for folder in {*self.folders}:  # several when a sandbox was made anew
-            for keeper in Path("/proc").glob("[0-9]*/cmdline"):
+            for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
                 with contextlib.suppress(OSError):
-                    if f"{folder}/socket".encode() in keeper.read_bytes():
-                        keepers = [int(keeper.parent.name)]
-                        for pid in [*descendants(keepers[0]), *keepers]:
+                    if f"{folder}/socket".encode() in cmdline.read_bytes():  # a guest init
+                        init = int(cmdline.parent.name)
+                        for pid in [*descendants(init), init]:
                             os.kill(pid, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)

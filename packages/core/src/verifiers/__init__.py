@@ -32,8 +32,7 @@ _MODULES: dict[str, str] = {
         "TextContentPart ImageUrlContentPart InputAudioContentPart ModelRequest Response ResponseTokens Usage "
         "SamplingArgs Info RewardFunc DatasetBuilder"
     ),
-    "rollouts.state": "State Timing",
-    "rollouts.turns": "TrajectoryStep TrajectoryStepTokens",
+    "rollouts.state": "State Timing TrajectoryStep TrajectoryStepTokens",
     "results.rows": "RolloutInput RolloutOutput ErrorInfo",
     "rubrics.scores": "RolloutScore RolloutScores",
     "results": (

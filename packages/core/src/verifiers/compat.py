@@ -1,7 +1,7 @@
 """Every historical spelling of core, in one place; the rest of the code knows only the canonical names.
 
 Each table maps an old name to the canonical one. Using an old name logs one debug line per process; giving both
-spellings of one thing is a ``ConfigError``. ``older_modules`` gives the modules of ``MODULES`` their life.
+spellings of one thing is a ``ConfigError``. ``legacy.modules`` makes the modules of ``MODULES`` importable.
 """
 
 from __future__ import annotations
@@ -46,7 +46,19 @@ REMOTE_SANDBOX = frozenset(
 )
 """Parameters of sandbox environments that say something about a remote service and nothing about a local sandbox."""
 
-RUBRIC_METHODS = {f"_{name}": name for name in ("get_reward_func_names", "get_reward_funcs", "get_reward_weights")}
+_SCORING = "verifiers.legacy.scoring"
+RUBRIC_METHODS = {
+    **{f"_{name}": name for name in ("get_reward_func_names", "get_reward_funcs", "get_reward_weights")},
+    **{
+        name: f"{_SCORING}:{name}"
+        for name in ("score_rollouts score_rollouts_sync score_nothing dummy_score_rollout dummy_score_group".split())
+    },
+}
+"""Older methods of rubrics: the present method, or the function ``module:name`` that is called with the rubric."""
+SCORE_FIELDS = f"{_SCORING}:score_fields"
+"""Reads the arguments of ``score_rollout`` when they are not one ``State``."""
+SCORE_DICTS = f"{_SCORING}:score_dicts"
+"""Scores plain dicts passed to ``score_group``."""
 
 ENVIRONMENT_METHODS = {
     "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
@@ -249,14 +261,25 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
 """(title, table) in the order of the reference page, ``docs/compat_page.py``; other packages may have one too."""
 
 
+def load(target: str) -> Any:
+    """The object at ``module:name``. ``legacy`` is above every other layer, so lower layers reach it by name."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def alias_methods(cls: type, table: Mapping[str, str]) -> None:
-    """Give ``cls`` older names of its methods: each calls the present one, also where a subclass overrides it."""
+    """Give ``cls`` the older methods of a table, as described at ``RUBRIC_METHODS``.
+
+    An alias calls the present method by name, so that it also works where a subclass overrides that method.
+    """
     for old, new in table.items():
 
         def call(self: Any, *args: Any, _new: str = new, **kwargs: Any) -> Any:
-            return getattr(self, _new)(*args, **kwargs)
+            function = functools.partial(load(_new), self) if ":" in _new else getattr(self, _new)
+            return function(*args, **kwargs)
 
         call.__name__ = old
+        call.__doc__ = f"Older form; see ``{new}``."
         setattr(cls, old, call)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -61,6 +61,15 @@ class Message(dict[str, Any]):
 
     __slots__ = ()
     FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "thinking_blocks")
+
+    if TYPE_CHECKING:
+        role: str
+        content: Any  # text, a list of content parts, or None beside tool calls
+        tool_calls: list[ToolCall] | None
+        tool_call_id: str | None
+        name: str | None
+        reasoning_content: str | None
+        thinking_blocks: list[Any] | None
 
     def __getattr__(self, name: str) -> Any:
         if name in Message.FIELDS:
@@ -505,10 +514,3 @@ class Rollout:
     def num_sampled(self) -> int:
         """Tokens that the model sampled, over all turns."""
         return sum(len(turn.completion_ids) for turn in self.turns)
-
-
-def __getattr__(name: str) -> Any:
-    """Names that older versions keep here and this one elsewhere; ``older_modules`` knows where."""
-    from verifiers.legacy.modules import resolve
-
-    return resolve(__name__, name)

@@ -18,12 +18,12 @@ from typing import Any
 from verifiers.checks.outcomes import HOOK, Played, hit_turn_guard
 from verifiers.checks.policies import POLICIES, ScriptedPolicy
 from verifiers.checks.report import Findings, method_place, place_of, raised_at, said
+from verifiers.clients.resolve import client_for
 from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
 from verifiers.errors import RolloutTimeout, UsageError, VerifiersError
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
-from verifiers.runs.client import client_for
 from verifiers.runs.runner import Job, Progress, RunContext, play_and_score, score_together
 
 MARKS = ("stop", "setup", "cleanup", "teardown")

@@ -21,7 +21,7 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
 from verifiers.rubrics.functions import RewardFunction
-from verifiers.rubrics.overrides import overrides
+from verifiers.rubrics.scoring import overrides
 from verifiers.types import AssistantMessage
 
 EQUAL = 1e-12

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from verifiers.clients.endpoints import EndpointGroup, load_endpoints
 from verifiers.clients.protocol import Client, ClientConfig, EndpointConfig
-from verifiers.clients.resolve import as_client, client_and_model, register_model_resolver, use_client
+from verifiers.clients.resolve import as_client, client_and_model, close, register_model_resolver, use_client
 
 if TYPE_CHECKING:
     from verifiers.clients.http import OpenAIChatCompletionsClient, OpenAICompletionsClient
@@ -26,6 +27,7 @@ __all__ = [
     "RetryPolicy",
     "as_client",
     "client_and_model",
+    "close",
     "load_endpoints",
     "register_model_resolver",
     "use_client",
@@ -40,16 +42,5 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        from verifiers.legacy.modules import resolve
-
-        return resolve(__name__, name)
-    import importlib
-
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
-
-
-async def close(client: Any) -> None:
-    """Release what a client holds in the running event loop; it can be used again."""
-    release = getattr(client, "aclose", None)
-    if release is not None:
-        await release()

@@ -15,7 +15,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import aiohttp
 import msgspec
@@ -24,7 +24,7 @@ from yarl import URL
 from verifiers.clients.failures import Endpoint, failure, refuses_argument
 from verifiers.clients.limiter import AdaptiveLimiter
 from verifiers.clients.payload import to_body
-from verifiers.clients.protocol import ClientConfig
+from verifiers.clients.protocol import ClientConfig, ClientOptions
 from verifiers.clients.reply import decode, to_response
 from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.errors import (
@@ -38,6 +38,7 @@ from verifiers.errors import (
 )
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.signatures import spell_out
 from verifiers.types import ModelRequest, Response
 
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
@@ -72,6 +73,7 @@ class OpenAIChatCompletionsClient:
 
     client_type = "openai_chat_completions"
 
+    @spell_out(ClientOptions, ClientConfig)
     def __init__(
         self,
         config: ClientConfig | None = None,
@@ -83,7 +85,7 @@ class OpenAIChatCompletionsClient:
         retry: RetryPolicy | None = None,
         keep_raw: bool = False,
         tools_shown: bool | None = None,
-        **fields: Any,
+        **fields: Unpack[ClientOptions],
     ):
         if config is not None and not isinstance(config, ClientConfig):
             raise ConfigError(f"config must be a ClientConfig, not {type(config).__name__}; as_client() takes the rest")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
@@ -41,6 +41,27 @@ class Client(Protocol):
         ``ModelNotFound`` and ``EndpointUnreachable`` when no other request can succeed either.
         """
         ...
+
+
+class ChatSDK(Protocol):
+    """``OpenAI()``, ``AsyncOpenAI()`` or another object with ``chat.completions.create``, for type checkers."""
+
+    @property
+    def chat(self) -> Any: ...
+
+
+class ResponseSDK(Protocol):
+    """An object with ``get_response``, for type checkers."""
+
+    @property
+    def get_response(self) -> Any: ...
+
+
+class NamedModel(Protocol):
+    """A live model with the name it was loaded by, for type checkers."""
+
+    @property
+    def name_or_path(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +124,31 @@ class ClientConfig:
             raise ConfigError(f"ClientConfig.max_retries must be 0 or more, not {self.max_retries}", key="max_retries")
 
 
+class ClientOptions(TypedDict, total=False):
+    """The fields of ``ClientConfig``, for constructors that take them by name."""
+
+    client_idx: int
+    client_type: str
+    api_key_var: str
+    api_base_url: str
+    timeout: float
+    connect_timeout: float
+    max_connections: int
+    max_retries: int
+    extra_headers: Mapping[str, str]
+    extra_headers_from_state: Mapping[str, str]
+    endpoint_configs: Sequence[EndpointConfig | ClientConfig]
+    usd_per_million_input_tokens: float | None
+    usd_per_million_output_tokens: float | None
+
+
+ClientLike: TypeAlias = (
+    Client | ChatSDK | ResponseSDK | ClientConfig | EndpointConfig | Sequence[ClientConfig | EndpointConfig] | str
+)
+"""What ``as_client`` makes a ``Client`` of."""
+ModelLike: TypeAlias = str | NamedModel
+
+
 def headers_from_state(client: Any) -> Mapping[str, str]:
     """Header -> key of the rollout's state whose value a client sends, from its settings or its members'."""
     of_members = getattr(client, "headers_from_state", None)
@@ -140,3 +186,24 @@ def model_name(model: Any) -> str | None:
     if isinstance(name, str) and name:
         return name
     raise ConfigError(f"model must be a name or an object with name_or_path, not {type(model).__name__}")
+
+
+PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
+
+
+def prices_of(client: Any) -> dict[str, float] | None:
+    """The prices of a client by ``PRICE_FIELDS``; None when one is missing, or its endpoints have different ones.
+
+    >>> from verifiers.clients import ClientConfig, as_client
+    >>> config = ClientConfig(usd_per_million_input_tokens=0.4, usd_per_million_output_tokens=1.6)
+    >>> prices_of(as_client(config))
+    {'usd_per_million_input_tokens': 0.4, 'usd_per_million_output_tokens': 1.6}
+    """
+    members = getattr(client, "members", None)
+    if members is not None:
+        first, *others = [prices_of(member) for member, _ in members]
+        return first if all(other == first for other in others) else None
+    config = getattr(client, "config", None)
+    prices = {name: getattr(config, name, None) for name in PRICE_FIELDS}
+    known = {name: float(price) for name, price in prices.items() if price is not None}
+    return known if len(known) == len(PRICE_FIELDS) else None

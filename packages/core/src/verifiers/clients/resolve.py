@@ -13,15 +13,23 @@ import importlib
 import importlib.util
 import os
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from verifiers.clients.endpoints import loaded_endpoint
-from verifiers.clients.prices import PRICE_FIELDS
-from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, EndpointConfig, model_name
+from verifiers.clients.protocol import (
+    OPENAI_BASE_URL,
+    PRICE_FIELDS,
+    Client,
+    ClientConfig,
+    ClientLike,
+    EndpointConfig,
+    ModelLike,
+    model_name,
+)
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.clients.sdk import is_sdk_object, read_plain
 from verifiers.errors import ConfigError
@@ -40,7 +48,7 @@ _transports: weakref.WeakKeyDictionary[Any, tuple[dict[str, Any], Client]] = wea
 _adapters: weakref.WeakValueDictionary[tuple[int, bool], Any] = weakref.WeakValueDictionary()
 
 
-def as_client(given: Any, *, keep_raw: bool = False) -> Client:
+def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
     """The `Client` that serves what was given.
 
     Accepts: a `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with ``chat.completions.create`` or
@@ -58,8 +66,7 @@ def as_client(given: Any, *, keep_raw: bool = False) -> Client:
     if isinstance(given, type):
         raise ConfigError(f"client is the class {given.__name__}; pass an object: {given.__name__}()")
     if callable(getattr(given, "complete", None)):
-        client: Client = given
-        return client
+        return cast("Client", given)
     if callable(getattr(given, "get_response", None)) and not hasattr(given, "chat"):
         from verifiers.clients.adapters import GetResponseClient
 
@@ -73,7 +80,7 @@ def as_client(given: Any, *, keep_raw: bool = False) -> Client:
 
 
 @contextmanager
-def use_client(client: Any, model: Any = None) -> Iterator[Client]:
+def use_client(client: ClientLike, model: ModelLike | None = None) -> Iterator[Client]:
     """Within the block, calls without ``client=`` use this one, and calls without ``model=`` this model.
 
     >>> from verifiers.testing import ScriptedClient
@@ -95,7 +102,9 @@ def register_model_resolver(resolver: ModelResolver) -> None:
         _resolvers.append(resolver)
 
 
-def client_and_model(client: Any = None, model: Any = None, *, keep_raw: bool = False) -> tuple[Client, str]:
+def client_and_model(
+    client: ClientLike | None = None, model: ModelLike | None = None, *, keep_raw: bool = False
+) -> tuple[Client, str]:
     """The client and the model name of a call. Raises: ``ConfigError`` that lists the ways when there is none."""
     if client is not None:
         resolved = as_client(client, keep_raw=keep_raw)
@@ -233,3 +242,35 @@ def _local_is_installed() -> bool:
     from verifiers.clients.local import is_installed
 
     return is_installed()
+
+
+async def close(client: Any) -> None:
+    """Release what a client holds in the running event loop; it can be used again."""
+    release = getattr(client, "aclose", None)
+    if release is not None:
+        await release()
+
+
+@asynccontextmanager
+async def client_for(client: Any, model: Any, *, keep_raw: bool = False) -> AsyncIterator[tuple[Client, str]]:
+    """(client, model name) of one call; closed at the end only when it was made for this call.
+
+    A client object, ``OpenAI()``, or the process's own client may be in use by other calls in the same event loop;
+    closing it here would cut their requests off. What such a client holds ends with its loop. Raises: ``ConfigError``
+    that lists the ways to name one.
+    """
+    resolved, name = client_and_model(client, model, keep_raw=keep_raw)
+    try:
+        yield resolved, name
+    finally:
+        if _is_made_here(client):
+            await close(resolved)
+
+
+def _is_made_here(given: Any) -> bool:
+    """Whether a client was made from settings alone, so that nobody else holds it."""
+    if isinstance(given, list | tuple):
+        return all(_is_made_here(member) for member in given)
+    if isinstance(given, str):
+        return given.partition(":")[0] != "local"
+    return isinstance(given, ClientConfig | EndpointConfig)

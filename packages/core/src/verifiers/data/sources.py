@@ -12,7 +12,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from verifiers.errors import DatasetError
 
@@ -21,6 +21,17 @@ ACCEPTED = (
     ".parquet file, or a function that returns one of these"
 )
 EVAL_SPLITS = ("test", "validation")
+
+
+class HubTable(Protocol):
+    """A ``datasets.Dataset``, for type checkers: an object with ``column_names``."""
+
+    @property
+    def column_names(self) -> Any: ...
+
+
+DatasetLike: TypeAlias = HubTable | Sequence[Mapping[str, Any]] | Mapping[str, Any] | str | Path | Callable[[], Any]
+"""The types of ``ACCEPTED``; a mapping is a dict of columns, or of tables by split."""
 
 
 class Rows(Protocol):
@@ -77,7 +88,7 @@ class HubRows:
 class Source:
     """A dataset as it was given, opened on first use and once: a builder function is not called twice."""
 
-    def __init__(self, given: Any):
+    def __init__(self, given: DatasetLike):
         self.given = given
         self._lock = threading.Lock()
         self._opened: dict[str, Rows] | Rows | None = None
@@ -114,7 +125,7 @@ class Source:
         return rows if rows is not None else self.train()
 
 
-def is_builder(given: Any) -> bool:
+def is_builder(given: Any) -> TypeGuard[Callable[[], Any]]:
     """Whether ``given`` is a function that makes the dataset."""
     return callable(given) and not hasattr(given, "column_names")
 

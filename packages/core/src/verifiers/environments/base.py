@@ -11,13 +11,14 @@ import atexit
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.clients.protocol import Client, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
+from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
 from verifiers.parsers import Parser
 from verifiers.rollouts.contract import LoadedFrom
@@ -26,11 +27,54 @@ from verifiers.rollouts.loop import new_state
 from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
 from verifiers.rubrics import Rubric
 from verifiers.runs.facade import Runs
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.runtime.sync_async import NOTHING, Done, blocking, maybe_await
 from verifiers.types import Message, Messages, ModelRequest, Response
 
-OPTIONAL_ATTRIBUTES = ("rollouts_per_example", "max_concurrent", "max_workers")
+
+class RunDefaults(TypedDict, total=False):
+    """Parameters of every environment that are defaults of its runs."""
+
+    rollouts_per_example: int | None
+    max_concurrent: int | None
+    max_workers: int | None
+
+
+class RowOptions(RunDefaults, total=False):
+    """Parameters of ``Environment`` that say how its rows are read and run; see ``EnvironmentOptions``."""
+
+    few_shot: Sequence[Mapping[str, Any]] | None
+    sampling_args: Mapping[str, Any] | None
+    message_type: str
+    tool_defs: Sequence[Mapping[str, Any]] | None
+    env_id: str | None
+    env_args: Mapping[str, Any] | None
+    map_kwargs: Mapping[str, Any] | None
+    max_seq_len: int | None
+    interleaved_rollouts: bool
+    score_rollouts: bool
+    pass_threshold: float
+    question_key: str
+    answer_key: str
+
+
+class DataOptions(RowOptions, total=False):
+    """Parameters of ``Environment`` that say what its rows are, and how they are read and run."""
+
+    dataset: DatasetLike | None
+    eval_dataset: DatasetLike | None
+
+
+class EnvironmentOptions(DataOptions, total=False):
+    """The parameters of ``Environment`` but ``timeout_seconds``, for the constructors of its subclasses."""
+
+    system_prompt: str | None
+    parser: Parser | None
+    rubric: Rubric | None
+
+
+OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
 
 
 class Environment(Runs):
@@ -53,10 +97,11 @@ class Environment(Runs):
     rubric: Rubric
     _torn_down = False
 
+    @spell_out(RunDefaults, {})
     def __init__(
         self,
-        dataset: Any = None,
-        eval_dataset: Any = None,
+        dataset: DatasetLike | None = None,
+        eval_dataset: DatasetLike | None = None,
         system_prompt: str | None = None,
         few_shot: Sequence[Mapping[str, Any]] | None = None,
         parser: Parser | None = None,
@@ -74,11 +119,12 @@ class Environment(Runs):
         question_key: str = "question",
         answer_key: str = "answer",
         timeout_seconds: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[RunDefaults],
     ):
+        further: dict[str, Any] = {**kwargs}
         if tool_defs is not None:
-            kwargs["tool_defs"] = tool_defs
-        given = compat.rename(kwargs, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+            further["tool_defs"] = tool_defs
+        given = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
         if dataset is None and eval_dataset is None:
             raise ConfigError(f"{type(self).__name__} needs a dataset: give dataset=… or eval_dataset=…")
         if message_type not in ("chat", "completion"):

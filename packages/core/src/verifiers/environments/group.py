@@ -12,20 +12,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.data.examples import Table, copy_row, format_row
-from verifiers.environments.base import Environment
+from verifiers.environments.base import Environment, RunDefaults
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
 
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "
     "timeout_seconds"
 ).split()
+
+
+class GroupOptions(RunDefaults, total=False):
+    """The parameters of ``Environment`` that a group has for itself."""
+
+    env_id: str | None
+    env_args: Mapping[str, Any] | None
+    interleaved_rollouts: bool
+    score_rollouts: bool
+    pass_threshold: float
 
 
 class EnvGroup(Environment):
@@ -43,12 +54,13 @@ class EnvGroup(Environment):
     ['add', 'spell']
     """
 
+    @spell_out(GroupOptions, Environment.__init__)
     def __init__(
         self,
         envs: Sequence[Environment],
         env_names: Sequence[str] | None = None,
         map_kwargs: Mapping[str, Any] | None = None,
-        **parameters: Any,
+        **parameters: Unpack[GroupOptions],
     ):
         members = list(envs)
         for member in members:

@@ -8,14 +8,15 @@ what the next prompt is, and what the completion was.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.data.messages import normalize_messages
-from verifiers.environments.base import Environment
+from verifiers.environments.base import Environment, EnvironmentOptions
 from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import stop
 from verifiers.rollouts.loop import is_completed
 from verifiers.rollouts.state import State, TrajectoryStepTokens
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.types import Messages
 
@@ -23,6 +24,19 @@ from verifiers.types import Messages
 def num_turns(state: State) -> float:
     """Model calls of the rollout."""
     return float(len(state["trajectory"]))
+
+
+class ConversationOptions(EnvironmentOptions, total=False):
+    """The parameters of ``MultiTurnEnv`` but ``max_turns``, for the constructors of its subclasses."""
+
+    timeout_seconds: float | None
+    max_total_completion_tokens: int
+
+
+class MultiTurnOptions(ConversationOptions, total=False):
+    """The parameters of ``MultiTurnEnv``, for the constructors of its subclasses."""
+
+    max_turns: int
 
 
 class MultiTurnEnv(Environment):
@@ -44,12 +58,13 @@ class MultiTurnEnv(Environment):
     (['found'], ['4', 'lower', '2', 'higher', '3'])
     """
 
+    @spell_out(EnvironmentOptions, Environment.__init__)
     def __init__(
         self,
         max_turns: int = -1,
         timeout_seconds: float | None = None,
         max_total_completion_tokens: int = -1,
-        **parameters: Any,
+        **parameters: Unpack[EnvironmentOptions],
     ):
         self.max_turns = max_turns
         super().__init__(timeout_seconds=timeout_seconds, **parameters)

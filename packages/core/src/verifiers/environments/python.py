@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, message_text
@@ -26,11 +26,12 @@ from verifiers.environments.code_blocks import (
     output_text,
     with_reminder,
 )
-from verifiers.environments.sandbox import SandboxEnv, sandbox_ready_wait_time
+from verifiers.environments.sandbox import SandboxEnv, SandboxOptions, sandbox_ready_wait_time
 from verifiers.environments.sandbox_text import python_text
 from verifiers.errors import ConfigError
 from verifiers.rollouts.decorators import setup, stop
 from verifiers.rollouts.state import State
+from verifiers.runtime.signatures import spell_out
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
 DEFAULT_PACKAGES = "numpy sympy scipy"
@@ -65,6 +66,7 @@ class PythonEnv(SandboxEnv):
 
     remedy = '; code_from="blocks" (or "auto") runs the Python blocks of its replies instead'
 
+    @spell_out(SandboxOptions, SandboxEnv.__init__)
     def __init__(
         self,
         pip_install_packages: str | Sequence[str] = DEFAULT_PACKAGES,
@@ -72,21 +74,19 @@ class PythonEnv(SandboxEnv):
         code_from: str = "tool",
         blocks_system_prompt: str | None = None,
         blocks_reminder: str = BLOCKS_REMINDER,
-        system_prompt: str | None = None,
-        **parameters: Any,
+        **parameters: Unpack[SandboxOptions],
     ):
         if code_from not in FORMS:
             raise ConfigError(f"code_from is {code_from!r}; it must be one of {', '.join(FORMS)}", key="code_from")
         self.packages = distributions(pip_install_packages)
         self.code_from = code_from
+        system_prompt = parameters.get("system_prompt")
         if blocks_system_prompt is None:
             blocks_system_prompt = f"{system_prompt}\n\n{BLOCKS_PROMPT}" if system_prompt else BLOCKS_PROMPT
         self.blocks_system_prompt, self.blocks_reminder = blocks_system_prompt, blocks_reminder
-        super().__init__(
-            max_startup_wait_seconds=max_startup_wait_seconds,
-            system_prompt=(blocks_system_prompt or None) if code_from == "blocks" else system_prompt,
-            **parameters,
-        )
+        if code_from == "blocks":
+            parameters["system_prompt"] = blocks_system_prompt or None
+        super().__init__(max_startup_wait_seconds=max_startup_wait_seconds, **parameters)
 
     def set_code_from(self, code_from: str) -> None:
         """Refused: the prompts are made with the environment. *Raises* ConfigError."""

@@ -13,15 +13,17 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.environments.sandbox_text import command_text, has_failed
 from verifiers.environments.stateful_tool import StatefulToolEnv
+from verifiers.environments.tool import CallOptions
 from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable, ToolError, UsageError, VerifiersError
 from verifiers.rollouts.decorators import cleanup, setup
 from verifiers.rollouts.state import State
 from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import NOTHING, maybe_await
 from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, backend_for
 from verifiers.types import Messages, ToolCall
@@ -62,6 +64,50 @@ def tool_errors(state: State) -> float:
     return float(_use_of(state).num_errors)
 
 
+class RemoteOptions(TypedDict, total=False):
+    """Parameters that say something about a remote service and nothing about a local sandbox."""
+
+    docker_image: str | None
+    start_command: str | None
+    gpu_count: int | None
+    gpu_type: str | None
+    team_id: str | None
+    labels: Sequence[str] | None
+    sandbox_name: str | None
+    advanced_configs: Any
+    max_retries: int | None
+    base_delay: float | None
+    backoff_factor: float | None
+    max_backoff_seconds: float | None
+    jitter: float | None
+    sandbox_client_max_workers: int | None
+    sandbox_client_max_connections: int | None
+    sandbox_client_max_keepalive_connections: int | None
+    sandbox_wait_for_creation_max_attempts: int | None
+
+
+class ToolOptions(CallOptions, RemoteOptions, total=False):
+    """The parameters of ``ToolEnv`` whose defaults are the same in a sandbox, and those of remote services."""
+
+    max_turns: int
+    error_formatter: Callable[[Exception], str]
+
+
+class SandboxOptions(ToolOptions, total=False):
+    """The parameters of ``SandboxEnv`` but ``max_startup_wait_seconds``, for the constructors of its subclasses."""
+
+    sandbox: str | SandboxBackend
+    memory_gb: float
+    cpu_cores: float
+    disk_size_gb: float
+    timeout_per_command_seconds: float
+    timeout_minutes: float
+    environment_vars: Mapping[str, str] | None
+    working_dir: str | None
+    stop_errors: Sequence[type[BaseException]] | None
+    max_tool_result_chars: int
+
+
 class SandboxEnv(StatefulToolEnv):
     """A ``StatefulToolEnv`` whose tool ``bash(command)`` runs in the rollout's sandbox.
 
@@ -81,6 +127,7 @@ class SandboxEnv(StatefulToolEnv):
     packages: tuple[str, ...] = ()
     """Distributions that code inside can import."""
 
+    @spell_out(ToolOptions, StatefulToolEnv.__init__)
     def __init__(
         self,
         sandbox: str | SandboxBackend = "auto",
@@ -94,13 +141,14 @@ class SandboxEnv(StatefulToolEnv):
         max_startup_wait_seconds: float = 60,
         stop_errors: Sequence[type[BaseException]] | None = None,
         max_tool_result_chars: int = 20_000,
-        **parameters: Any,
+        **parameters: Unpack[ToolOptions],
     ):
-        self.remote_options = {name: parameters.pop(name) for name in compat.REMOTE_SANDBOX & parameters.keys()}
+        options: dict[str, Any] = {**parameters}
+        self.remote_options = {name: options.pop(name) for name in compat.REMOTE_SANDBOX & options.keys()}
         super().__init__(
             stop_errors=[SandboxUnavailable] if stop_errors is None else stop_errors,
             max_tool_result_chars=max_tool_result_chars,
-            **parameters,
+            **options,
         )
         numbers = {
             "memory_gb": memory_gb,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
-from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
+from verifiers.runtime.signatures import spell_out
 from verifiers.types import Messages
 
 
@@ -19,9 +20,10 @@ class SingleTurnEnv(MultiTurnEnv):
     [{'role': 'user', 'content': '2 + 2?'}]
     """
 
-    def __init__(self, **parameters: Any):
-        if (given := parameters.pop("max_turns", 1)) != 1:
-            raise ConfigError(f"max_turns is {given!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv")
+    @spell_out(ConversationOptions, MultiTurnEnv.__init__)
+    def __init__(self, *, max_turns: int = 1, **parameters: Unpack[ConversationOptions]):
+        if max_turns != 1:
+            raise ConfigError(f"max_turns is {max_turns!r}, but a SingleTurnEnv has one turn; write a MultiTurnEnv")
         super().__init__(max_turns=1, **parameters)
 
     def env_response(self, messages: Messages, state: State) -> Messages:

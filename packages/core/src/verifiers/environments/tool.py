@@ -16,24 +16,32 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.clients.protocol import shows_tools
 from verifiers.data.messages import field, normalize_chat, normalize_message
 from verifiers.data.tool_schema import ToolFunction, parse_arguments, shortened, tool_name
-from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.environments.multi_turn import ConversationOptions, MultiTurnEnv
 from verifiers.environments.tool_answers import as_answer, bounded
 from verifiers.errors import ConfigError, RolloutError, ToolCallError, ToolParseError, UsageError
 from verifiers.rollouts.author_code import fault, passes
 from verifiers.rollouts.decorators import setup, stop
 from verifiers.rollouts.state import State
 from verifiers.rubrics.tool_rubric import count_calls, metric_name
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
 from verifiers.types import Message, Messages, ToolCall
 
 LATE = -1000
 """Priority of what looks at a rollout's tools when every other ``@setup`` has run."""
+
+
+class CallOptions(ConversationOptions, total=False):
+    """Parameters of ``ToolEnv`` that its subclasses pass on as they are."""
+
+    tools: Sequence[Callable[..., Any]] | None
+    parallel_tool_calls: bool
 
 
 class ToolEnv(MultiTurnEnv):
@@ -59,6 +67,7 @@ class ToolEnv(MultiTurnEnv):
     remedy: str = ""
     """What a model can do that is not shown tools; the end of a warning."""
 
+    @spell_out(ConversationOptions, MultiTurnEnv.__init__)
     def __init__(
         self,
         tools: Sequence[Callable[..., Any]] | None = None,
@@ -67,7 +76,7 @@ class ToolEnv(MultiTurnEnv):
         stop_errors: Sequence[type[BaseException]] | None = None,
         parallel_tool_calls: bool = False,
         max_tool_result_chars: int = 200_000,
-        **parameters: Any,
+        **parameters: Unpack[ConversationOptions],
     ):
         super().__init__(max_turns=max_turns, **parameters)
         if self.message_type != "chat":

@@ -41,6 +41,7 @@ MOVED: dict[str, str] = {
     "cli.toml_dump": "cli.evaluate.toml_args",
     "cli.writing": "cli.common.writing",
     "clients.base": "clients.protocol",
+    "clients.prices": "clients.protocol",
     "clients.loops": "runtime.per_loop",
     "context_check": "checks.chat_template",
     "dataset": "data.examples",
@@ -72,24 +73,35 @@ MOVED: dict[str, str] = {
     "plan": "runs.plan",
     "redaction": "runtime.redaction",
     "registry": "environments.registry",
+    "results.metadata": "results.outputs",
     "rollout": "rollouts.loop",
     "rows": "results.rows",
-    "rubrics.calls": "rubrics.overrides",
+    "rubrics.attributes": "rubrics.rubric",
+    "rubrics.calls": "rubrics.scoring",
     "rubrics.isolation": "runtime.processes",
     "rubrics.isolation_worker": "runtime.process_main",
+    "rubrics.overrides": "rubrics.scoring",
     "rubrics.workers": "runtime.threads",
-    "run_client": "runs.client",
-    "run_description": "runs.metadata",
+    "run_client": "clients.resolve",
+    "run_description": "runs.run",
     "run_directory": "storage.directory",
     "run_identity": "storage.identity",
     "run_results": "runs.store",
     "runner": "runs.runner",
     "sandbox.attacks": "sandbox.probe.attacks",
+    "sandbox.backends.engines": "verifiers_sandboxes.engines",
+    "sandbox.backends.gvisor": "verifiers_sandboxes.gvisor",
+    "sandbox.backends.nsjail": "verifiers_sandboxes.nsjail",
+    "sandbox.backends.services": "verifiers_sandboxes.services",
     "sandbox.bubblewrap": "sandbox.backends.bubblewrap",
     "sandbox.channel": "sandbox.host.channel",
-    "sandbox.container": "sandbox.host.container",
-    "sandbox.engines": "sandbox.backends.engines",
-    "sandbox.gvisor": "sandbox.backends.gvisor",
+    "sandbox.container": "verifiers_sandboxes.container",
+    "sandbox.engines": "verifiers_sandboxes.engines",
+    "sandbox.gvisor": "verifiers_sandboxes.gvisor",
+    "sandbox.host.container": "verifiers_sandboxes.container",
+    "sandbox.host.pipe": "verifiers_sandboxes.container",
+    "sandbox.host.remote": "verifiers_sandboxes.remote",
+    "sandbox.host.remote_processes": "verifiers_sandboxes.remote_processes",
     "sandbox.inside": "sandbox.guest",
     "sandbox.inside.frames": "sandbox.guest.frames",
     "sandbox.inside.interpreter": "sandbox.guest.interpreter",
@@ -103,22 +115,22 @@ MOVED: dict[str, str] = {
     "sandbox.inside.session": "sandbox.guest.session",
     "sandbox.inside.warden": "sandbox.guest.supervisor",
     "sandbox.inside.worker": "sandbox.guest.worker",
-    "sandbox.kept": "sandbox.host.remote_processes",
+    "sandbox.kept": "verifiers_sandboxes.remote_processes",
     "sandbox.mounts": "sandbox.host.mounts",
-    "sandbox.nsjail": "sandbox.backends.nsjail",
+    "sandbox.nsjail": "verifiers_sandboxes.nsjail",
     "sandbox.packages": "sandbox.host.packages",
     "sandbox.parents": "sandbox.host.zygotes",
-    "sandbox.pipe": "sandbox.host.pipe",
-    "sandbox.remote": "sandbox.host.remote",
+    "sandbox.pipe": "verifiers_sandboxes.container",
+    "sandbox.remote": "verifiers_sandboxes.remote",
     "sandbox.sandlock": "sandbox.backends.sandlock",
-    "sandbox.services": "sandbox.backends.services",
+    "sandbox.services": "verifiers_sandboxes.services",
     "sandbox.session": "sandbox.host.session",
     "sandbox.supervised": "sandbox.host.sandlock_supervisor",
     "sandbox.unsafe_subprocess": "sandbox.backends.unsafe_subprocess",
     "single": "runs.single_rollouts",
     "state": "rollouts.state",
     "statistics": "results.statistics",
-    "steps": "rollouts.turns",
+    "steps": "rollouts.state",
     "suggest": "runtime.suggest",
     "text": "data.text",
     "tool_examples": "data.tool_examples",
@@ -135,7 +147,9 @@ MOVED: dict[str, str] = {
     "workers.ray": "runs.workers.ray",
     "workers.serving": "runs.workers.serving",
 }
-"""Module below ``verifiers`` -> where it is now, below ``verifiers``."""
+"""Module below ``verifiers`` -> where it is now: below ``verifiers``, or in a package of ``DISTRIBUTIONS``."""
+DISTRIBUTIONS = {"verifiers_sandboxes": "verifiers-sandboxes"}
+"""Packages of their own that have modules which were in ``verifiers`` -> the distribution to install."""
 
 
 class _Alias(Loader):
@@ -145,7 +159,18 @@ class _Alias(Loader):
         self._new = new
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._new)
+        """*Raises* ModuleNotFoundError with the distribution to install, where the module is in one of its own."""
+        package = self._new.partition(".")[0]
+        try:
+            module = importlib.import_module(self._new)
+        except ModuleNotFoundError as error:
+            if error.name != package or package not in DISTRIBUTIONS:
+                raise
+            raise ModuleNotFoundError(
+                f"{spec.name} is {self._new} now, in a package that is not installed; "
+                f"install with: pip install {DISTRIBUTIONS[package]}",
+                name=spec.name,
+            ) from error
         self._own_spec = module.__spec__
         return module
 
@@ -176,6 +201,8 @@ _FINDER = _MovedModules()
 
 def register(package: str, moved: dict[str, str]) -> None:
     """Make the modules of ``package`` importable by their old paths, the keys of ``moved``."""
-    _FINDER.paths.update({f"{package}.{old}": f"{package}.{new}" for old, new in moved.items()})
+    for old, new in moved.items():
+        elsewhere = new.partition(".")[0] in DISTRIBUTIONS
+        _FINDER.paths[f"{package}.{old}"] = new if elsewhere else f"{package}.{new}"
     if _FINDER not in sys.meta_path:  # first: an old path may lie in a folder that exists under another name
         sys.meta_path.insert(0, _FINDER)

@@ -8,24 +8,21 @@ by side. This module computes nothing about rewards (``metadata``) and does not 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from verifiers import compat
+from verifiers.clients.protocol import PRICE_FIELDS
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.export import average_rewards, rows_to_dataset, save
-from verifiers.results.metadata import (
-    GenerateMetadata,
-    errors_by_cause,
-    example_key,
-    latency,
-    unscored_by_function,
-)
-from verifiers.results.rows import RolloutOutput, json_ready, output_to_state
-from verifiers.results.statistics import centered_advantages
+from verifiers.results.rows import ErrorInfo, RolloutOutput, example_key, json_ready, output_to_state
+from verifiers.results.statistics import clustered_stderr, mean, pass_rates, percentile
 from verifiers.rollouts.state import State
+from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.suggest import check_keywords
+from verifiers.types import AttributeDict
 
 COLUMNS = {
     "prompts": "prompt",
@@ -58,6 +55,37 @@ class GenerateOutputs:
     (True, 1, 'm')
     """
 
+    if TYPE_CHECKING:  # the columns, by the names of COLUMNS and of the fields they list
+        prompts: list[Any]
+        prompt: list[Any]
+        completions: list[Any]
+        completion: list[Any]
+        rewards: list[float]
+        reward: list[float]
+        states: list[State]
+        state: list[State]
+        answers: list[Any]
+        answer: list[Any]
+        infos: list[dict[str, Any]]
+        info: list[dict[str, Any]]
+        tasks: list[str]
+        task: list[str]
+        example_ids: list[Any]
+        example_id: list[Any]
+        errors: list[ErrorInfo | None]
+        error: list[ErrorInfo | None]
+        stop_conditions: list[str | None]
+        stop_condition: list[str | None]
+        is_truncated: list[bool]
+        is_completed: list[bool]
+        advantages: list[float]
+        advantage: list[float]
+        timings: list[dict[str, float]]
+        timing: list[dict[str, float]]
+        token_usages: list[dict[str, int] | None]
+        token_usage: list[dict[str, int] | None]
+        metrics: dict[str, list[float]]
+
     def __init__(
         self,
         outputs: Sequence[RolloutOutput],
@@ -69,6 +97,18 @@ class GenerateOutputs:
         self._states = None if states is None else list(states)
         self._columns: dict[str, Any] = {}
 
+    @overload
+    def __getitem__(self, name: Literal["rewards", "reward", "advantages", "advantage"]) -> list[float]: ...
+    @overload
+    def __getitem__(self, name: Literal["states", "state"]) -> list[State]: ...
+    @overload
+    def __getitem__(self, name: Literal["metrics"]) -> dict[str, list[float]]: ...
+    @overload
+    def __getitem__(self, name: Literal["outputs"]) -> list[RolloutOutput]: ...
+    @overload
+    def __getitem__(self, name: Literal["metadata"]) -> GenerateMetadata: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
     def __getitem__(self, name: str) -> Any:
         if name in ("outputs", "metadata"):
             return getattr(self, name)
@@ -77,10 +117,12 @@ class GenerateOutputs:
             self._columns[column] = self._make_column(column)
         return self._columns[column]
 
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
-            return self[name]
-        raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
+    if not TYPE_CHECKING:  # hidden, so that a type checker sees a misspelt column
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("_") and (name in COLUMNS or name in _BY_FIELD or name == "metrics"):
+                return self[name]
+            raise AttributeError(f"results have no {name!r}; columns are {', '.join(COLUMNS)}, metrics")
 
     def __iter__(self) -> Iterator[Any]:
         """Prompts, completions, rewards: for ``prompts, completions, rewards = results``."""
@@ -221,3 +263,183 @@ def make_dataset(
     if push_to_hub:
         dataset.push_to_hub(hub_name)
     return dataset
+
+
+# --- what is true of a whole run -------------------------------------------------------------------------------------
+
+
+FACTS: dict[str, Any] = {
+    "env_id": "",
+    "env_args": {},
+    "env_version": "",
+    "model": "",
+    "base_url": "",
+    "sampling_args": {},
+    "date": "",
+    "time": 0.0,
+    "pass_threshold": 0.5,
+    "state_columns": [],
+    "path_to_save": None,
+    "tools": None,
+    "version_info": {"vf_version": None, "vf_commit": None, "env_version": None, "env_commit": None},
+    "fingerprint": None,
+    "status": "complete",
+    "seed": None,
+    "resumed": 0,
+    "outside_plan": [],
+    "local_model": None,
+    "prices": None,
+}
+"""What the rows do not say, with its default. ``time`` is in seconds; ``date`` is ISO 8601; ``local_model`` has the
+``name file sha256 quantisation`` of the model in this process, where that played; ``outside_plan`` are the keys of rows
+that the directory keeps of examples which are no longer run, and that are not counted; ``prices``: see
+``clients.protocol.prices_of``."""
+
+
+class GenerateMetadata(AttributeDict):
+    """The facts, and the statistics of the rows: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
+    avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms``: ``time`` in milliseconds.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
+    >>> metadata = env.evaluate(ScriptedClient("2"), "m", rollouts_per_example=4).metadata
+    >>> metadata.num_rollouts, metadata["num_errors"], metadata.pass_at_k
+    (4, 0, {'1': 0.0, '2': 0.0, '4': 0.0})
+    """
+
+    if TYPE_CHECKING:
+        env_id: str
+        env_args: dict[str, Any]
+        env_version: str
+        model: str
+        base_url: str
+        sampling_args: dict[str, Any]
+        date: str
+        time: float
+        time_ms: float
+        pass_threshold: float
+        state_columns: list[str]
+        path_to_save: str | None
+        tools: list[Any] | None
+        version_info: dict[str, str | None]
+        fingerprint: str | None
+        status: str
+        seed: int | None
+        resumed: int
+        outside_plan: list[str]
+        local_model: dict[str, Any] | None
+        prices: dict[str, float] | None
+        num_examples: int
+        rollouts_per_example: int
+        num_rollouts: int
+        num_errors: int
+        num_unscored: int
+        avg_reward: float
+        reward_stderr: float
+        avg_metrics: dict[str, float]
+        avg_error: float
+        stop_conditions: dict[str, int]
+        pass_at_k: dict[str, float]
+        pass_all_k: dict[str, float]
+        usage: dict[str, int]
+        cost_usd: float | None
+
+    @classmethod
+    def of(cls, outputs: Sequence[RolloutOutput], **facts: Any) -> GenerateMetadata:
+        """From the rows. ``num_examples`` and ``rollouts_per_example`` may be given, else they are counted.
+
+        *Raises* TypeError for a fact that does not exist.
+        """
+        planned = {name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")}
+        if unknown := facts.keys() - FACTS.keys():
+            raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
+        made = cls(FACTS | facts)
+        made["time_ms"] = made["time"] * 1000
+        counts = Counter(map(example_key, outputs))
+        made["num_examples"] = len(counts) if planned["num_examples"] is None else planned["num_examples"]
+        siblings = planned["rollouts_per_example"]
+        made["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
+        made.update(_statistics(outputs, made["rollouts_per_example"], made["pass_threshold"]))
+        made["cost_usd"] = cost_usd(made["prices"], outputs)
+        return made
+
+
+def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: float) -> dict[str, Any]:
+    rewards = [output["reward"] for output in outputs]
+    examples = [example_key(output) for output in outputs]
+    failed = [output["error"] is not None and is_rollout_error(output) for output in outputs]
+    pass_any, pass_all = pass_rates(rewards, examples, siblings, threshold)
+    metrics = [output["metrics"] for output in outputs]
+    names = dict.fromkeys(name for measured in metrics for name in measured)
+    return {
+        "num_rollouts": len(outputs),
+        "num_errors": sum(failed),
+        "num_unscored": sum(math.isnan(reward) and not bad for reward, bad in zip(rewards, failed, strict=True)),
+        "avg_reward": mean(rewards),
+        "reward_stderr": clustered_stderr(rewards, examples),
+        "avg_metrics": {n: mean([measured.get(n, math.nan) for measured in metrics]) for n in names},
+        "avg_error": sum(failed) / len(outputs) if outputs else 0.0,
+        "stop_conditions": dict(Counter([str(o["stop_condition"]) for o in outputs if o["stop_condition"]])),
+        "pass_at_k": pass_any,
+        "pass_all_k": pass_all,
+        "usage": _total_usage(outputs),
+    }
+
+
+def is_rollout_error(output: Mapping[str, Any]) -> bool:
+    """Whether the rollout itself failed (a reward function's failure is not that)."""
+    return output["error"] is not None and not output["error"].is_scoring_error
+
+
+def errors_by_cause(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+    """Class of the rollout error -> count, the most frequent first."""
+    return dict(Counter(o["error"].get("error", "unknown") for o in outputs if is_rollout_error(o)).most_common())
+
+
+def unscored_by_function(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+    """``"ConnectionError in flaky"`` -> count of unknown rewards, the most frequent first."""
+    causes = Counter(
+        f"{output['error'].cause} in {output['error'].get('where')}" if output["error"] is not None else "not scored"
+        for output in outputs
+        if math.isnan(output["reward"]) and not is_rollout_error(output)
+    )
+    return dict(causes.most_common())
+
+
+def latency(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
+    """Of a rollout's whole time, in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
+    times = [(output["timing"] or {}).get("total_ms", math.nan) for output in outputs]
+    return {
+        "median_ms": percentile(times, 50),
+        "p95_ms": percentile(times, 95),
+        "p99_ms": percentile(times, 99),
+        "max_ms": percentile(times, 100),
+    }
+
+
+def _total_usage(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for output in outputs:
+        for name, count in (output["token_usage"] or {}).items():
+            if count:
+                total[name] = total.get(name, 0) + count
+    return total
+
+
+def cost_usd(prices: Mapping[str, float] | None, outputs: Iterable[Mapping[str, Any]]) -> float | None:
+    """US dollars for the tokens of all rollouts; None without prices, or when one came to its end uncounted.
+
+    >>> prices = {"usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 8.0}
+    >>> cost_usd(prices, [{"error": None, "token_usage": {"input_tokens": 1000, "output_tokens": 500}}])
+    0.006
+    """
+    if not prices:
+        return None
+    total = 0.0
+    for output in outputs:
+        usage = output["token_usage"] or {}
+        if not usage.get("input_tokens") and output["error"] is None:
+            return None
+        counts = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+        total += sum(count * prices[name] for count, name in zip(counts, PRICE_FIELDS, strict=True)) / 1e6
+    return total

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
 from verifiers.data.messages import normalize_messages
@@ -56,6 +56,24 @@ class RolloutOutput(AttributeDict):
     ([{'role': 'assistant', 'content': '2'}], 'max_turns_reached', None)
     """
 
+    if TYPE_CHECKING:
+        example_id: Any
+        prompt: Any
+        completion: Any
+        answer: Any
+        task: str
+        info: dict[str, Any]
+        reward: float
+        advantage: float | None
+        metrics: dict[str, float]
+        error: ErrorInfo | None
+        is_completed: bool
+        is_truncated: bool
+        stop_condition: str | None
+        timing: dict[str, float]
+        token_usage: dict[str, int] | None
+        tool_defs: list[Any] | None
+
 
 class ErrorInfo(AttributeDict):
     """A failure as data: ``error message error_chain_repr error_chain_str where retryable attempts traceback``.
@@ -63,6 +81,16 @@ class ErrorInfo(AttributeDict):
     >>> vf.ErrorInfo.of(vf.ToolCallError("there is no tool 'ad'")).message
     "there is no tool 'ad'"
     """
+
+    if TYPE_CHECKING:
+        error: str
+        message: str
+        error_chain_repr: str
+        error_chain_str: str
+        where: str | None
+        retryable: bool
+        attempts: Any
+        traceback: str | None
 
     @classmethod
     def of(cls, error: Any) -> ErrorInfo:
@@ -228,3 +256,8 @@ def _blank_error() -> dict[str, Any]:
 def _cut(text: str, limit: int) -> str:
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}\n… {len(text) - limit} characters left out …\n{text[-half:]}"
+
+
+def example_key(output: Mapping[str, Any]) -> Any:
+    """What siblings have in common: the hash of their example when the row knows it, else its id."""
+    return output.get("example_hash") or output["example_id"]

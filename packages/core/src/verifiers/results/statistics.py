@@ -1,4 +1,4 @@
-"""Numbers about rewards: means, clustered errors, pass@k, percentiles, centred advantages. Pure functions.
+"""Numbers about rewards: means, clustered errors, pass@k, percentiles. Pure functions.
 
 NaN stands for an unknown value everywhere here: it is skipped, never counted as zero. This module knows nothing of
 rollouts, rows or disks.
@@ -98,13 +98,3 @@ def percentile(values: Iterable[float], percent: float) -> float:
     low = math.floor(position)
     high = min(low + 1, len(numbers) - 1)
     return numbers[low] + (numbers[high] - numbers[low]) * (position - low)
-
-
-def centered_advantages(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the group's known rewards; one known member gives 0.0, an unknown reward NaN.
-
-    >>> centered_advantages([1.0, 0.0, math.nan])
-    [0.5, -0.5, nan]
-    """
-    center = mean(rewards)
-    return [reward - center for reward in rewards]

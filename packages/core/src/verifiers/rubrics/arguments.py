@@ -1,8 +1,8 @@
-"""How a reward function gets its arguments: by parameter name, worked out once from its signature.
+"""Pass arguments to reward functions by parameter name.
 
-``Parameters.of(function, name)`` reads the signature when a function is registered; a ``Supply`` finds the values when
-it is called. Precedence on a clash: core names, class objects, provider objects, dataset columns. Message lists are
-copied, so a function that appends to one changes nothing.
+``Parameters.of(function, name)`` reads the signature once, when a function is registered; an ``ArgumentResolver`` looks
+the values up at each call. When several sources have a name, the order is: core names, class objects, provider objects,
+dataset columns. Message lists are copied, so that a function that appends to one changes nothing.
 
 This module calls no reward function and knows nothing of weights.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
-from verifiers.runtime.processes import Processes
+from verifiers.runtime.processes import ProcessPool, process_pool
 
 SINGULAR = ("prompt", "completion", "answer", "state", "task", "info")
 PLURAL = {"prompts": "prompt", "completions": "completion", "answers": "answer", "tasks": "task", "infos": "info"} | {
@@ -28,7 +28,7 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a function wants. ``takes_all``: it has ``**kwargs`` and receives every name there is."""
+    """The parameter names of a function. ``takes_all``: it has ``**kwargs`` and receives every available name."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -58,7 +58,7 @@ class Parameters:
         return cls(tuple(required), tuple(optional), takes_all)
 
     def is_group(self, name: str, stage: str | None) -> bool:
-        """Whether the function scores a whole group: told by ``stage``, else by its plural parameter names.
+        """Whether the function scores a whole group: by ``stage`` when given, else by its plural parameter names.
 
         *Raises* ConfigError when it mixes singular and plural names, or when ``stage`` contradicts them.
         """
@@ -80,35 +80,38 @@ class Parameters:
         return [name for name in self.required if name not in available]
 
 
-class Supply:
-    """Arguments of individual functions of one rollout. Objects are looked up in the function's own rubric."""
+class ArgumentResolver:
+    """Arguments for the individual functions of one rollout. Objects come from the rubric that holds the function.
+
+    Create it in the event loop: isolated functions run in that loop's worker processes.
+    """
 
     __slots__ = ("columns", "processes", "provided", "state")
 
-    def __init__(self, state: State, processes: Processes):
+    def __init__(self, state: State):
         self.state = state
-        self.processes = processes
+        self.processes: ProcessPool = process_pool()
         self.columns: Sequence[str] = state.input_columns
         self.provided: dict[int, Mapping[str, Any]] = {}
         """Provider objects by ``id`` of the rubric whose providers made them."""
 
     def arguments(self, parameters: Parameters, rubric: Any, name: str) -> dict[str, Any]:
-        """Keyword arguments for one call. *Raises* ScoringError naming a required parameter nothing supplies."""
+        """Keyword arguments for one call. *Raises* ScoringError naming a required parameter that has no source."""
         if parameters.takes_all:
-            values = self._everything(rubric)
-            absent = [wanted for wanted in parameters.required if wanted not in values]
+            values = self._all_arguments(rubric)
+            absent = [parameter for parameter in parameters.required if parameter not in values]
         else:
-            values = {wanted: self.find(wanted, rubric) for wanted in parameters.required}
-            absent = [wanted for wanted, value in values.items() if value is _MISSING]
-            for wanted in parameters.optional:
-                if (value := self.find(wanted, rubric)) is not _MISSING:
-                    values[wanted] = value
+            values = {parameter: self.find(parameter, rubric) for parameter in parameters.required}
+            absent = [parameter for parameter, value in values.items() if value is _MISSING]
+            for parameter in parameters.optional:
+                if (value := self.find(parameter, rubric)) is not _MISSING:
+                    values[parameter] = value
         if absent:
-            raise ScoringError(unsupplied(name, absent[0], set(self._everything(rubric))), function=name)
+            raise ScoringError(unsupplied(name, absent[0], set(self._all_arguments(rubric))), function=name)
         return values
 
     def find(self, name: str, rubric: Any) -> Any:
-        """The value under a name, or the marker of a missing one."""
+        """The value for a parameter name, or the marker ``_MISSING``."""
         if (value := self.core(name)) is not _MISSING:
             return value
         if name in rubric.class_objects:
@@ -128,19 +131,19 @@ class Supply:
     def core_names(self) -> Sequence[str]:
         return SINGULAR
 
-    def _everything(self, rubric: Any) -> dict[str, Any]:
+    def _all_arguments(self, rubric: Any) -> dict[str, Any]:
         provided = self.provided.get(id(rubric), {})
         names = dict.fromkeys((*self.core_names(), *rubric.class_objects, "parser", *provided, *self.columns))
         return {name: self.find(name, rubric) for name in names}
 
 
-class GroupSupply(Supply):
-    """Arguments of group functions: lists in group order."""
+class GroupArgumentResolver(ArgumentResolver):
+    """Arguments for group functions: lists in group order."""
 
     __slots__ = ("states",)
 
-    def __init__(self, states: Sequence[State], processes: Processes):
-        super().__init__(states[0], processes)
+    def __init__(self, states: Sequence[State]):
+        super().__init__(states[0])
         self.states = states
         self.columns = [
             name for name in dict.fromkeys(n for s in states for n in s.input_columns) if name not in SINGULAR
@@ -159,7 +162,7 @@ class GroupSupply(Supply):
 
 
 def rollout_value(state: State, name: str) -> Any:
-    """A core value of one rollout; message lists are copies, and a rollout without a completion has an empty one."""
+    """A core value of one rollout. Message lists are copies; a missing completion is empty."""
     if name == "state":
         return state
     value = state[name]
@@ -169,7 +172,7 @@ def rollout_value(state: State, name: str) -> Any:
 
 
 def unsupplied(name: str, parameter: str, available: set[str]) -> str:
-    """The sentence about a parameter nothing supplies."""
+    """The error message for a required parameter that no source has."""
     close = difflib.get_close_matches(parameter, sorted(available), 1)
     hint = f"did you mean {close[0]!r}?" if close else f"it can have {', '.join(sorted(available))}"
     return f"reward function {name!r} needs an argument {parameter!r} that nothing supplies; {hint}"

@@ -1,7 +1,7 @@
-"""One registered reward function: its name, its weight, what it wants, and what its value must be.
+"""One registered reward function: its name, weight and parameters, and the checks of its return value.
 
-A value is an int, float, bool or numpy scalar, and finite; everything else is a ``ScoringError`` naming the function.
-This module runs nothing by itself.
+A value must be a finite int, float, bool or numpy scalar; anything else is a ``ScoringError`` naming the function.
+This module decides neither when nor where a function runs (``scoring``).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from verifiers.errors import ConfigError, RunError, ScoringError
-from verifiers.rubrics.arguments import Parameters, Supply
+from verifiers.rubrics.arguments import ArgumentResolver, Parameters
 from verifiers.runtime.processes import require_isolatable
 
 ISOLATED_LIMIT_S = 300.0
-"""Bound of an isolated function of a rubric without one: what is isolated may hang."""
+"""Time limit of an isolated function whose rubric has none: an isolated function is expected to hang at times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardFunction:
-    """A function of a rubric. Called with a ``Supply`` it finds its arguments and returns the raw value."""
+    """A function of a rubric. Called with an ``ArgumentResolver``, it runs the function and returns the raw value."""
 
     function: Callable[..., Any]
     name: str
@@ -33,10 +33,10 @@ class RewardFunction:
     is_group: bool
     """Called once per group, with lists; returns a list."""
     isolated: bool
-    """Runs in a worker process that is killed at the bound."""
+    """Runs in a worker process that is killed at the time limit."""
     parameters: Parameters
     rubric: Any = field(repr=False)
-    """The rubric it was registered with: its parser, objects and ``timeout_s``."""
+    """The rubric that holds it: source of its parser, objects and ``timeout_s``."""
     is_async: bool
 
     @classmethod
@@ -58,31 +58,31 @@ class RewardFunction:
         return cls(function, name, finite_weight(weight, name), is_group, isolated, parameters, rubric, is_async)
 
     def under(self, name: str, function: Callable[..., Any] | None = None) -> RewardFunction:
-        """The same function with another name, and with another callable of the same parameters when one is given."""
+        """A copy with another name, and with another callable of the same parameters when given."""
         return replace(self, name=name, function=self.function if function is None else function)
 
     @property
     def time_limit_s(self) -> float | None:
-        """The bound the thread watches; an isolated function keeps its own."""
+        """Limit for the worker thread, in seconds; None for an isolated function, which its process limits."""
         return None if self.isolated else self.rubric.timeout_s
 
-    def __call__(self, supply: Supply) -> Any:
-        arguments = supply.arguments(self.parameters, self.rubric, self.name)
+    def __call__(self, resolver: ArgumentResolver) -> Any:
+        arguments = resolver.arguments(self.parameters, self.rubric, self.name)
         if self.isolated:
             limit_s = ISOLATED_LIMIT_S if self.rubric.timeout_s is None else self.rubric.timeout_s
-            return supply.processes.call(self.function, arguments, limit_s, self.name)
+            return resolver.processes.call(self.function, arguments, limit_s, self.name)
         return self.function(**arguments)
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """``__name__``; of a partial that of the wrapped function; of a callable object its class's."""
+    """``__name__`` of a function, of the function a partial wraps, or of a callable object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", None) or type(function).__name__
 
 
 def finite_weight(weight: Any, name: str) -> float:
-    """*Raises* ConfigError when it is no finite number."""
+    """The weight as a float. *Raises* ConfigError unless it is a finite number."""
     try:
         number = float(weight)
     except (TypeError, ValueError) as error:
@@ -123,7 +123,7 @@ def value_list(values: Any, size: int, name: str) -> Sequence[Any]:
 
 
 def scoring_error(error: BaseException, name: str) -> ScoringError:
-    """A failure of a function as a ``ScoringError`` chained to it.
+    """The ``ScoringError`` for a failed function, with the failure as its cause.
 
     *Raises* the error itself when it ends the run (``RunError``).
     """

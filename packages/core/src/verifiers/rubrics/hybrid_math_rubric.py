@@ -7,13 +7,17 @@ Judge failures leave the reward unknown, as in ``JudgeRubric``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from verifiers.rubrics.judge_rubric import JudgeRubric
+from verifiers.rubrics.judge_rubric import JudgeOptions, JudgeRubric
 from verifiers.rubrics.judging import MATH_JUDGE_PROMPT
 from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, verified
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
+
+if TYPE_CHECKING:
+    from verifiers.parsers import Parser
 
 
 class HybridMathRubric(JudgeRubric):
@@ -26,17 +30,19 @@ class HybridMathRubric(JudgeRubric):
     *Raises* ConfigError when the extra ``math`` is not installed.
     """
 
+    @spell_out(JudgeOptions, JudgeRubric.__init__)
     def __init__(
         self,
         *,
         timeout_seconds: float = 5,
         max_workers: int | None = None,
         max_verify_chars: int = 50_000,
-        parser: Any = None,
-        **kwargs: Any,
+        parser: Parser | None = None,
+        **kwargs: Unpack[JudgeOptions],
     ):
         self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars)
-        super().__init__(parser=parser or boxed_answer_parser(), **{"score_range": (0.0, 1.0)} | kwargs)
+        kwargs.setdefault("score_range", (0.0, 1.0))
+        super().__init__(parser=parser or boxed_answer_parser(), **kwargs)
 
     def default_prompt(self, scores: bool) -> str:
         """Asks whether two answers are the same."""

@@ -14,21 +14,40 @@ import functools
 import math
 import os
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig
+from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, ClientLike, ModelLike
 from verifiers.clients.resolve import as_client, client_and_model
 from verifiers.compat import JUDGE_PARAMETERS, rename
 from verifiers.data.messages import last_text
 from verifiers.errors import ConfigError, RunError, ScoringError
 from verifiers.rubrics import judging
 from verifiers.rubrics.functions import RewardFunction
-from verifiers.rubrics.rubric import Rubric
+from verifiers.rubrics.rubric import Rubric, ScoringOptions
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.types import ModelRequest, Response, UserMessage
 
+if TYPE_CHECKING:
+    from verifiers.parsers import Parser
+
 ANSWER_SHARE = 0.9
 """Share of ``timeout_s`` one judge may take, so that the others' verdicts still count when one does not answer."""
+
+
+class JudgeOptions(ScoringOptions, total=False):
+    """The parameters of ``JudgeRubric`` but ``parser``, for the constructors of its subclasses."""
+
+    judge_client: ClientLike | Mapping[str, ClientLike] | None
+    judge_model: ModelLike
+    judge_sampling_args: Mapping[str, Any] | None
+    judge_prompt: str
+    judge_models: Sequence[ModelLike] | None
+    aggregation: judging.Aggregation
+    score_range: Sequence[float] | None
+    require_all: bool
+    funcs: Sequence[Callable[..., Any]] | None
+    weights: Sequence[float] | None
 
 
 class JudgeRubric(Rubric):
@@ -60,28 +79,30 @@ class JudgeRubric(Rubric):
     (0.8, 8.0)
     """
 
+    @spell_out(ScoringOptions, Rubric.__init__)
     def __init__(
         self,
-        parser: Any = None,
-        judge_client: Any = None,
-        judge_model: Any = "gpt-4.1-nano",
+        parser: Parser | None = None,
+        judge_client: ClientLike | Mapping[str, ClientLike] | None = None,
+        judge_model: ModelLike = "gpt-4.1-nano",
         judge_sampling_args: Mapping[str, Any] | None = None,
         judge_prompt: str = judging.DEFAULT_JUDGE_PROMPT,
-        judge_models: Sequence[Any] | None = None,
+        judge_models: Sequence[ModelLike] | None = None,
         aggregation: judging.Aggregation = "mean",
         score_range: Sequence[float] | None = (0.0, 10.0),
         require_all: bool = True,
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ScoringOptions],
     ):
-        has_template = any(JUDGE_PARAMETERS.get(name) == "judge_prompt" for name in kwargs)
+        further: dict[str, Any] = {**kwargs}  # older names of the parameters too
+        has_template = any(JUDGE_PARAMETERS.get(name) == "judge_prompt" for name in further)
         scores = funcs is None and (judge_models is not None or has_template)
         given = {} if judge_client is None else {"judge_client": judge_client}
         given |= {} if judge_prompt == judging.DEFAULT_JUDGE_PROMPT else {"judge_prompt": judge_prompt}
-        kwargs = rename(kwargs | given, JUDGE_PARAMETERS, type(self).__name__)
-        client = kwargs.pop("judge_client", None)
-        self.judge_prompt = _checked_prompt(kwargs.pop("judge_prompt", self.default_prompt(scores)))
+        further = rename(further | given, JUDGE_PARAMETERS, type(self).__name__)
+        client = further.pop("judge_client", None)
+        self.judge_prompt = _checked_prompt(further.pop("judge_prompt", self.default_prompt(scores)))
         self.judge_models = _checked_models(judge_models, judge_model)
         self.judge_model = self.judge_models[0]
         self.judge_client = EnvironmentClient() if client is None else client
@@ -92,7 +113,7 @@ class JudgeRubric(Rubric):
         self._clients: dict[Any, tuple[Client, str]] = {}
         self._in_flight = _InFlight()
         _check_mapping(self.judge_client, self.judge_models)
-        super().__init__(funcs=funcs, weights=weights, parser=parser, **kwargs)
+        super().__init__(funcs=funcs, weights=weights, parser=parser, **further)
         for name in ("judge", "judge_model", "judge_prompt", "judge_sampling_args"):
             self.add_class_object(name, getattr(self, name))
         self.add_class_object("judge_client", self._given_client(self.judge_model))

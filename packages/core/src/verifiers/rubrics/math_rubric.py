@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ScoringError
-from verifiers.parsers import MaybeThinkParser
+from verifiers.parsers import MaybeThinkParser, Parser
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
-from verifiers.rubrics.rubric import Rubric
+from verifiers.rubrics.rubric import Rubric, ScoringOptions
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
 
 TIMEOUTS = "math_verify_timeouts"
@@ -40,15 +41,16 @@ class MathRubric(Rubric):
         env = SingleTurnEnv(dataset=rows, system_prompt=vf.BOXED_SYSTEM_PROMPT, rubric=rubric)
     """
 
+    @spell_out(ScoringOptions, Rubric.__init__)
     def __init__(
         self,
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
-        parser: Any = None,
+        parser: Parser | None = None,
         timeout_seconds: float = 5,
         max_workers: int | None = None,
         max_verify_chars: int = 50_000,
-        **kwargs: Any,
+        **kwargs: Unpack[ScoringOptions],
     ):
         self.verifier = MathVerifier(timeout_seconds, max_workers, max_verify_chars)
         super().__init__(funcs=funcs, weights=weights, parser=parser or boxed_answer_parser(), **kwargs)

@@ -1,42 +1,69 @@
-"""``Rubric``: what a rollout is worth, as a weighted sum of functions of it.
+"""``Rubric``: the reward of a rollout as a weighted sum of functions.
 
-A rubric holds named functions with weights, says what they need before a run starts (``check_arguments``), and scores
-finished rollouts in place. The runner calls ``score_individual`` as soon as one rollout ends and ``score_group_stage``
-when its last sibling has; everybody else calls ``score_rollout``, ``score_group`` or one of their forms.
+A rubric declares functions, weights, a parser and objects; ``check_arguments`` checks before a run that every function
+gets its arguments. Scoring writes rewards and metrics into the rollout's state. The runner calls ``score_individual``
+when a rollout ends and ``score_group_stage`` when the last rollout of its group has ended; ``score_rollout`` and
+``score_group`` are both stages in one call.
 
-An unknown reward is NaN, never 0. This module does not run functions itself (``scoring``, ``workers``) and does not
-read the historical call forms (``calls``).
+An unknown reward is NaN, never 0. How functions run is in ``scoring``; older call forms are in ``legacy.scoring``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from verifiers import compat
-from verifiers.errors import ConfigError, RunError
+from verifiers.errors import ConfigError, EnvironmentFault, RunError
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
-from verifiers.rubrics import overrides, scoring
+from verifiers.rubrics import scoring
 from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
-from verifiers.rubrics.attributes import set_extra_attributes
 from verifiers.rubrics.functions import RewardFunction, finite_weight, function_name
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
-from verifiers.runtime.sync_async import blocking, dual
+from verifiers.runtime.signatures import spell_out
+from verifiers.runtime.suggest import close_match
+from verifiers.runtime.sync_async import blocking
+
+if TYPE_CHECKING:
+    from verifiers.parsers import Parser
 
 CLEANUP_LIMIT_S = 60.0
 logger = logging.getLogger("verifiers.rubrics")
 Semaphore = AbstractAsyncContextManager[Any]
 
 
+class ExtraAttributes(TypedDict):
+    """Keywords of ``Rubric`` that become attributes: none that a type checker knows, so that it sees a misspelling."""
+
+
+class ScoringOptions(TypedDict, total=False):
+    """Parameters of ``Rubric`` that its subclasses pass on as they are."""
+
+    parallelize_scoring: bool
+    timeout_s: float | None
+
+
+class RubricOptions(ScoringOptions, total=False):
+    """The parameters of ``Rubric``, for the constructors of its subclasses."""
+
+    funcs: Sequence[Callable[..., Any]] | None
+    weights: Sequence[float] | None
+    parser: Parser | None
+
+
 class Rubric:
     """Reward functions with weights.
 
-    ``timeout_s`` bounds every call of a function, in seconds; None leaves it unbounded. Further keywords become
-    attributes. *Raises* ConfigError for weights that do not fit, an empty list, or two functions of one name.
+    ``timeout_s`` limits each call of a function, in seconds; None sets no limit. ``parallelize_scoring`` runs the
+    functions of one rollout concurrently. Further keywords become attributes.
+
+    *Raises* ConfigError when the number of weights differs from that of functions, for an empty list, two functions of
+    one name, or a keyword that is close to the name of a parameter.
 
     >>> def short(completion):
     ...     return float(len(completion[-1].content) < 10)
@@ -46,20 +73,28 @@ class Rubric:
     0.5
     """
 
+    score_rollouts: Callable[..., Any]
+    """Columns of rollouts in, ``RolloutScores`` out; this and the next four are older forms, in ``legacy.scoring``."""
+    score_rollouts_sync: Callable[..., RolloutScores]
+    score_nothing: Callable[[State], None]
+    dummy_score_rollout: Callable[..., Any]
+    dummy_score_group: Callable[..., Any]
+
+    @spell_out(ExtraAttributes, {})
     def __init__(
         self,
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
-        parser: Any = None,
+        parser: Parser | None = None,
         parallelize_scoring: bool = False,
         timeout_s: float | None = 300.0,
-        **kwargs: Any,
+        **kwargs: Unpack[ExtraAttributes],
     ):
         self._parser = parser
         self.parallelize_scoring = parallelize_scoring
         self.timeout_s = timeout_s
         self.class_objects: dict[str, Any] = {}
-        """Objects that functions receive by these names."""
+        """Parameter name -> object passed to functions that declare it."""
         self.score_object_providers: list[Callable[..., Any]] = []
         self.group_score_object_providers: list[Callable[..., Any]] = []
         self._functions: list[RewardFunction] = []
@@ -67,15 +102,15 @@ class Rubric:
         self._cleanup: list[tuple[Callable[..., Any], str]] = []
         self._advantage: RewardFunction | None = None
         self._plan: scoring.Plan | None = None
-        self._add_given(funcs, weights)
+        self._add_functions(funcs, weights)
         self._add_decorated()
-        set_extra_attributes(self, kwargs)
+        _set_extra_attributes(self, kwargs)
 
-    # --- what it holds
+    # --- declarations
 
     @property
-    def parser(self) -> Any:
-        """The parser given, else a plain ``Parser()``."""
+    def parser(self) -> Parser:
+        """The parser passed to the constructor; by default a plain ``Parser()``."""
         if self._parser is None:
             from verifiers.parsers import Parser
 
@@ -83,13 +118,18 @@ class Rubric:
         return self._parser
 
     @parser.setter
-    def parser(self, parser: Any) -> None:
+    def parser(self, parser: Parser) -> None:
         self._parser = parser
 
     def add_reward_func(
         self, func: Callable[..., Any], weight: float = 1.0, isolated: bool = False, stage: str | None = None
     ) -> None:
-        """Add a function; ``isolated`` runs it in a killable process, ``stage`` overrules its parameter names."""
+        """Add a function.
+
+        ``isolated`` runs it in a worker process that is killed after ``timeout_s``. ``stage`` ("rollout" or "group")
+        says what it scores when its parameter names do not. *Raises* ConfigError for a name that is taken, or a weight
+        or signature that cannot be used.
+        """
         name, taken = function_name(func), {f.name for f in self._functions}
         if name == "<lambda>" and name in taken:
             name = next(numbered for n in range(2, len(taken) + 3) if (numbered := f"<lambda>_{n}") not in taken)
@@ -101,7 +141,7 @@ class Rubric:
     def add_metric(
         self, func: Callable[..., Any], weight: float = 0.0, isolated: bool = False, stage: str | None = None
     ) -> None:
-        """Add a function that is measured and does not count in the reward."""
+        """Add a function whose value is recorded and, at weight 0, does not count in the reward."""
         self.add_reward_func(func, weight, isolated, stage)
 
     def add_class_object(self, name: str, obj: Any) -> None:
@@ -160,11 +200,11 @@ class Rubric:
         return self.advantage_function is not None
 
     def get_group_weights(self) -> list[float]:
-        """The weight of this rubric in its sum: one number. A ``RubricGroup`` has one per child."""
+        """The factor on this rubric's reward, as a list of one. A ``RubricGroup`` has one per child."""
         return [self._group_weight]
 
     def set_group_weights(self, weights: Sequence[float]) -> None:
-        """*Raises* ConfigError unless it is one finite number in a list."""
+        """Set the factor on this rubric's reward. *Raises* ConfigError unless it is one finite number in a list."""
         if len(weights) != 1:
             raise ConfigError(f"a plain rubric has one group weight, not {len(weights)}")
         self._group_weight = finite_weight(weights[0], type(self).__name__)
@@ -173,7 +213,7 @@ class Rubric:
     def check_arguments(self, columns: set[str]) -> None:
         """*Raises* ConfigError naming a required parameter that no core name, object or dataset column supplies.
 
-        A rubric with object providers is believed, because what they provide is known only when they run.
+        Functions of a rubric with object providers are not checked: what those provide is known only when they run.
         """
         for f in self.functions:
             core = set(PLURAL) if f.is_group else set(SINGULAR)
@@ -187,7 +227,7 @@ class Rubric:
         self._plan = None
 
     def plan(self) -> scoring.Plan:
-        """The compiled functions and effective weights; read once at the start of a scoring pass."""
+        """The compiled functions and effective weights; a scoring pass reads it once, at its start."""
         if self._plan is None:
             self._plan = scoring.Plan.of(
                 self._functions,
@@ -199,101 +239,92 @@ class Rubric:
         return self._plan
 
     def renamed(self, function: RewardFunction, name: str) -> RewardFunction:
-        """One of its functions under the name that a group gives it, because another rubric's has its own."""
+        """A copy of one of its functions with another name, for a group in which two functions share a name."""
         return function.under(name)
 
     def cleanup_handlers(self) -> list[tuple[Callable[..., Any], str]]:
-        """(handler, stage) in the order they run."""
+        """(handler, stage) pairs in the order they run."""
         return list(self._cleanup)
 
     # --- scoring
+
+    def scorer_of(self, state: State) -> Rubric:
+        """The rubric that scores a rollout: this one, unless a subclass delegates to others.
+
+        *Raises* EnvironmentFault when none does; a run leaves such a rollout unscored.
+        """
+        return self
+
+    def by_scorer(self, states: Sequence[State]) -> Sequence[tuple[Rubric | None, Sequence[State]]]:
+        """Rollouts grouped by the rubric that scores them; None for those that no rubric scores."""
+        return [(self, states)]
 
     async def score_individual(self, state: State, score_sem: Semaphore | None = None) -> None:
         """Metrics of the individual functions, and the reward when no function scores groups."""
         if score_sem is not None and type(score_sem) is not nullcontext:
             async with score_sem:
                 return await self.score_individual(state)
-        if overrides.overrides(self, Rubric, "score_rollout"):
-            await overrides.score_by_override(self, state)
+        try:
+            scorer = self.scorer_of(state)
+        except EnvironmentFault:
+            return scoring.leave_unscored([state])
+        if scoring.overrides(scorer, Rubric, "score_rollout"):
+            await scoring.score_by_override(scorer, state)
         else:
-            await scoring.individual_stage(self.plan(), state)
+            await scoring.individual_stage(scorer.plan(), state)
 
     async def score_group_stage(self, states: Sequence[State], score_sem: Semaphore | None = None) -> None:
-        """Group metrics, their rewards, advantages (once), then the cleanup handlers. ``states`` are all siblings."""
-        try:
-            async with score_sem or nullcontext():
-                if overrides.overrides(self, Rubric, "score_group"):
-                    await overrides.score_group_by_override(self, states)
-                else:
-                    await scoring.group_stage(self.plan(), states)
-        finally:
-            await self.run_cleanup(states)
+        """Group metrics, the rewards that need them, advantages, then the cleanup handlers.
 
-    async def score_rollout(self, *args: Any, score_sem: Semaphore | None = None, **kwargs: Any) -> RolloutScore:
-        """Score one rollout in place: ``score_rollout(state)`` or by ``prompt=, completion=, answer=, state=``.
+        ``states`` are all rollouts of one example, after ``score_individual``.
+        """
+        for scorer, members in self.by_scorer(states):
+            if scorer is None:
+                scoring.leave_unscored(members)
+                continue
+            try:
+                async with score_sem or nullcontext():
+                    if scoring.overrides(scorer, Rubric, "score_group"):
+                        await scoring.score_group_by_override(scorer, members)
+                    else:
+                        await scoring.group_stage(scorer.plan(), members)
+            finally:
+                await scorer.run_cleanup(members)
+
+    async def score_rollout(self, *args: Any, score_sem: Semaphore | None = None, **fields: Any) -> RolloutScore:
+        """Score one rollout in place: ``score_rollout(state)``, or by ``prompt=, completion=, answer=, state=``.
 
         *Raises* ConfigError when a function scores whole groups.
         """
-        if names := [f.name for f in self.functions if f.is_group]:
-            raise ConfigError(f"{names[0]!r} scores whole groups; call score_group(states)", function=names[0])
-        call = overrides.rollout_call(args, kwargs, score_sem)
+        if len(args) != 1 or fields or not isinstance(args[0], State):
+            score: RolloutScore = await compat.load(compat.SCORE_FIELDS)(self, args, fields, score_sem)
+            return score
+        (state,) = args
+        if (scorer := self.scorer_of(state)) is not self:
+            return await scorer.score_rollout(state, **({} if score_sem is None else {"score_sem": score_sem}))
+        if group_functions := [f.name for f in self.functions if f.is_group]:
+            name = group_functions[0]
+            raise ConfigError(f"{name!r} scores whole groups; call score_group(states)", function=name)
         try:
-            async with call.score_sem or nullcontext():
-                await scoring.individual_stage(self.plan(), call.state)
+            async with score_sem or nullcontext():
+                await scoring.individual_stage(self.plan(), state)
         finally:
-            await self.run_cleanup([call.state])
-        call.write_back()
-        return RolloutScore.of(call.state)
+            await self.run_cleanup([state])
+        return RolloutScore.of(state)
 
     async def score_group(self, states: Sequence[Any], score_sem: Semaphore | None = None) -> RolloutScores:
-        """Score siblings of one example in place, with group functions and advantages."""
-        wrapped = [overrides.rollout_call((state,), {}, None) for state in states]
-        members, plan = [call.state for call in wrapped], self.plan()
-
-        async def one(state: State) -> None:
-            async with score_sem or nullcontext():
-                await scoring.individual_stage(plan, state)
-
-        try:
-            await scoring.each(one(state) for state in members)
-            async with score_sem or nullcontext():
-                await scoring.group_stage(plan, members)
-        finally:
-            await self.run_cleanup(members)
-        for call in wrapped:
-            call.write_back()
-        return RolloutScores.of(members)
-
-    def score_rollouts(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        answers: Sequence[Any],
-        states: Sequence[Any],
-        tasks: Sequence[str] | None = None,
-        infos: Sequence[Any] | None = None,
-        max_concurrent: int = -1,
-        group_size: int | None = None,
-        **columns: Sequence[Any],
-    ) -> RolloutScores | Awaitable[RolloutScores]:
-        """Score rows given as columns; the value, or an awaitable of it under a running loop.
-
-        The rows form groups of ``group_size`` consecutive ones when it is given, else none. At most
-        ``max_concurrent`` groups (rows) are scored at a time; -1 means 1,024.
-        """
-        lists = {"prompt": prompts, "completion": completions, "answer": answers, "task": tasks, "info": infos}
-        rows = overrides.rows_of(lists | columns, states)
-        return dual(lambda: self._score_rows(rows, group_size, max_concurrent))
-
-    def score_rollouts_sync(self, *args: Any, **kwargs: Any) -> RolloutScores:
-        """``score_rollouts``, always blocking."""
-
-        async def make() -> RolloutScores:
-            pending: Any = self.score_rollouts(*args, **kwargs)
-            scores: RolloutScores = await pending
+        """Score rollouts of one example in place, with group functions and advantages."""
+        if not all(isinstance(state, State) for state in states):
+            scores: RolloutScores = await compat.load(compat.SCORE_DICTS)(self, states, score_sem)
             return scores
-
-        return blocking(make)
+        for state in states:
+            self.scorer_of(state)  # raises before anything is scored
+        for scorer, members in self.by_scorer(states):
+            if scorer is self:
+                await self._score_members(members, score_sem)
+            elif scorer is not None:
+                await scorer.score_group(members, **({} if score_sem is None else {"score_sem": score_sem}))
+        return RolloutScores.of(states)
 
     def score_rollout_sync(self, *args: Any, **kwargs: Any) -> RolloutScore:
         """``score_rollout``, blocking."""
@@ -303,25 +334,15 @@ class Rubric:
         """``score_group``, blocking."""
         return blocking(lambda: self.score_group(*args, **kwargs))
 
-    def score_nothing(self, state: State) -> None:
-        """Leave a rollout unscored: reward unknown, no metrics."""
-        scoring.leave_unscored([state])
-
-    async def dummy_score_rollout(self, state: State) -> RolloutScore:
-        """``score_nothing``, with its score."""
-        self.score_nothing(state)
-        return RolloutScore.of(state)
-
-    async def dummy_score_group(self, states: Sequence[State]) -> RolloutScores:
-        """Leave a group unscored."""
-        scoring.leave_unscored(states)
-        return RolloutScores.of(states)
-
     async def run_cleanup(self, states: Sequence[State]) -> None:
         """Run the cleanup handlers, each within 60 s and shielded from cancellation; a failure is logged."""
-        left = [state for state in states if not state.cleaned_up]
-        if left and (handlers := self.cleanup_handlers()):
-            await asyncio.shield(self._clean_up(handlers, left))
+        for scorer, members in self.by_scorer(states):
+            if scorer is self:
+                pending = [state for state in members if not state.cleaned_up]
+                if pending and (handlers := self.cleanup_handlers()):
+                    await asyncio.shield(self._clean_up(handlers, pending))
+            elif scorer is not None:
+                await scorer.run_cleanup(members)
 
     async def teardown(self) -> None:
         """Run the ``@teardown`` methods; called when the environment closes."""
@@ -330,19 +351,19 @@ class Rubric:
 
     # --- inside
 
-    async def _score_rows(self, rows: list[State], group_size: int | None, max_concurrent: int) -> RolloutScores:
-        if group_size is not None and (group_size < 1 or len(rows) % group_size):
-            raise ConfigError(f"{len(rows)} rows do not form groups of group_size={group_size}")
-        size = group_size or 1
-        limit = max_concurrent if max_concurrent > 0 else 1024
-        groups = iter([rows[i : i + size] for i in range(0, len(rows), size)])
+    async def _score_members(self, states: Sequence[State], score_sem: Semaphore | None) -> None:
+        plan = self.plan()
 
-        async def worker() -> None:
-            for group in groups:
-                await (self.score_group(group) if group_size else self.score_rollout(group[0]))
+        async def score_one(state: State) -> None:
+            async with score_sem or nullcontext():
+                await scoring.individual_stage(plan, state)
 
-        await scoring.each(worker() for _ in range(min(limit, len(rows))))
-        return RolloutScores.of(rows)
+        try:
+            await scoring.each(score_one(state) for state in states)
+            async with score_sem or nullcontext():
+                await scoring.group_stage(plan, states)
+        finally:
+            await self.run_cleanup(states)
 
     async def _clean_up(self, handlers: list[tuple[Callable[..., Any], str]], states: Sequence[State]) -> None:
         for handler, stage in handlers:
@@ -357,14 +378,16 @@ class Rubric:
         except Exception:  # an author's handler must not cost a scored rollout
             logger.exception("the handler %r of %s failed", name, type(self).__name__)
 
-    def _add_given(self, funcs: Sequence[Callable[..., Any]] | None, weights: Sequence[float] | None) -> None:
+    def _add_functions(self, funcs: Sequence[Callable[..., Any]] | None, weights: Sequence[float] | None) -> None:
         if funcs is not None and not funcs:
             raise ConfigError("funcs=[] scores nothing; leave funcs out to add functions later")
-        given = list(funcs or ())
-        chosen = [1.0] * len(given) if weights is None else list(weights)
-        if len(chosen) != len(given):
-            raise ConfigError(f"{len(given)} reward functions and {len(chosen)} weights; give one weight per function")
-        for func, weight in zip(given, chosen, strict=True):
+        functions = list(funcs or ())
+        weights = [1.0] * len(functions) if weights is None else list(weights)
+        if len(weights) != len(functions):
+            raise ConfigError(
+                f"{len(functions)} reward functions and {len(weights)} weights; give one weight per function"
+            )
+        for func, weight in zip(functions, weights, strict=True):
             self.add_reward_func(func, weight)
 
     def _add_decorated(self) -> None:
@@ -378,6 +401,22 @@ class Rubric:
             raise ConfigError(f"two @advantage methods: {advantages[0][0]!r} and {advantages[1][0]!r}; keep one")
         for name, function, _ in advantages:
             self._advantage = RewardFunction.of(function, name, 0.0, self, False, "group")
+
+
+def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
+    """Set the keywords that a constructor does not know as attributes.
+
+    *Raises* ConfigError for one that nearly matches a parameter of the class or a base class, or that would hide a
+    method or property.
+    """
+    cls: Any = type(rubric)
+    for name, value in keywords.items():
+        if near := close_match(name, compat.parameters_of(cls)):
+            raise ConfigError(f"{cls.__name__} has no parameter {name!r}; did you mean {near!r}?", key=name)
+        member = inspect.getattr_static(cls, name, None)
+        if callable(member) or isinstance(member, property | staticmethod | classmethod):
+            raise ConfigError(f"{name!r} would hide {cls.__name__}.{name}; choose another name", key=name)
+        setattr(rubric, name, value)
 
 
 compat.alias_methods(Rubric, compat.RUBRIC_METHODS)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from verifiers.errors import ConfigError
 from verifiers.rollouts.state import State
 from verifiers.rubrics import scoring
 from verifiers.rubrics.functions import RewardFunction, finite_weight
-from verifiers.rubrics.rubric import Rubric
+from verifiers.rubrics.rubric import Rubric, ScoringOptions
+from verifiers.runtime.signatures import spell_out
+
+if TYPE_CHECKING:
+    from verifiers.parsers import Parser
 
 logger = logging.getLogger("verifiers.rubrics")
 
@@ -30,12 +34,13 @@ class RubricGroup(Rubric):
     [1.0, 0.5]
     """
 
+    @spell_out(ScoringOptions, Rubric.__init__)
     def __init__(
         self,
         rubrics: Sequence[Rubric],
         weights: Sequence[float] | None = None,
         names: Sequence[str] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ScoringOptions],
     ):
         if not rubrics:
             raise ConfigError("RubricGroup needs at least one rubric")
@@ -55,12 +60,12 @@ class RubricGroup(Rubric):
             raise ConfigError("two rubrics of the group have an @advantage method; keep one")
 
     @property
-    def parser(self) -> Any:
+    def parser(self) -> Parser:
         """The first child's parser."""
         return self.rubrics[0].parser
 
     @parser.setter
-    def parser(self, parser: Any) -> None:
+    def parser(self, parser: Parser) -> None:
         self.rubrics[0].parser = parser
 
     def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What scoring returns: ``RolloutScore`` for one rollout, ``RolloutScores`` for several. Dicts with attributes."""
+"""Results of scoring: ``RolloutScore`` for one rollout, ``RolloutScores`` for several. Dicts with attributes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RolloutScore(AttributeDict):
 
     @classmethod
     def of(cls, state: State) -> RolloutScore:
-        """The score that stands in a scored state."""
+        """The score recorded in a scored state."""
         reward = state["reward"]
         return cls(math.nan if reward is None else reward, dict(state["metrics"]))
 
 
 class RolloutScores(AttributeDict):
-    """The same with one list item per rollout; a metric a rollout does not have is NaN there.
+    """The same with one list item per rollout; a metric that a rollout lacks is NaN there.
 
     >>> states = [vf.State(prompt="?", completion="no"), vf.State(prompt="?", completion="yes")]
     >>> rubric = vf.Rubric()
@@ -42,7 +42,7 @@ class RolloutScores(AttributeDict):
 
     @classmethod
     def of(cls, states: Sequence[State]) -> RolloutScores:
-        """The scores that stand in scored states, in their order."""
+        """The scores recorded in scored states, in their order."""
         names = dict.fromkeys(name for state in states for name in state["metrics"])
         metrics = {name: [state["metrics"].get(name, math.nan) for state in states] for name in names}
         return cls([RolloutScore.of(state)["reward"] for state in states], metrics)

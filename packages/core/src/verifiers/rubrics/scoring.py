@@ -1,11 +1,11 @@
-"""One scoring pass: run the functions of a plan over finished rollouts and write metrics, rewards and advantages.
+"""One scoring pass: run the functions of a plan over finished rollouts; write metrics, rewards and advantages.
 
-The individual stage runs as soon as a rollout ends, the group stage when its last sibling has ended. A failure of a
-function is a value: its metric is NaN, the reward that needs it is unknown, the ``ScoringError`` stands in
-``state["error"]`` unless an earlier error does. A rollout that ended in an error which is not scorable is not run
-through any function, and group functions see only the others, so that one rollout's failure costs no sibling.
+The individual stage runs as soon as a rollout ends, the group stage when the last rollout of its group has ended. A
+failed function gives an unknown value: its metric is NaN, the reward that needs it is NaN, and the ``ScoringError`` is
+recorded in ``state["error"]`` unless an earlier error is. A rollout that ended in an error that is not scorable is
+passed to no function, and group functions see only the other rollouts, so that one failure costs no sibling its reward.
 
-This module holds no configuration (``rubric``) and moves no work between threads (``workers``).
+This module holds no configuration (``rubric``); worker threads and processes are in ``runtime``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from verifiers.errors import ScoringError
-from verifiers.results.statistics import centered_advantages
 from verifiers.rollouts.state import State
-from verifiers.rubrics.arguments import GroupSupply, Supply
+from verifiers.rubrics.advantages import centered_advantages
+from verifiers.rubrics.arguments import SINGULAR, ArgumentResolver, GroupArgumentResolver, rollout_value
 from verifiers.rubrics.functions import RewardFunction, finite_value, scoring_error, value_list
 from verifiers.runtime.sync_async import is_awaitable
 from verifiers.runtime.threads import Raised, call_in_thread, workers
@@ -31,19 +32,20 @@ NAN = math.nan
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The functions of a rubric in order, and what each weighs in the reward (group weight times weight)."""
+    """The functions of a rubric in order, with their effective weights (group weight times weight)."""
 
     individual: tuple[RewardFunction, ...]
     group: tuple[RewardFunction, ...]
     weights: Mapping[str, float]
-    """By function name; functions that do not count in the reward are absent."""
+    """Function name -> effective weight; functions of weight 0 are absent."""
     segments: tuple[tuple[RewardFunction, ...], ...]
-    """The individual functions cut into runs that share one hop to a worker; a coroutine function stands alone."""
+    """The individual functions in batches that share one hop to a worker thread; a coroutine function is alone."""
     rubrics: tuple[Any, ...]
-    """The plain rubrics the functions belong to."""
+    """The plain rubrics that hold the functions."""
     providers: tuple[Any, ...]
-    """Those with individual object providers."""
+    """The rubrics with object providers for single rollouts."""
     group_providers: tuple[Any, ...]
+    """The rubrics with object providers for groups."""
     parallel: bool
     advantage: RewardFunction | None
 
@@ -80,74 +82,113 @@ def _segments(functions: Sequence[RewardFunction]) -> tuple[tuple[RewardFunction
 
 
 def can_be_scored(state: State) -> bool:
-    """Whether the rollout ended in a way that can be worth something: no error, or the model's own doing."""
+    """Whether the rollout can have a reward: it has no error, or one that the model caused."""
     error = state["error"]
     return error is None or isinstance(error, ScoringError) or getattr(error, "scorable", False)
 
 
 async def individual_stage(plan: Plan, state: State) -> None:
-    """Write the metrics of the individual functions; with no group functions also the final reward."""
+    """Write the metrics of the individual functions; without group functions also the final reward."""
     started = perf_counter()
-    if isinstance(state["error"], ScoringError):  # scored before: this pass judges anew
+    if isinstance(state["error"], ScoringError):  # scored before: this pass replaces that result
         state["error"] = None
     if can_be_scored(state):
         await _run_individual(plan, state)
     else:
         state["metrics"].update((f.name, NAN) for f in plan.individual)
     if not plan.group:
-        settle_reward(plan.weights, state)
+        set_reward(plan.weights, state)
     state["timing"]["scoring_ms"] += (perf_counter() - started) * 1000
 
 
 async def group_stage(plan: Plan, states: Sequence[State]) -> None:
-    """Run the group functions, settle the rewards they take part in, then the advantages, once."""
+    """Run the group functions, then set the rewards that depend on them and the advantages."""
     started = perf_counter()
     alive = [state for state in states if can_be_scored(state)]
     if plan.group:
         await _run_group(plan, states, alive)
         for state in states:
-            settle_reward(plan.weights, state)
+            set_reward(plan.weights, state)
     await _set_advantages(plan, states)
     spent = (perf_counter() - started) * 1000
     for state in states:
         state["timing"]["scoring_ms"] += spent
 
 
-def settle_reward(weights: Mapping[str, float], state: State) -> None:
-    """``reward`` = sum of weight * metric; NaN when one is unknown or the rollout cannot be scored. Fills steps."""
+def set_reward(weights: Mapping[str, float], state: State) -> None:
+    """Set ``reward`` = sum of weight * metric, also on turns without one; NaN when a metric is unknown."""
     metrics = state["metrics"]
     reward = sum((weight * metrics.get(name, NAN) for name, weight in weights.items()), 0.0)
     state["reward"] = reward if can_be_scored(state) else NAN
-    _fill_steps(state, "reward")
+    _fill_turns(state, "reward")
 
 
 def leave_unscored(states: Sequence[State]) -> None:
-    """Rewards unknown, metrics empty, advantages unknown: scoring is off."""
+    """Set rewards and advantages to NaN and metrics to empty: scoring is off."""
     for state in states:
         state["reward"] = state["advantage"] = NAN
         state["metrics"] = {}
-        _fill_steps(state, "reward")
+        _fill_turns(state, "reward")
+
+
+# --- rubrics that override score_rollout or score_group
+
+
+def overrides(owner: Any, base: type, name: str) -> bool:
+    """Whether the class of ``owner`` replaces a method of ``base``."""
+    return getattr(type(owner), name) is not getattr(base, name)
+
+
+async def score_by_override(rubric: Any, state: State) -> None:
+    """Call an overridden ``score_rollout`` with the parameters it declares; record its score in the state.
+
+    It may take the state, or prompt, completion, answer and so on by name, as in older versions.
+    """
+    declared = inspect.signature(rubric.score_rollout).parameters
+    if "prompt" in declared:
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in declared.values())
+        values = {name: rollout_value(state, name) for name in SINGULAR if takes_all or name in declared}
+        score = await rubric.score_rollout(**values)
+    else:
+        score = await rubric.score_rollout(state, **_semaphore(declared))
+    if isinstance(score, Mapping) and (state["reward"] is None or "prompt" in declared):
+        metrics = score.get("metrics")
+        state["metrics"].update(metrics if isinstance(metrics, Mapping) else {})
+        state["reward"] = score.get("reward", NAN)
+
+
+async def score_group_by_override(rubric: Any, states: Sequence[State]) -> None:
+    """Call an overridden ``score_group`` with the parameters it declares."""
+    await rubric.score_group(list(states), **_semaphore(inspect.signature(rubric.score_group).parameters))
+
+
+def _semaphore(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """A semaphore that never blocks, for overrides that declare one: the caller holds the real one already."""
+    return {"score_sem": nullcontext()} if "score_sem" in declared else {}
+
+
+# --- running the functions
 
 
 async def _run_individual(plan: Plan, state: State) -> None:
-    supply = Supply(state, workers().processes)
-    failed = await _provide(plan.providers, "score_object_providers", supply, state) if plan.providers else {}
+    resolver = ArgumentResolver(state)
+    failed = await _provide(plan.providers, "score_object_providers", resolver, state) if plan.providers else {}
     if plan.parallel:
-        await each(_run_segment(segment, supply, state, failed) for segment in plan.segments)
+        await each(_run_segment(segment, resolver, state, failed) for segment in plan.segments)
         return
     for segment in plan.segments:
-        await _run_segment(segment, supply, state, failed)
+        await _run_segment(segment, resolver, state, failed)
 
 
 async def _run_segment(
-    segment: Sequence[RewardFunction], supply: Supply, state: State, failed: Mapping[int, ScoringError]
+    segment: Sequence[RewardFunction], resolver: ArgumentResolver, state: State, failed: Mapping[int, ScoringError]
 ) -> None:
     if failed:
         broken = [f for f in segment if id(f.rubric) in failed]
         segment = [f for f in segment if id(f.rubric) not in failed]
         for function in broken:
             _record(state, function.name, failed[id(function.rubric)])
-    for function, outcome in zip(segment, await _outcomes(segment, supply), strict=True):
+    for function, outcome in zip(segment, await _outcomes(segment, resolver), strict=True):
         try:
             if isinstance(outcome, Raised):
                 raise outcome.error
@@ -161,13 +202,13 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
         state["metrics"].update((f.name, NAN) for f in plan.group)
     if not alive:
         return
-    supply = GroupSupply(alive, workers().processes)
-    failed = await _provide(plan.group_providers, "group_score_object_providers", supply, list(alive))
+    resolver = GroupArgumentResolver(alive)
+    failed = await _provide(plan.group_providers, "group_score_object_providers", resolver, list(alive))
     for function in plan.group:
         (outcome,) = (
             (Raised(failed[id(function.rubric)]),)
             if id(function.rubric) in failed
-            else await _outcomes((function,), supply)
+            else await _outcomes((function,), resolver)
         )
         try:
             if isinstance(outcome, Raised):
@@ -185,25 +226,25 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
 
 
 async def _set_advantages(plan: Plan, states: Sequence[State]) -> None:
-    if len(states) == 1 and plan.advantage is None:  # nobody to compare with
+    if len(states) == 1 and plan.advantage is None:  # a group of one: nothing to compare with
         (state,) = states
         state["advantage"] = NAN if state["reward"] is None or math.isnan(state["reward"]) else 0.0
-        _fill_steps(state, "advantage")
+        _fill_turns(state, "advantage")
         return
     rewards = [NAN if state["reward"] is None else state["reward"] for state in states]
     known = [state for state, reward in zip(states, rewards, strict=True) if not math.isnan(reward)]
     if plan.advantage is None:
         advantages = dict(zip(map(id, states), centered_advantages(rewards), strict=True))
     else:
-        advantages = await _own_advantages(plan.advantage, known) if known else {}
+        advantages = await _custom_advantages(plan.advantage, known) if known else {}
     for state in states:
         state["advantage"] = advantages.get(id(state), NAN)
-        _fill_steps(state, "advantage")
+        _fill_turns(state, "advantage")
 
 
-async def _own_advantages(function: RewardFunction, known: Sequence[State]) -> dict[int, float]:
-    """Advantages by ``id`` of the state from an ``@advantage`` method, which sees the members with a known reward."""
-    (outcome,) = await _outcomes((function,), GroupSupply(known, workers().processes))
+async def _custom_advantages(function: RewardFunction, known: Sequence[State]) -> dict[int, float]:
+    """``id`` of the state -> advantage, from an ``@advantage`` method that sees the rollouts with a known reward."""
+    (outcome,) = await _outcomes((function,), GroupArgumentResolver(known))
     try:
         if isinstance(outcome, Raised):
             raise outcome.error
@@ -215,37 +256,39 @@ async def _own_advantages(function: RewardFunction, known: Sequence[State]) -> d
         return {}
 
 
-async def _outcomes(segment: Sequence[RewardFunction], supply: Supply) -> list[Any]:
-    """Per function its value, or ``Raised`` with a ScoringError. *Raises* RunError only."""
+async def _outcomes(segment: Sequence[RewardFunction], resolver: ArgumentResolver) -> list[Any]:
+    """The value of each function, or ``Raised`` with a ScoringError. *Raises* RunError only."""
     if not segment:
         return []
     if segment[0].is_async:
-        outcomes = [await _bounded(segment[0], supply)]
+        outcomes = [await _bounded(segment[0], resolver)]
     else:
-        outcomes = await workers().run(segment, supply)
+        outcomes = await workers().run(segment, resolver)
     for index, outcome in enumerate(outcomes):
         if is_awaitable(outcome):  # a plain function that returned a coroutine
-            outcome = await _bounded(segment[index], supply, outcome)
+            outcome = await _bounded(segment[index], resolver, outcome)
         if isinstance(outcome, Raised):
             outcome = Raised(scoring_error(outcome.error, segment[index].name))
         outcomes[index] = outcome
     return outcomes
 
 
-async def _bounded(function: RewardFunction, supply: Supply, begun: Awaitable[Any] | None = None) -> Any:
+async def _bounded(function: RewardFunction, resolver: ArgumentResolver, started: Awaitable[Any] | None = None) -> Any:
     limit_s = function.time_limit_s
     try:
         async with asyncio.timeout(limit_s) as scope:
-            return await (function(supply) if begun is None else begun)
+            return await (function(resolver) if started is None else started)
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001  the outcome of the author's function, recorded on its rollout
+    except BaseException as error:  # noqa: BLE001  the author's function failed: recorded on its rollout
         expired = isinstance(error, TimeoutError) and scope.expired()
         return Raised(TimeoutError(f"{function.name!r} did not return within {limit_s:g} s") if expired else error)
 
 
-async def _provide(rubrics: Sequence[Any], attribute: str, supply: Supply, subject: Any) -> dict[int, ScoringError]:
-    """Call the object providers; the failures by ``id`` of the rubric whose provider failed."""
+async def _provide(
+    rubrics: Sequence[Any], attribute: str, resolver: ArgumentResolver, subject: Any
+) -> dict[int, ScoringError]:
+    """Call the object providers. Returns ``id`` of the rubric -> error, for the providers that failed."""
     failed: dict[int, ScoringError] = {}
     for rubric in rubrics:
         objects: dict[str, Any] = {}
@@ -255,12 +298,12 @@ async def _provide(rubrics: Sequence[Any], attribute: str, supply: Supply, subje
                 objects.update(await call(provider, subject, limit_s=rubric.timeout_s))
             except Exception as error:  # noqa: BLE001  the author's provider: recorded on the rollout as unknown values
                 failed[id(rubric)] = scoring_error(error, name)
-        supply.provided[id(rubric)] = objects
+        resolver.provided[id(rubric)] = objects
     return failed
 
 
 async def call(function: Callable[..., Any], *args: Any, limit_s: float | None = None, **kwargs: Any) -> Any:
-    """Call an author's callable, sync in a worker thread or async here, within ``limit_s``; exceptions propagate."""
+    """Call an author's callable within ``limit_s``, a synchronous one in a worker thread; its exceptions propagate."""
     if inspect.iscoroutinefunction(function):
         value = function(*args, **kwargs)
     else:
@@ -272,7 +315,7 @@ async def call(function: Callable[..., Any], *args: Any, limit_s: float | None =
 
 
 async def each(coroutines: Any) -> None:
-    """Run coroutines side by side to their end, then raise the first exception any of them raised."""
+    """Run coroutines concurrently until all have ended, then raise the first exception."""
     for outcome in await asyncio.gather(*coroutines, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
@@ -284,7 +327,8 @@ def _record(state: State, name: str, error: ScoringError) -> None:
         state["error"] = error
 
 
-def _fill_steps(state: State, key: str) -> None:
+def _fill_turns(state: State, key: str) -> None:
+    """Give the rollout's value to the turns that have none of their own."""
     value = state[key]
     if key == "reward" and state.turn_rewards is None:
         state.turn_rewards = [step.get("reward") for step in state["trajectory"]]

@@ -7,11 +7,12 @@ from elsewhere, and for packages that name it. It scores nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.data.messages import field
 from verifiers.data.tool_schema import tool_name
-from verifiers.rubrics.rubric import Rubric
+from verifiers.rubrics.rubric import Rubric, RubricOptions
+from verifiers.runtime.signatures import spell_out
 
 
 class ToolRubric(Rubric):
@@ -22,7 +23,8 @@ class ToolRubric(Rubric):
     ['total_tool_calls', 'search_calls']
     """
 
-    def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **parameters: Any):
+    @spell_out(RubricOptions, Rubric.__init__)
+    def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **parameters: Unpack[RubricOptions]):
         super().__init__(**parameters)
         self.tools = list(tools or ())
         for name in (None, *map(tool_name, self.tools)):

@@ -1,86 +1,133 @@
 """How an environment is run, under its public names: every call here is one line into the modules that do it.
 
-``Runs`` is the part of ``Environment`` that plays rollouts. The modules above it (``generate``, ``single``) are
-imported when they are called, so that describing an environment loads none of them.
+``Runs`` is the part of ``Environment`` that runs rollouts. The modules that do the work (``run``, ``single_rollouts``)
+are imported when they are called, so that describing an environment loads none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from verifiers import compat
+from verifiers.clients.protocol import ClientLike, ModelLike
+from verifiers.data.sources import DatasetLike
+from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import blocking, dual, maybe_await
+
+if TYPE_CHECKING:
+    from verifiers.results import GenerateOutputs
+
+    class SyncOrAsyncOutputs(GenerateOutputs, Awaitable[GenerateOutputs]):
+        """What ``evaluate`` and ``generate`` return, for type checkers: the results, which may also be awaited.
+
+        At run time it is ``GenerateOutputs`` where no event loop runs and an awaitable of it where one does; a type
+        cannot tell the two places apart.
+        """
+
+
+DEFAULTS = asdict(RunOptions())
 
 
 class Runs:
-    """``evaluate``, ``generate``, ``rollout`` with their twins, ``run_rollout`` and ``run_group``."""
+    """``evaluate``, ``generate`` and ``rollout``, each with a blocking form and a coroutine; single runs."""
 
+    @spell_out(EvaluateOptions, DEFAULTS)
     def evaluate(
         self,
-        client: Any = None,
-        model: Any = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         num_examples: int = -1,
         rollouts_per_example: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Play and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` siblings of each.
+        **options: Unpack[EvaluateOptions],
+    ) -> SyncOrAsyncOutputs:
+        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` siblings of each.
 
         Blocks and returns ``GenerateOutputs``; inside a running event loop returns an awaitable of it. Options are
         those of ``verifiers.runs.options.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
+
+        *Raises* ConfigError before the first request for a call that cannot work, RunMismatch for a run directory of
+        another configuration, RunError when no rollout can succeed.
         """
-        return dual(
+        outputs = dual(
             lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
         )
+        return cast("SyncOrAsyncOutputs", outputs)
 
-    def evaluate_sync(self, *args: Any, **options: Any) -> Any:
-        """``evaluate``, always blocking."""
-        return blocking(lambda: self.a_evaluate(*args, **options))
-
-    async def a_evaluate(
+    @spell_out(EvaluateOptions, DEFAULTS)
+    def evaluate_sync(
         self,
-        client: Any = None,
-        model: Any = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         num_examples: int = -1,
         rollouts_per_example: int | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: Unpack[EvaluateOptions],
+    ) -> GenerateOutputs:
+        """``evaluate``, always blocking."""
+        return blocking(
+            lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
+        )
+
+    @spell_out(EvaluateOptions, DEFAULTS)
+    async def a_evaluate(
+        self,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> GenerateOutputs:
         """``evaluate`` as a coroutine."""
         from verifiers.runs.run import evaluate
 
         env: Any = self
         return await evaluate(env, client, model, sampling_args, num_examples, rollouts_per_example, options)
 
+    @spell_out(GenerateOptions, DEFAULTS)
     def generate(
         self,
-        inputs: Any = None,
-        client: Any = None,
-        model: Any = None,
+        inputs: DatasetLike | None = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         n_samples: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Play and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap round over them.
+        **options: Unpack[GenerateOptions],
+    ) -> SyncOrAsyncOutputs:
+        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap round over them.
 
         Rows of equal ``example_id`` are siblings. Blocks, or returns an awaitable inside a running loop.
         """
-        return dual(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
+        outputs = dual(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
+        return cast("SyncOrAsyncOutputs", outputs)
 
-    def generate_sync(self, *args: Any, **options: Any) -> Any:
-        """``generate``, always blocking."""
-        return blocking(lambda: self.a_generate(*args, **options))
-
-    async def a_generate(
+    @spell_out(GenerateOptions, DEFAULTS)
+    def generate_sync(
         self,
-        inputs: Any = None,
-        client: Any = None,
-        model: Any = None,
+        inputs: DatasetLike | None = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
         sampling_args: Mapping[str, Any] | None = None,
         n_samples: int | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: Unpack[GenerateOptions],
+    ) -> GenerateOutputs:
+        """``generate``, always blocking."""
+        return blocking(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
+
+    @spell_out(GenerateOptions, DEFAULTS)
+    async def a_generate(
+        self,
+        inputs: DatasetLike | None = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        n_samples: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerateOutputs:
         """``generate`` as a coroutine."""
         from verifiers.runs.run import generate
 
@@ -93,7 +140,7 @@ class Runs:
         ``rollout(input, client, model, sampling_args=None) -> State``, where ``input`` is a row; or
         ``rollout(client=…, model=…, prompt=…, answer=…, **sampling) -> (completion, state)``.
         """
-        return dual(lambda: _play_one(self, args, keywords))
+        return dual(lambda: _run_one(self, args, keywords))
 
     def rollout_sync(self, *args: Any, **keywords: Any) -> Any:
         """``rollout``, always blocking."""
@@ -103,7 +150,7 @@ class Runs:
         """``rollout`` as a coroutine."""
         if self.has_own_loop:
             return await maybe_await(self.rollout(*args, **keywords))
-        return await _play_one(self, args, keywords)
+        return await _run_one(self, args, keywords)
 
     async def run_rollout(self, input: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any) -> Any:
         """One rollout, scored; never raises for its own failure. Keywords of either age (``single.run_rollout``)."""
@@ -144,7 +191,7 @@ class Runs:
 compat.legacy_methods(Runs, compat.ENVIRONMENT_METHODS)
 
 
-async def _play_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+async def _run_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
     from verifiers.runs.single_rollouts import rollout
 
     return await rollout(env, *args, **keywords)

@@ -1,7 +1,8 @@
 """The options of a run: one table of names, defaults and meanings for ``evaluate``, ``generate`` and the commands.
 
-``parse`` reads the keywords of a call: options, sampling arguments by name, and older spellings of both. What an
-option does is done where it belongs (``generate``, ``runner``).
+``RunOptions`` is the table. ``EvaluateOptions`` and ``GenerateOptions`` say the same to type checkers and editors, with
+the sampling arguments that may stand beside the options. ``parse`` reads the keywords of a call, older names included.
+What an option does is done where it belongs (``run``, ``runner``).
 """
 
 from __future__ import annotations
@@ -9,18 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
 from verifiers.errors import ConfigError
-from verifiers.runs.runner import Progress
 from verifiers.runtime.suggest import check_keywords
 
-SAMPLING_NAMES = frozenset(
-    "max_tokens temperature top_p top_k min_p stop presence_penalty frequency_penalty repetition_penalty min_tokens "
-    "logprobs top_logprobs reasoning_effort skip_special_tokens extra_body max_new_tokens max_completion_tokens".split()
-)
-"""Sampling arguments that may be given by name beside the options; ``seed`` is the run's."""
+if TYPE_CHECKING:
+    from verifiers.runs.runner import Progress
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Sampling arguments that may be given by name beside the options; ``seed`` is the run's."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    stop: str | list[str] | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    min_tokens: int | None
+    logprobs: bool | int | None
+    top_logprobs: int | None
+    reasoning_effort: str | None
+    skip_special_tokens: bool | None
+    extra_body: Mapping[str, Any] | None
+    max_new_tokens: int | None
+    max_completion_tokens: int | None
+
+
+SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 
 COUNTS = ("num_examples", "rollouts_per_example", "n_samples")
 """How much a call runs: parameters of ``evaluate`` and ``generate``, here only for their older names."""
@@ -36,7 +58,7 @@ class RunOptions:
     """How a run is played, scored and stored."""
 
     max_concurrent: int = -1
-    """Rollouts in flight; -1 = as many as are owed, at most 1024."""
+    """Rollouts in flight; -1 = as many as are pending, at most 1024."""
     max_concurrent_generation: int | None = None
     """Model calls in flight; None = bounded by ``max_concurrent`` alone."""
     max_concurrent_scoring: int | None = None
@@ -64,7 +86,7 @@ class RunOptions:
     resume: bool = True
     """Go on with the run that the directory holds; False refuses one that holds rows."""
     retry_errors: bool = False
-    """Rollouts that ended in an error are owed again on resume."""
+    """Rollouts that ended in an error are pending again on resume."""
     state_columns: Sequence[str] = ()
     """Further keys of the state to keep on every row."""
     keep_states: bool = True
@@ -82,7 +104,7 @@ class RunOptions:
     progress: Progress | None = None
     """An object that shows how far the run is, for displays."""
     on_start: Callable[[int], Any] | None = None
-    """Called once as ``on_start(num_owed)``, before the first rollout. Sync or async, like the other callbacks."""
+    """Called once as ``on_start(num_pending)``, before the first rollout. Sync or async, like the other callbacks."""
     on_progress: Callable[..., Any] | None = None
     """Called as ``on_progress(outputs, metadata)`` with the rows that just became durable."""
     on_log: Callable[[str], Any] | None = None
@@ -90,6 +112,45 @@ class RunOptions:
     push_to_hub: bool = False
     """Publish the rows as the dataset ``hub_name`` at the end."""
     hub_name: str | None = None
+
+
+class EvaluateOptions(SamplingOptions, total=False):
+    """The keywords of ``evaluate``: the fields of ``RunOptions``, and sampling arguments by name."""
+
+    max_concurrent: int
+    max_concurrent_generation: int | None
+    max_concurrent_scoring: int | None
+    max_concurrent_tools: int | None
+    independent_scoring: bool
+    score_rollouts: bool | None
+    interleave_scoring: bool
+    max_retries: int
+    rollout_timeout_s: float | None
+    abort_after: int
+    seed: int | None
+    results_path: str | Path | None
+    save_results: bool
+    resume: bool
+    retry_errors: bool
+    state_columns: Sequence[str] | None
+    keep_states: bool
+    num_workers: int
+    worker_backend: str
+    keep_raw_responses: bool
+    shuffle_seed: int | None
+    preflight: bool
+    progress: Progress | None
+    on_start: Callable[[int], Any] | None
+    on_progress: Callable[..., Any] | None
+    on_log: Callable[[str], Any] | None
+    push_to_hub: bool
+    hub_name: str | None
+
+
+class GenerateOptions(EvaluateOptions, total=False):
+    """The keywords of ``generate``: those of ``evaluate``, and how often each input is run."""
+
+    rollouts_per_example: int | None
 
 
 def parse(env: Any, given: Mapping[str, Any], counts: Sequence[str] = COUNTS) -> tuple[RunOptions, dict[str, Any]]:

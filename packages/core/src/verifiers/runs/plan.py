@@ -1,6 +1,6 @@
 """What a run is to play: examples times siblings, in order, each with the name it has on disk.
 
-A ``Plan`` is pure: it reads no disk and plays nothing. ``owed`` compares it with the rows that a run directory holds.
+A ``Plan`` is pure: it reads no disk and plays nothing. ``pending`` compares it with durable rows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _numbered(row: Example, seen: dict[str, int]) -> Example:
 
 
 @dataclass(slots=True)
-class Owed:
+class Pending:
     """What is left of a plan, and what is there already."""
 
     jobs: list[Job]
@@ -89,13 +89,13 @@ class Owed:
     """Keys of durable rows that belong to no rollout of the plan: of removed or edited examples, or beyond it."""
 
 
-def owed(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: bool, retry_errors: bool) -> Owed:
+def pending(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: bool, retry_errors: bool) -> Pending:
     """Compare a plan with durable rows, by ``rollout_key``.
 
-    ``whole_groups``: siblings are scored together, so a group with a missing row is owed whole. ``retry_errors``: a row
-    with an error is owed again.
+    ``whole_groups``: siblings are scored together, so a group with a missing row is pending as a whole.
+    ``retry_errors``: a row with an error is pending again.
     """
-    result = Owed([], [], [])
+    result = Pending([], [], [])
     if not durable:
         result.jobs.extend(plan.jobs())
         return result
@@ -111,7 +111,7 @@ def owed(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: 
         result.done += [(job, row) for job, row in zip(jobs, usable, strict=True) if row is not None]
         missing = [job for job, row in zip(jobs, usable, strict=True) if row is None]
         if len(missing) < len(jobs):
-            missing = [replace(job, num_owed=len(missing)) for job in missing]
+            missing = [replace(job, num_pending=len(missing)) for job in missing]
         result.jobs += missing
     result.foreign = list(foreign)
     return result

@@ -1,39 +1,57 @@
-"""``evaluate`` and ``generate``: what to run, where results lie, what is owed.
+"""``Run``: one call of ``evaluate`` or ``generate``, from what it runs to the results it returns.
 
-A call becomes a ``Plan``. With a run directory the rows already there are matched by content hash and sibling, and
-only what is owed is run. Everything that can be wrong with a call is found before the first request: unknown options,
-reward arguments that nobody supplies, an endpoint that is not there, a folder that cannot be written, a directory that
-holds another configuration.
+``evaluate`` and ``generate`` make a ``Plan``; a ``Run`` opens the run directory, compares the plan with the rows
+that are durable there (by content hash and sibling), generates and scores what is pending, and returns the results::
 
-Playing, scoring and storing is ``runner``; this module never looks into a conversation.
+    run = Run(env, plan, client, model, sampling_args, options)
+    results = await run.execute(given_client)
+
+Everything that can be wrong with a call is found before the first request: unknown options, reward arguments that
+nothing supplies, an endpoint that is not there, a folder that cannot be written, a directory that holds another
+configuration. No secret is written to disk.
+
+``runner`` generates, scores and stores rollouts; this module never looks into a conversation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from importlib import metadata as packages
+from pathlib import Path
 from typing import Any
 
+import verifiers
+from verifiers.clients.protocol import prices_of
+from verifiers.clients.resolve import client_for
 from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError, JournalError
-from verifiers.results import GenerateOutputs, fill_advantages
-from verifiers.runs.client import client_for
-from verifiers.runs.metadata import RunDescription
+from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
+from verifiers.results.rows import RolloutOutput
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, count, parse
-from verifiers.runs.plan import Owed, Plan, owed
-from verifiers.runs.runner import Job, Progress, RunContext, RunEnvironment, Runner
-from verifiers.runs.score_after import play_then_score
-from verifiers.runs.store import RunResults
-from verifiers.runs.workers import player_for
+from verifiers.runs.plan import Pending, Plan, pending
+from verifiers.runs.runner import (
+    Player,
+    Progress,
+    RunContext,
+    RunEnvironment,
+    Runner,
+    groups_are_units,
+    play_and_score,
+    play_job,
+)
+from verifiers.runs.store import RunStore
 from verifiers.runtime.gc import fewer_collections
+from verifiers.runtime.redaction import redacted
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, run_path
 from verifiers.storage.identity import fingerprint
 
-__all__ = ["Plan", "check_before_run", "evaluate", "generate", "run"]
+__all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "identity_of"]
 
 
 async def evaluate(
@@ -53,7 +71,7 @@ async def evaluate(
     with fewer_collections():
         examples = env.eval_table.take(num_examples, options.shuffle_seed)
         plan = Plan(examples, [siblings] * len(examples))
-        return await run(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
+        return await _execute(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
 
 
 async def generate(
@@ -81,7 +99,7 @@ async def generate(
             plan = Plan.wrapped(table, n_samples)
         else:
             plan = Plan(table, [siblings or _siblings_of(env)] * len(table))
-    return await run(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
+    return await _execute(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
 
 
 def _siblings_of(env: RunEnvironment) -> int:
@@ -98,21 +116,14 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
         raise ConfigError("independent_scoring=True cannot score group functions; drop the option or the functions")
 
 
-async def run(
+async def _execute(
     env: RunEnvironment, plan: Plan, client: Any, model: Any, sampling_args: Mapping[str, Any], options: RunOptions
 ) -> GenerateOutputs:
-    """Play a plan; returns when every rollout of it is durable (and at once when all of them already are)."""
     if sampling_args.get("n", 1) != 1:
         raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n")
     check_before_run(env, plan, options)
-    if env.max_workers is not None:
-        workers().max_threads = env.max_workers
     async with client_for(client, model, keep_raw=options.keep_raw_responses) as (resolved, model_name):
-        describe = RunDescription(env, plan, resolved, model_name, sampling_args, options, time.time())
-        with ExitStack() as stack:
-            stack.enter_context(fewer_collections())
-            directory = _open_directory(describe, stack)
-            outputs = await _run_owed(describe, directory, client, stack)
+        outputs = await Run(env, plan, resolved, model_name, sampling_args, options).execute(client)
     if options.push_to_hub:
         from verifiers.results import make_dataset
 
@@ -120,154 +131,294 @@ async def run(
     return outputs
 
 
-async def _run_owed(
-    describe: RunDescription, directory: RunDirectory | None, given_client: Any, stack: ExitStack
-) -> GenerateOutputs:
-    options, plan = describe.options, describe.plan
-    results = RunResults(describe, directory)
-    left = await _left(describe, results, directory, stack)
-    progress = options.progress or Progress()
-    progress.total, describe.resumed = len(plan), len(left.done)
-    progress.done = progress.resumed = len(left.done)
-    status = "failed"
-    try:
-        await _call_back(describe, "on_start", len(left.jobs))
-        if left.jobs:
-            results.write_metadata(describe.metadata(results.in_order(), "running"))
-            await _play(describe, left.jobs, given_client, progress, results)
-        status = "complete"
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        status = "interrupted"
-        raise
-    finally:
-        if not describe.options.independent_scoring:
-            fill_advantages(results.in_order())
-        outputs = results.outputs(status)
+def identity_of(env: RunEnvironment) -> dict[str, Any]:
+    """What identifies an environment: two that agree in this generate and score alike. Secrets are taken out."""
+    rubric = env.rubric
+    return {
+        "env_id": env.env_id,
+        "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
+        "env_version": env.env_version,
+        "env_args": redacted(env.env_args),
+        "message_type": env.message_type,
+        "system_prompt": env.system_prompt,
+        "reward_functions": rubric.get_reward_func_names(),
+        "reward_weights": rubric.get_reward_weights(),
+        "group_weights": rubric.get_group_weights(),
+        "max_turns": env.max_turns,
+        "max_seq_len": env.max_seq_len,
+        "max_total_completion_tokens": env.max_total_completion_tokens,
+        "timeout_seconds": env.timeout_seconds,
+    }
+
+
+class Run:
+    """A plan that is generated by one model in one environment. ``execute`` runs it once.
+
+    Nothing that is handed in is changed; ``client`` is resolved already (``clients.resolve.client_for``).
+    """
+
+    def __init__(
+        self,
+        env: RunEnvironment,
+        plan: Plan,
+        client: Any,
+        model: str,
+        sampling_args: Mapping[str, Any],
+        options: RunOptions,
+    ):
+        self.env, self.plan, self.client, self.model = env, plan, client, model
+        self.sampling_args, self.options = sampling_args, options
+        self.started = time.time()
+        self.path: Path | None = None
+        """The run directory, once it is open."""
+        self.num_resumed = 0
+        """Rollouts that were durable before this run began."""
+        self.outside_plan: list[str] = []
+        """Keys of rows that the directory holds and this plan does not: kept, and not counted."""
+        self._fingerprint: str | None = None
+
+    async def execute(self, given_client: Any = None) -> GenerateOutputs:
+        """Return when every rollout is durable (at once when all are). ``given_client`` is what authors see as the
+        client of the state; None = the resolved one."""
+        if self.env.max_workers is not None:
+            workers().max_threads = self.env.max_workers
+        with fewer_collections(), ExitStack() as stack:
+            directory = self._open(stack)
+            store = RunStore(self.options, self.metadata, self.env.logger, directory)
+            left = await self._pending(store, directory, stack)
+            status = "failed"
+            try:
+                await self._call_back("on_start", len(left.jobs))
+                if left.jobs:
+                    store.write_metadata(self.metadata(store.in_order(), "running"))
+                    await self._generate(left, store, given_client)
+                status = "complete"
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                status = "interrupted"
+                raise
+            finally:
+                outputs = self._finish(store, status)
+        return outputs
+
+    # --- what identifies it -------------------------------------------------------------------------------------
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether rewards are computed."""
+        asked = self.options.score_rollouts
+        return self.env.score_rollouts if asked is None else asked
+
+    def config(self) -> dict[str, Any]:
+        """What must be equal for two rows to belong to one run. Secrets are taken out."""
+        return identity_of(self.env) | {
+            "model": self.model,
+            "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
+            "seed": self.options.seed,
+            "score_rollouts": self.is_scored,
+            "independent_scoring": self.options.independent_scoring,
+        }
+
+    def fingerprint(self) -> str | None:
+        """The configuration's fingerprint; None for one that could not be kept on disk, and is not."""
+        if self._fingerprint is None:
+            try:
+                self._fingerprint = fingerprint(self.config())
+            except ConfigError:
+                if self.path is not None:
+                    raise
+        return self._fingerprint
+
+    def metadata(self, rows: Sequence[RolloutOutput], status: str) -> GenerateMetadata:
+        """Statistics of ``rows`` with what the run is; ``status`` is running, complete, interrupted or failed."""
+        env, local_model = self.env, getattr(self.client, "local_model", None)
+        return GenerateMetadata.of(
+            rows,
+            env_id=env.env_id,
+            env_args=redacted(env.env_args),
+            env_version=env.env_version,
+            model=self.model,
+            base_url=self._base_url,
+            num_examples=len(self.plan.examples),
+            rollouts_per_example=max(self.plan.siblings),
+            sampling_args=redacted(dict(self.sampling_args)),
+            date=datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
+            time=time.time() - self.started,
+            pass_threshold=env.pass_threshold,
+            state_columns=list(self.options.state_columns),
+            path_to_save=str(self.path) if self.path is not None else None,
+            tools=list(env.tool_defs),
+            version_info={
+                "vf_version": _installed_version(),
+                "vf_commit": None,
+                "env_version": env.env_version,
+                "env_commit": None,
+            },
+            fingerprint=self.fingerprint(),
+            status=status,
+            seed=self.options.seed,
+            resumed=self.num_resumed,
+            outside_plan=self.outside_plan,
+            local_model=None if local_model is None else local_model.describe(),
+            prices=prices_of(self.client),
+        )
+
+    @property
+    def _base_url(self) -> str:
+        return str(getattr(self.client, "base_url", "") or "")
+
+    # --- open, pending, generate, finish ------------------------------------------------------------------------
+
+    def _open(self, stack: ExitStack) -> RunDirectory | None:
+        """The run directory, new or to be resumed. *Raises* RunMismatch, RunBusy, ConfigError."""
+        options, env = self.options, self.env
+        if options.results_path is None and not options.save_results:
+            return None
+        config = self.config()
+        if options.results_path is None:
+            name = env.env_id or type(env).__name__
+            path = run_path(default_root(name), name, self.model, fingerprint(config), resume=options.resume)
+        else:
+            path = Path(options.results_path)
+            if not options.resume and read_config(path) is not None:
+                raise ConfigError(
+                    f"{path} holds a run already, and resume=False; choose another folder", path=str(path)
+                )
+        self.path = path
+        notes = {
+            "num_examples": len(self.plan.examples),
+            "rollouts_per_example": max(self.plan.siblings),
+            "base_url": self._base_url,
+            "verifiers_version": verifiers.__version__,
+        }
+        return stack.enter_context(RunDirectory.create_or_resume(path, config, notes))
+
+    async def _pending(self, store: RunStore, directory: RunDirectory | None, stack: ExitStack) -> Pending:
+        """Read the durable rows into ``store``; what the plan still lacks."""
+        durable: dict[str, dict[str, Any]] = {}
+
+        def newest(row: dict[str, Any]) -> None:
+            durable[row["rollout_key"]] = row
+
+        if directory is not None:
+            store.journal = stack.enter_context(directory.open_journal(on_row=newest))
+        by_group = groups_are_units(self.env.rubric) and self.is_scored and not self.options.independent_scoring
+        left = pending(self.plan, durable, whole_groups=by_group, retry_errors=self.options.retry_errors)
+        for job, row in left.done:
+            store.take(job, row)
+        self.num_resumed, self.outside_plan = len(left.done), left.foreign
+        if left.foreign:
+            await self._warn(
+                f"{self.path} holds {len(left.foreign)} rows of rollouts that are not in this plan (removed or edited "
+                "examples, or a smaller plan); they are kept and not counted"
+            )
+        if directory is not None:
+            done = f"; {len(left.done)} of {len(self.plan)} rollouts are done already" if left.done else ""
+            await self._call_back("on_log", f"results are saved in {self.path}{done}")
+        return left
+
+    async def _generate(self, left: Pending, store: RunStore, given_client: Any) -> None:
+        """Generate, score and store the pending rollouts."""
+        env, options, client = self.env, self.options, self.client
+        preflight = getattr(client, "preflight", None)
+        if options.preflight and preflight is not None and (note := await preflight(self.model)):
+            await self._warn(note)
+        context = RunContext(
+            client=client,
+            model=self.model,
+            sampling_args=self.sampling_args,
+            score=self.is_scored,
+            independent_scoring=options.independent_scoring,
+            seed=options.seed,
+            rollout_timeout_s=options.rollout_timeout_s,
+            max_retries=options.max_retries,
+            generation_slot=_slots(options.max_concurrent_generation),
+            scoring_slot=_slots(options.max_concurrent_scoring),
+            tool_slot=_slots(options.max_concurrent_tools),
+            given_client=given_client,
+        )
+        limit = min(DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent, len(left.jobs))
+        if preflight is not None:
+            limit = await self._within_open_files(limit)
+        progress = options.progress or Progress()
+        progress.total = len(self.plan)
+        progress.done = progress.resumed = len(left.done)
+        async with player_for(env, context, options) as play:
+            if context.score and not options.interleave_scoring:
+                from verifiers.runs.score_after import play_then_score
+
+                await play_then_score(env, context, store, left.jobs, limit, options.abort_after, progress, play)
+            else:
+                runner = Runner(
+                    env,
+                    context,
+                    store,
+                    concurrency=limit,
+                    abort_after=options.abort_after,
+                    progress=progress,
+                    play=play,
+                )
+                await runner.run(left.jobs)
+
+    def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
+        """The results, with ``metadata.json`` renewed."""
+        if not self.options.independent_scoring:
+            fill_advantages(store.in_order())
+        outputs = store.outputs(status)
         try:
-            results.write_metadata(outputs.metadata)
+            store.write_metadata(outputs.metadata)
         except JournalError as error:
             if status == "complete":
                 raise
-            describe.env.logger.warning("%s", error)  # the failure that ended the run is the one to tell
-    return outputs
+            self.env.logger.warning("%s", error)  # the failure that ended the run is the one to raise
+        return outputs
+
+    async def _within_open_files(self, limit: int) -> int:
+        """``limit``, or as many rollouts as this process may open connections, with a warning that says so."""
+        from verifiers.clients.http import connection_room, open_file_limit
+
+        room = connection_room()
+        if limit <= room:
+            return limit
+        await self._warn(
+            f"{room} rollouts run at a time instead of {limit}: this process may open {open_file_limit()} files; raise "
+            "the limit (ulimit -n) or lower max_concurrent"
+        )
+        return room
+
+    async def _warn(self, text: str) -> None:
+        self.env.logger.warning("%s", text)
+        await self._call_back("on_log", text)
+
+    async def _call_back(self, name: str, value: Any) -> None:
+        """Call a callback of the options, where there is one."""
+        callback = getattr(self.options, name)
+        if callback is None:
+            return
+        try:
+            await maybe_await(callback(value))
+        except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
+            self.env.logger.warning("%s raised %s: %s", name, type(error).__name__, error)
 
 
-async def _play(
-    describe: RunDescription, jobs: list[Job], given_client: Any, progress: Progress, results: RunResults
-) -> None:
-    env, options, client = describe.env, describe.options, describe.client
-    preflight = getattr(client, "preflight", None)
-    if options.preflight and preflight is not None and (note := await preflight(describe.model)):
-        await _warn(describe, note)
-    context = RunContext(
-        client=client,
-        model=describe.model,
-        sampling_args=describe.sampling_args,
-        score=describe.scored,
-        independent_scoring=options.independent_scoring,
-        seed=options.seed,
-        rollout_timeout_s=options.rollout_timeout_s,
-        max_retries=options.max_retries,
-        generation_slot=_slots(options.max_concurrent_generation),
-        scoring_slot=_slots(options.max_concurrent_scoring),
-        tool_slot=_slots(options.max_concurrent_tools),
-        given_client=given_client,
-    )
-    limit = DEFAULT_CONCURRENCY if options.max_concurrent == -1 else options.max_concurrent
-    limit = min(limit, len(jobs))
-    if preflight is not None:
-        limit = await _clamped(describe, limit)
-    async with player_for(env, context, options) as play:
-        with fewer_collections():
-            if options.interleave_scoring or not context.score:
-                await Runner(env, context, results, limit, options.abort_after, progress, play).run(jobs)
-            else:
-                await play_then_score(env, context, results, jobs, limit, options.abort_after, progress, play)
+def player_for(env: RunEnvironment, context: RunContext, options: RunOptions) -> AbstractAsyncContextManager[Player]:
+    """What generates a job: this process, or the workers that the options ask for; scored unless that comes later.
 
+    Raises ``ConfigError`` on entering for an environment that no other process can build.
+    """
+    scores_later = context.score and not options.interleave_scoring
+    if not options.num_workers:
+        return nullcontext(play_job if scores_later else play_and_score)
+    from verifiers.runs.workers.opening import open_workers
 
-async def _clamped(describe: RunDescription, limit: int) -> int:
-    """``limit``, or as many rollouts as this process may open connections, with a sentence that says so."""
-    from verifiers.clients.http import connection_room, open_file_limit
-
-    room = connection_room()
-    if limit <= room:
-        return limit
-    await _warn(
-        describe,
-        f"{room} rollouts run at a time instead of {limit}: this process may open {open_file_limit()} files; raise "
-        "the limit (ulimit -n) or lower max_concurrent",
-    )
-    return room
+    return open_workers(env, identity_of(env), context, options, scores_later=scores_later)
 
 
 def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:
     return nullcontext() if limit is None else asyncio.Semaphore(limit)
 
 
-# --- what it has done already --------------------------------------------------------------------------------------
-
-
-def _open_directory(describe: RunDescription, stack: ExitStack) -> RunDirectory | None:
-    options, env = describe.options, describe.env
-    if options.results_path is None and not options.save_results:
-        return None
-    config = describe.config()
-    path = options.results_path
-    if path is None:
-        name = env.env_id or type(env).__name__
-        path = run_path(default_root(name), name, describe.model, fingerprint(config), resume=options.resume)
-    elif not options.resume and read_config(path) is not None:
-        raise ConfigError(f"{path} holds a run already, and resume=False; choose another folder", path=str(path))
-    describe.path = path
-    return stack.enter_context(RunDirectory.create_or_resume(path, config, describe.noted()))
-
-
-async def _left(
-    describe: RunDescription, results: RunResults, directory: RunDirectory | None, stack: ExitStack
-) -> Owed:
-    """Read the rows that are durable into ``results``, and say what is owed."""
-    durable: dict[str, dict[str, Any]] = {}
-
-    def newest(row: dict[str, Any]) -> None:
-        durable[row["rollout_key"]] = row
-
-    if directory is not None:
-        results.journal = stack.enter_context(directory.open_journal(on_row=newest))
-    left = owed(
-        describe.plan,
-        durable,
-        whole_groups=describe.scores_groups,
-        retry_errors=describe.options.retry_errors,
-    )
-    for job, row in left.done:
-        results.take(job, row)
-    describe.outside_plan = left.foreign
-    if left.foreign:
-        await _warn(
-            describe,
-            f"{describe.path} holds {len(left.foreign)} rows of rollouts that are not in this plan (removed or edited "
-            "examples, or a smaller plan); they are kept and not counted",
-        )
-    if directory is not None:
-        done = f"; {len(left.done)} of {len(describe.plan)} rollouts are done already" if left.done else ""
-        await _call_back(describe, "on_log", f"results are saved in {describe.path}{done}")
-    return left
-
-
-# --- what it says --------------------------------------------------------------------------------------------------
-
-
-async def _warn(describe: RunDescription, text: str) -> None:
-    describe.env.logger.warning("%s", text)
-    await _call_back(describe, "on_log", text)
-
-
-async def _call_back(describe: RunDescription, name: str, said: Any) -> None:
-    """Call a callback of the options, where there is one; what it raises is logged and stops nothing."""
-    callback = getattr(describe.options, name)
-    if callback is None:
-        return
+def _installed_version() -> str:
     try:
-        await maybe_await(callback(said))
-    except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
-        describe.env.logger.warning("%s raised %s: %s", name, type(error).__name__, error)
+        return packages.version("verifiers")
+    except packages.PackageNotFoundError:
+        return verifiers.__version__

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from verifiers.data.examples import Example, RowFormat, Table, copy_row
@@ -29,12 +29,10 @@ from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, play
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.arguments import Supply
+from verifiers.rubrics.arguments import ArgumentResolver
 from verifiers.rubrics.functions import finite_value, scoring_error
-from verifiers.rubrics.overrides import overrides
-from verifiers.rubrics.scoring import leave_unscored
+from verifiers.rubrics.scoring import leave_unscored, overrides
 from verifiers.runtime.sync_async import is_awaitable
-from verifiers.runtime.threads import workers as loop_workers
 from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
@@ -105,18 +103,26 @@ class Job:
     siblings: int
     position: int
     """Place in the plan; results are ordered by it."""
-    num_owed: int | None = None
+    num_pending: int | None = None
     """How many of the siblings this run plays, when others are done already; None = all."""
 
     @property
     def in_part(self) -> bool:
         """Whether siblings of it were played by an earlier run."""
-        return self.num_owed is not None and self.num_owed < self.siblings
+        return self.num_pending is not None and self.num_pending < self.siblings
 
 
 @dataclass(slots=True)
+class RunControl:
+    """What changes while a run goes on."""
+
+    is_over: bool = False
+    """The run has returned or is being stopped; no model call may begin any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all rollouts of a run share: who answers, and the limits they keep together."""
+    """What all rollouts of a run share: the client, and the limits they keep together. ``control`` alone changes."""
 
     client: Any
     model: str
@@ -133,8 +139,12 @@ class RunContext:
     tool_slot: Slot = field(default_factory=nullcontext)
     given_client: Any = None
     """The client as the caller gave it, for ``state["client"]``; None = ``client``."""
-    is_over: bool = False
-    """The run has returned or is being stopped; no model call may begin any more."""
+    control: RunControl = field(default_factory=RunControl)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has returned or is being stopped."""
+        return self.control.is_over
 
     def serves(self, client: Any, state: State) -> bool:
         """Whether a call with this ``client`` argument goes to the run's own client."""
@@ -142,7 +152,7 @@ class RunContext:
 
     def check_open(self) -> None:
         """Raises ``RunError`` when the run is over."""
-        if self.is_over:
+        if self.control.is_over:
             raise RunError("the run is over: a hook that outlived it asked for another completion")
 
     def seed_of(self, state: State) -> int | None:
@@ -273,10 +283,10 @@ async def score_together(env: RunEnvironment, states: Sequence[State], context: 
 
 
 def groups_are_units(rubric: Rubric) -> bool:
-    """Whether siblings are scored together, so that a group is stored, and owed, whole."""
+    """Whether siblings are scored together, so that a group is stored, and resumed, as a whole."""
     if rubric.has_group_rewards or rubric.has_advantages:
         return True
-    return not overrides(rubric, Rubric, "score_group_stage") and overrides(rubric, Rubric, "score_group")
+    return overrides(rubric, Rubric, "score_group")
 
 
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
@@ -289,10 +299,10 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
 
 async def _monitor(env: RunEnvironment, state: State) -> None:
     """Add the metrics of ``env.monitor_rubric`` that the rubric has none of the same name for."""
-    supply = Supply(state, loop_workers().processes)
+    resolver = ArgumentResolver(state)
     for function in env.monitor_rubric.functions:
         try:
-            value = function(supply)
+            value = function(resolver)
             value = finite_value(await value if is_awaitable(value) else value, function.name)
         except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
             env.logger.warning("the monitored metric %s failed: %s", function.name, error)
@@ -340,14 +350,16 @@ class Runner:
         env: RunEnvironment,
         context: RunContext,
         sink: Sink,
+        *,
         concurrency: int,
         abort_after: int = 32,
         progress: Progress | None = None,
         play: Player = play_and_score,
     ):
-        self.env, self.context, self.sink, self.play = env, context, sink, play
+        self.env, self.sink, self.play = env, sink, play
         self.concurrency, self.abort_after = concurrency, abort_after
-        self.progress = context.progress = progress or context.progress or Progress()
+        self.progress = progress or context.progress or Progress()
+        self.context = replace(context, progress=self.progress)
         self._groups: dict[int, list[tuple[Job, State]]] = {}
         self._streak: tuple[str, int] = ("", 0)
         self._failure: BaseException | None = None
@@ -366,7 +378,7 @@ class Runner:
             if self._failure is not None:
                 raise self._failure
         finally:
-            self.context.is_over = True
+            self.context.control.is_over = True
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -388,7 +400,7 @@ class Runner:
                 self._guard(state)
             except BaseException as error:
                 if not self.context.is_over:
-                    self._failure, self.context.is_over = error, True
+                    self._failure, self.context.control.is_over = error, True
                 raise
             finally:
                 self.progress.running.pop(job.position, None)
@@ -401,7 +413,7 @@ class Runner:
             await self.env.rubric.run_cleanup([state])
             return
         jobs, states = [job], [state]
-        if (num_members := job.num_owed or job.siblings) > 1:
+        if (num_members := job.num_pending or job.siblings) > 1:
             members = self._groups.setdefault(job.example.example_id, [])
             members.append((job, state))
             if len(members) < num_members:

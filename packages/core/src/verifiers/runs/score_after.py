@@ -12,7 +12,18 @@ from dataclasses import replace
 
 from verifiers.errors import RunError
 from verifiers.rollouts.state import State
-from verifiers.runs.runner import Job, Player, Progress, RunContext, RunEnvironment, Runner, Sink, play_job, score
+from verifiers.runs.runner import (
+    Job,
+    Player,
+    Progress,
+    RunContext,
+    RunControl,
+    RunEnvironment,
+    Runner,
+    Sink,
+    play_job,
+    score,
+)
 
 
 class _Held:
@@ -42,11 +53,12 @@ async def play_then_score(
 ) -> None:
     """Play every job (``play`` does not score), then score and store them. Raises as ``Runner.run``."""
     held, playing = _Held(), Progress(total=len(jobs), running=progress.running)
-    alone = [replace(job, siblings=1, num_owed=None) for job in jobs]
-    first = replace(context, score=False, independent_scoring=False)
+    alone = [replace(job, siblings=1, num_pending=None) for job in jobs]
+    first = replace(context, score=False, independent_scoring=False, control=RunControl())
     stopped: RunError | None = None
     try:
-        await Runner(env, first, held, concurrency, abort_after, playing, play).run(alone)
+        runner = Runner(env, first, held, concurrency=concurrency, abort_after=abort_after, progress=playing, play=play)
+        await runner.run(alone)
     except RunError as error:
         stopped = error
 
@@ -57,6 +69,10 @@ async def play_then_score(
         return state
 
     played = [job for job in jobs if job.position in held.states]
-    await Runner(env, context, sink, concurrency, 0 if stopped else abort_after, progress, scored).run(played)
+    abort_after = 0 if stopped else abort_after
+    runner = Runner(
+        env, context, sink, concurrency=concurrency, abort_after=abort_after, progress=progress, play=scored
+    )
+    await runner.run(played)
     if stopped is not None:
         raise stopped

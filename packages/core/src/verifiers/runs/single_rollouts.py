@@ -11,13 +11,13 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from verifiers.clients.resolve import client_for
 from verifiers.data.examples import copy_row, examples_from
 from verifiers.data.messages import normalize_messages
 from verifiers.errors import ConfigError
 from verifiers.results.rows import state_to_output
 from verifiers.rollouts.loop import play
 from verifiers.rollouts.state import State
-from verifiers.runs.client import client_for
 from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, RunContext, RunEnvironment, play_and_score, play_group, score_together
 from verifiers.runtime.suggest import check_keywords

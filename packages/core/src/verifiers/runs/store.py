@@ -3,13 +3,14 @@
 Promise: a rollout is counted, reported and returned only after its row is durable (where there is a journal). What is
 returned does not depend on when a row was made: rows of an earlier run and of this one look the same.
 
-This module does not decide what is owed (``plan``) and computes no statistics (``results``).
+This module does not decide what is pending (``plan``) and computes no statistics (``results``).
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from verifiers.errors import JournalError
@@ -23,7 +24,7 @@ from verifiers.results.rows import (
     state_to_output,
 )
 from verifiers.rollouts.state import State
-from verifiers.runs.metadata import RunDescription
+from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.storage.directory import RunDirectory
@@ -38,12 +39,17 @@ COST_SHARE = 0.02
 """Renewing takes at most this share of the time: a run of many rows is summed up less often."""
 
 
-class RunResults:
-    """The rows (and states) of one run."""
+class RunStore:
+    """The rows (and states) of one run; ``metadata(rows, status)`` sums them up."""
 
-    def __init__(self, describe: RunDescription, directory: RunDirectory | None = None):
-        self.describe, self.options = describe, describe.options
-        self.directory = directory
+    def __init__(
+        self,
+        options: RunOptions,
+        metadata: Callable[[Sequence[RolloutOutput], str], GenerateMetadata],
+        logger: logging.Logger,
+        directory: RunDirectory | None = None,
+    ):
+        self.options, self.metadata, self.logger, self.directory = options, metadata, logger, directory
         self.journal: Journal | None = None
         self.rows: dict[int, RolloutOutput] = {}
         """By place in the plan."""
@@ -91,7 +97,7 @@ class RunResults:
         """What the run returns."""
         rows = self.in_order()
         states = [self._state(place) for place in sorted(self.rows)] if self.options.keep_states else None
-        return GenerateOutputs(outputs=rows, metadata=self.describe.metadata(rows, status), states=states)
+        return GenerateOutputs(outputs=rows, metadata=self.metadata(rows, status), states=states)
 
     def write_metadata(self, metadata: GenerateMetadata) -> None:
         """Renew ``metadata.json``, where there is a directory. Raises ``JournalError`` when it cannot be written."""
@@ -101,9 +107,9 @@ class RunResults:
             self.directory.write_metadata(dict(metadata))
         except OSError as error:
             raise JournalError(
-                f"{self.describe.path}/metadata.json could not be written ({error}); every acknowledged row is kept. "
+                f"{self.directory.path}/metadata.json could not be written ({error}); every acknowledged row is kept. "
                 "Free space or repair the disk, then run the same command again.",
-                path=str(self.describe.path),
+                path=str(self.directory.path),
             ) from error
 
     def _state(self, place: int) -> State:
@@ -119,17 +125,17 @@ class RunResults:
     async def _report(self, jobs: list[Job], outputs: list[RolloutOutput]) -> None:
         now = time.monotonic()
         if now >= self._next_write and self.directory is not None:
-            self.write_metadata(self.describe.metadata(self.in_order(), "running"))
+            self.write_metadata(self.metadata(self.in_order(), "running"))
             self._next_write = _next_time(now, METADATA_EVERY_S)
         if self.options.on_progress is None:
             return
         if self._metadata is None or now >= self._next_report:
-            self._metadata = self.describe.metadata(self.in_order(), "running")
+            self._metadata = self.metadata(self.in_order(), "running")
             self._next_report = _next_time(now, REPORT_EVERY_S)
         try:
             await maybe_await(self.options.on_progress(_with_keys(jobs, outputs), self._metadata))
         except Exception as error:  # noqa: BLE001 - a display must not stop a run; it is logged
-            self.describe.env.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
+            self.logger.warning("on_progress raised %s: %s", type(error).__name__, error)
 
 
 def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOutput]:

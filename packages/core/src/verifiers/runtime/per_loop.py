@@ -45,8 +45,8 @@ class PerLoop(Generic[T]):
         return len(self._held)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> T:
-        for other in [other for other in self._held if other.is_closed()]:
-            del self._held[other]
+        for other in [other for other in tuple(self._held) if other.is_closed()]:  # other threads add and remove too
+            self._held.pop(other, None)
         resource = self._make()
         holder = self._hold(loop)
         self._held[loop] = (resource, holder)

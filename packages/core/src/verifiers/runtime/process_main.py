@@ -1,9 +1,9 @@
-"""The program of a killable worker process: reads pickled calls from stdin, writes numbers as JSON to stdout.
+"""The main program of a worker process: read pickled calls from stdin, write their results to stdout as JSON.
 
-It runs as a script, imports nothing of ours by itself, and believes only its parent. What goes back is JSON, so that
-a function corrupted by what it was fed cannot make the parent execute anything. Whatever a function prints is
-discarded. When its stdin closes, its parent is gone: it ends, in the middle of a call and with its children too. On
-Linux the kernel sees to that; elsewhere a function that lets no other thread run ends by the bound on its CPU time.
+It runs as a script and imports nothing of the package by itself. Results go back as JSON, so that a function corrupted
+by its input cannot make the parent execute anything; whatever the function prints is discarded. The process ends when
+its stdin closes, which means that the parent is gone, also in the middle of a call and together with its children. On
+Linux the kernel does that; elsewhere a function that lets no other thread run is ended by the limit on its CPU time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def write_message(stream: BinaryIO, text: bytes) -> None:
 
 
 def bound_cpu_time(limit_s: float) -> None:
-    """Let the kernel end this process a little after ``limit_s`` more seconds of computing."""
+    """Have the kernel end this process a little after ``limit_s`` more seconds of CPU time."""
     try:
         import resource
     except ImportError:  # not on this platform; the parent's deadline remains
@@ -52,12 +52,19 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
+initialized: list[Any] = []
+"""Initializers that have run in this process: at most one."""
+
+
 def answer(message: bytes, results: BinaryIO) -> dict[str, Any]:
-    """Make one call and describe its outcome; says ``started`` once everything is imported."""
+    """Make one call and return its value or error; sends ``started`` when everything is imported and initialized."""
     try:
         path, limit_s, call = pickle.loads(message)
         sys.path[:] = path
-        function, kwargs = pickle.loads(call)
+        initializer, initargs, function, kwargs = pickle.loads(call)
+        if initializer is not None and initializer not in initialized:
+            initializer(*initargs)
+            initialized.append(initializer)
         bound_cpu_time(limit_s)
         write_message(results, b'{"started": true}')
         killed_with_parent(True)
@@ -65,12 +72,12 @@ def answer(message: bytes, results: BinaryIO) -> dict[str, Any]:
             return {"value": function(**kwargs)}
         finally:
             killed_with_parent(False)
-    except BaseException as error:  # noqa: BLE001  reported to the parent, which judges it
+    except BaseException as error:  # noqa: BLE001  sent to the parent, which raises a ScoringError
         return {"error": type(error).__name__, "message": str(error)[:2000]}
 
 
 def killed_with_parent(on: bool) -> None:
-    """Let the kernel kill the process group once nobody can write to stdin any more, or anybody does (Linux alone)."""
+    """Have the kernel kill the process group at any event on stdin, its closing above all (Linux only)."""
     if hasattr(fcntl, "F_SETSIG") and os.getpgrp() == os.getpid():
         fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
@@ -79,7 +86,7 @@ def killed_with_parent(on: bool) -> None:
 
 
 def end_with_parent() -> None:
-    """Wait until nobody can write to stdin any more, then kill the process group."""
+    """Wait until stdin is closed, then kill the process group."""
     parent = select.poll()
     parent.register(0, 0)  # a closed pipe is always reported
     parent.poll()

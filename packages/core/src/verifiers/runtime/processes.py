@@ -1,14 +1,16 @@
-"""Functions that can be killed: worker processes, plain data in, a number out, a deadline on every call.
+"""Worker processes that can be killed: plain data in, a number out, a deadline on every call.
 
-For algebra, code or unbounded pattern engines that run on model text: ``Rubric.add_reward_func(..., isolated=True)``
-and ``workers.call_isolated`` stand on this. At its deadline the process and its children are killed, the next call
-gets a new one. No alarm signals in our own process, on any thread.
+For algebra, code or unbounded pattern matching on model text: isolated reward functions
+(``Rubric.add_reward_func(..., isolated=True)``), math verification and the scorers of Reasoning Gym run here. A call
+that passes its deadline has its process and that process's children killed; the next call gets a new process. No alarm
+signals are used in this process, on any thread.
 
-This is not a sandbox: the function is the author's own code with the author's rights. It only may not return.
+This is no sandbox: the function runs with the rights of this process. It only may not return.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,36 +21,59 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from verifiers.errors import ConfigError, ScoringError
+from verifiers.runtime.per_loop import PerLoop
+from verifiers.runtime.threads import call_in_thread, workers
 
 WORKER = Path(__file__).with_name("process_main.py")
 MAX_ANSWER_BYTES = 16 << 20
 START_LIMIT_S = 60.0
-"""Bound of starting a process and importing the function, which the function's own bound does not include."""
+"""Bound on starting a process, importing the function and running the initializer; not part of a call's own limit."""
 
 
-class Processes:
-    """Worker processes, started on demand and reused; at most ``limit`` at a time. Calls block the calling thread."""
+class ProcessPool:
+    """Worker processes, started on demand and reused; at most ``max_processes`` at a time (default: one per core).
 
-    def __init__(self, limit: int | None = None):
-        self._free = threading.BoundedSemaphore(limit or max(2, os.cpu_count() or 1))
+    Each process runs ``initializer(*initargs)`` once, before its first call. All of these must be importable.
+    """
+
+    def __init__(
+        self,
+        max_processes: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Hashable, ...] = (),
+    ):
+        limit = max_processes or max(2, os.cpu_count() or 1)
+        self._initializer = (initializer, initargs)
+        self._free = threading.BoundedSemaphore(limit)
+        self._turn = asyncio.Semaphore(limit)
         self._idle: list[_Process] = []
         self._busy: set[_Process] = set()
         self._lock = threading.Lock()
 
+    @property
+    def num_processes(self) -> int:
+        """Processes that run now, idle or busy."""
+        return len(self._idle) + len(self._busy)
+
+    async def run(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
+        """``call`` from the event loop; calls queue on the loop, so that no thread waits for a free process."""
+        async with self._turn:
+            return await call_in_thread(self.call, function, kwargs, limit_s, name)
+
     def call(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
-        """The function's value. ``limit_s`` runs from when the function begins, in a process that has imported it.
+        """``function(**kwargs)``; blocks the calling thread. ``limit_s`` counts from when the function begins.
 
         *Raises* TimeoutError at the deadline, ScoringError when the arguments are not plain data, the function raised
         (its type and text are in the message) or the process died.
         """
         try:
-            call = pickle.dumps((function, dict(kwargs)))
+            call = pickle.dumps((*self._initializer, function, dict(kwargs)))
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             raise ScoringError(
                 f"{name!r} is isolated, so its arguments must be plain data: {error}", function=name
@@ -57,7 +82,7 @@ class Processes:
             process = self._take()
             try:
                 answer = process.exchange(pickle.dumps((sys.path, limit_s, call)), limit_s)
-            except BaseException:  # the process is in the midst of a call and of no more use; raised again
+            except BaseException:  # the process is still busy with the call and cannot be reused; raised again
                 process.kill()
                 raise
             finally:
@@ -86,6 +111,32 @@ class Processes:
             process = self._idle.pop() if self._idle else _Process()
             self._busy.add(process)
         return process
+
+
+def process_pool(
+    max_processes: int | None = None,
+    initializer: Callable[..., Any] | None = None,
+    initargs: tuple[Hashable, ...] = (),
+) -> ProcessPool:
+    """The running loop's pool with these settings, created on first use; its processes end with the loop.
+
+    Processes without an initializer are cheap to start: they also end when the loop's worker threads go idle.
+    """
+    pools = _POOLS.here()
+    key = (max_processes, initializer, initargs)
+    if (pool := pools.get(key)) is None:
+        pool = pools[key] = ProcessPool(max_processes, initializer, initargs)
+        if initializer is None:
+            workers().on_idle.append(pool.close)
+    return pool
+
+
+async def _close_all(pools: dict[Hashable, ProcessPool]) -> None:
+    for pool in pools.values():
+        pool.close()
+
+
+_POOLS: PerLoop[dict[Hashable, ProcessPool]] = PerLoop(dict, _close_all)
 
 
 class _Process:
@@ -138,12 +189,12 @@ class _Process:
         return bytes(parts)
 
     def signal_kill(self) -> None:
-        """Kill the process and its children; the thread that owns it reaps it."""
+        """Send SIGKILL to the process and its children; the thread that uses the process reaps it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill the process and its children and reap it; a second call does nothing."""
+        """Kill the process and its children, then reap it; a second call does nothing."""
         if not self.alive:
             return
         self.alive = False

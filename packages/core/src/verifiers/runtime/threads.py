@@ -13,17 +13,16 @@ Workers belong to one event loop: they end with it, and idle ones after a second
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, process_time, thread_time
 from typing import Any, Protocol
 
 from verifiers.errors import TooManyFaults
-from verifiers.runtime.processes import Processes
+from verifiers.runtime.per_loop import PerLoop
 
 MAX_STUCK = 8
 TICK_S = 0.01
@@ -79,12 +78,12 @@ class _Worker:
 
 
 class Workers:
-    """The threads and killable processes of one event loop."""
+    """The worker threads of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_threads: int = 32):
         self.max_threads = max_threads
-        self.processes = Processes()
-        self.keeper: AsyncGenerator[None, None] | None = None
+        self.on_idle: list[Callable[[], None]] = []
+        """Called when the last thread ends because it was idle."""
         self._loop = loop
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -122,8 +121,7 @@ class Workers:
             self._open -= 1
 
     def close(self) -> None:
-        """End idle threads and all processes; busy threads end with their call."""
-        self.processes.close()
+        """End idle threads; busy threads end with their call."""
         with self._lock:
             threads, self._threads = self._threads, []
         for _ in threads:
@@ -253,8 +251,8 @@ class Workers:
             if worker in self._threads:
                 self._threads.remove(worker)
             last = not self._threads
-        if last:
-            self.processes.close()
+        for callback in self.on_idle if last else ():
+            callback()
         return True
 
 
@@ -286,29 +284,16 @@ def _too_many_stuck(name: str, limit_s: float, count: int) -> TooManyFaults:
     )
 
 
-_WORKERS: dict[asyncio.AbstractEventLoop, Workers] = {}
-
-
 def workers() -> Workers:
-    """The workers of the running loop, made on first use."""
-    loop = asyncio.get_running_loop()
-    if (found := _WORKERS.get(loop)) is None:
-        for closed in [other for other in tuple(_WORKERS) if other.is_closed()]:
-            _WORKERS.pop(closed, None)
-        found = _WORKERS[loop] = Workers(loop)
-        found.keeper = _until_the_loop_ends(loop, found)
-        with contextlib.suppress(StopIteration):  # runs to its yield at once
-            found.keeper.__anext__().send(None)
-    return found
+    """The running loop's worker threads, created on first use; they end with the loop."""
+    return _WORKERS.here()
 
 
-async def _until_the_loop_ends(loop: asyncio.AbstractEventLoop, found: Workers) -> AsyncGenerator[None, None]:
-    """Every way of ending a loop properly finishes its asynchronous generators; this one ends the workers."""
-    try:
-        yield
-    finally:
-        _WORKERS.pop(loop, None)
-        found.close()
+async def _close(found: Workers) -> None:
+    found.close()
+
+
+_WORKERS: PerLoop[Workers] = PerLoop(lambda: Workers(asyncio.get_running_loop()), _close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,11 +319,3 @@ async def call_in_thread(
     if isinstance(outcome, Raised):
         raise outcome.error
     return outcome
-
-
-async def call_isolated(
-    function: Callable[..., Any], kwargs: Mapping[str, Any], *, limit_s: float, name: str | None = None
-) -> Any:
-    """``function(**kwargs)`` in a worker process that is killed after ``limit_s``; raises as ``Processes.call``."""
-    label = name or getattr(function, "__name__", type(function).__name__)
-    return await call_in_thread(workers().processes.call, function, kwargs, limit_s, label)

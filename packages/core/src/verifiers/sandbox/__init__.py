@@ -1,9 +1,10 @@
-"""Sandboxes: code that a model wrote runs in one of these, never beside the run itself.
+"""Sandboxes: where model-written code runs, isolated from the run itself.
 
     backend = await backend_for("auto")           # bubblewrap, else sandlock, else SandboxUnavailable
     sandbox = await backend.open(SandboxSpec(packages=("numpy",)))
 
-``auto`` never falls back to something weaker; ``unsafe_subprocess`` isolates nothing and must be asked for by name.
+``auto`` never falls back to weaker isolation; ``unsafe_subprocess`` isolates nothing and must be asked for by name.
+Further backends (Docker, Podman, gVisor, nsjail and services) are in the distribution ``verifiers-sandboxes``.
 """
 
 from __future__ import annotations

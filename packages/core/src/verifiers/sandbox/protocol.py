@@ -1,4 +1,4 @@
-"""What a sandbox is: a place for code that a model wrote, with limits, that ends with its rollout.
+"""The types of a sandbox: where model-written code runs, with limits, until its rollout ends.
 
     backend = await verifiers.sandbox.backend_for("auto")
     sandbox = await backend.open(SandboxSpec(packages=("numpy", "sympy")))
@@ -6,8 +6,7 @@
     (await sandbox.exec(["bash", "-c", "ls"], timeout_s=10)).stdout
     await sandbox.close()
 
-These types say nothing of how a backend isolates. Limits are per sandbox: many sandboxes together may ask for more than
-the machine has.
+A backend decides how to isolate. Limits are per sandbox: many sandboxes together may ask for more than the machine has.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from verifiers.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox must offer and may use.
+    """What a sandbox offers and may use.
 
     Example: ``SandboxSpec(packages=("numpy", "sympy"), memory_mb=1024, env={"LANG": "C.UTF-8"})``
     """
 
     packages: tuple[str, ...] = ()
-    """Distributions, as pip names them, that code inside can import; with what they need, and nothing else."""
+    """Distributions, as pip names them, that code inside can import; with their dependencies, and nothing else."""
     memory_mb: int = 2048
-    """What each process may allocate beyond interpreter and packages, and all processes and files may hold together."""
+    """MB that each process may allocate beyond interpreter and packages; also of all processes and files together."""
     cpu_s: float = 600.0
-    """CPU time that any one process may use."""
+    """CPU time of any one process, in seconds."""
     wall_s: float = 3600.0
-    """The sandbox ends this long after it was opened."""
+    """Seconds after which an opened sandbox ends."""
     file_mb: int = 512
-    """All files together; they lie in memory with the local backends, so no more than ``memory_mb``."""
+    """MB of all files together; with the local backends files lie in memory, so at most ``memory_mb``."""
     num_processes: int = 64
     """Processes and threads at the same time."""
     network: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
-    """The only variables of the caller's that code inside sees."""
+    """Environment variables for the code; it sees none of this process's."""
     working_dir: str | None = None
-    """Where calls start; made when it is not there. None: the sandbox's home."""
+    """Working directory of calls, created when it does not exist. None: the sandbox's home."""
     max_output_bytes: int = 2**20
-    """Of each of stdout and stderr, per call; the rest is dropped and marked."""
+    """Bytes of each of stdout and stderr, per call; the rest is dropped and marked."""
 
     def __post_init__(self) -> None:
         for name in ("memory_mb", "cpu_s", "wall_s", "file_mb", "num_processes", "max_output_bytes"):
@@ -59,7 +58,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What came of one call.
+    """The result of one call.
 
     Example: ``ExecResult(stdout="1\\n", value="42")``
     """
@@ -71,18 +70,19 @@ class ExecResult:
     error: str | None = None
     """Traceback of Python code, or why a command could not be started."""
     exit_code: int | None = None
-    """Of a command, negative for a signal; None for Python code and after a time-out."""
+    """Exit code of a command, negative for a signal; None for Python code and after a time-out."""
     timed_out: bool = False
-    """The call was ended at ``timeout_s``: every process is gone and Python's state with it."""
+    """The call ran longer than ``timeout_s``: every process was killed, and Python's variables are gone."""
     truncated: bool = False
+    """Some output was dropped."""
     limit: str | None = None
-    """The limit that was hit: "wall", "memory", "cpu", "file", "processes" or "output"; "killed" for another sudden end
-    of the interpreter."""
+    """The limit that was hit: "wall", "memory", "cpu", "file", "processes" or "output"; "killed" when the interpreter
+    ended suddenly for another reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """What a probe said. True in a condition when the backend works here."""
+    """The result of a probe. True in a condition when the backend works here."""
 
     ok: bool
     reason: str
@@ -98,39 +98,39 @@ class Sandbox(Protocol):
     async def exec(self, code_or_argv: str | list[str], *, timeout_s: float) -> ExecResult:
         """Run Python code in the persistent interpreter (text), or a command (list).
 
-        What the code does wrong is in the result. *Raises* SandboxError when the sandbox itself is gone or closed.
+        Errors of the code are in the result. *Raises* SandboxError when the sandbox itself is gone or closed.
         """
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """A regular file's bytes. *Raises* FileNotFoundError and its like, SandboxLimit above the size allowed."""
+        """Read a regular file. *Raises* OSError as inside, such as FileNotFoundError; SandboxLimit above 64 MB."""
         ...
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        """Write a file, with its folders. *Raises* OSError as the file system inside says it."""
+        """Write a file and create its folders. *Raises* OSError as inside."""
         ...
 
     async def reset(self) -> None:
-        """As if newly opened: no processes, files or state of before."""
+        """Kill every process and delete all files and state, as if newly opened."""
         ...
 
     async def close(self) -> None:
-        """End every process and remove every file. Again: nothing."""
+        """Kill every process and delete every file. A second call does nothing."""
         ...
 
 
 @runtime_checkable
 class SandboxBackend(Protocol):
-    """A way to isolate."""
+    """A way to isolate, such as ``bubblewrap``."""
 
     name: str
     capabilities: frozenset[str]
-    """Of "numpy", "sympy", "files", "network", "state", "isolation"."""
+    """Some of "numpy", "sympy", "files", "network", "state", "isolation"."""
 
     async def available(self) -> Availability:
-        """Whether it works here, from trying it."""
+        """Try it: whether it works here, and why not."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """*Raises* SandboxUnavailable when none can be started, ConfigError for a package that is not installed."""
+        """Open a sandbox. *Raises* SandboxUnavailable when none can be started, ConfigError for a missing package."""
         ...

@@ -35,8 +35,8 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, GenerationStalled, RunError
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
+from verifiers.runs.run import player_for
 from verifiers.runs.runner import Job, Player, Progress, RunContext, play_and_score, play_group
-from verifiers.runs.workers import player_for
 from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build
 from verifiers_trainer.pipeline.in_flight import Flight, describe
 from verifiers_trainer.pipeline.mixture import member_of

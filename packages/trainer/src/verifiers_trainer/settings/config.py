@@ -20,7 +20,7 @@ import math
 import time
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -62,8 +62,7 @@ class RLConfig(RLFields):
     """Where ``batch_size`` comes from, for messages, when it was not simply given."""
     _asked_for_bf16 = False
 
-    @functools.wraps(RLFields.__init__)  # type: ignore[misc]
-    def __init__(self, **settings: Any):
+    def _init(self, **settings: Any) -> None:
         check_keywords(settings, known_names(), type(self).__name__)
         spelled = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
@@ -75,6 +74,9 @@ class RLConfig(RLFields):
         except ValueError as error:  # transformers' own checks
             raise ConfigError(str(error)) from error
         self._spelled, self._given = spelled, set(settings)
+
+    if not TYPE_CHECKING:  # a type checker reads the fields themselves, so it knows every setting and its type
+        __init__ = functools.wraps(RLFields.__init__)(_init)
 
     @classmethod
     def default_of(cls, name: str) -> Any:

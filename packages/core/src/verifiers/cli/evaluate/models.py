@@ -18,8 +18,7 @@ from verifiers.cli.evaluate.options import EvalSettings
 from verifiers.clients import ClientConfig, EndpointGroup, as_client, load_endpoints
 from verifiers.clients.http import OpenAIChatCompletionsClient as HttpClient
 from verifiers.clients.local import is_installed
-from verifiers.clients.prices import PRICE_FIELDS
-from verifiers.clients.protocol import OPENAI_BASE_URL
+from verifiers.clients.protocol import OPENAI_BASE_URL, PRICE_FIELDS
 from verifiers.clients.resolve import DEFAULT_OPENAI_MODEL
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +23,8 @@ from verifiers.data.messages import escape_control
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
-from verifiers.runs.metadata import RunDescription
 from verifiers.runs.options import parse
-from verifiers.runs.run import Plan, check_before_run
+from verifiers.runs.run import Plan, Run, check_before_run
 from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
 from verifiers.storage.identity import fingerprint
 
@@ -165,10 +163,7 @@ class Prepared:
         plan = _plan(self.env, self.settings)
         options, _ = parse(self.env, self.options())
         sampling = self.settings.sampling()
-        about = RunDescription(
-            self.env, plan, self.choice.client, self.choice.model or "", sampling, options, time.time()
-        )
-        return about.config()
+        return Run(self.env, plan, self.choice.client, self.choice.model or "", sampling, options).config()
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:

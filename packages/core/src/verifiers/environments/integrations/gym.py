@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.data.messages import message_text
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
-from verifiers.environments.multi_turn import MultiTurnEnv
+from verifiers.environments.multi_turn import MultiTurnEnv, MultiTurnOptions
 from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook, passes
 from verifiers.rollouts.decorators import cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
+from verifiers.rubrics.rubric import RubricOptions
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.types import Messages
 
@@ -35,7 +37,8 @@ def sum_step_rewards(state: State) -> float:
 class EpisodicSumRubric(Rubric):
     """A rubric whose reward is the sum of the step rewards, beside functions of one's own."""
 
-    def __init__(self, **parameters: Any):
+    @spell_out(RubricOptions, Rubric.__init__)
+    def __init__(self, **parameters: Unpack[RubricOptions]):
         super().__init__(**parameters)
         self.add_reward_func(sum_step_rewards)
 
@@ -58,6 +61,7 @@ class GymEnv(MultiTurnEnv):
     *Raises* ConfigError when Gymnasium is not installed or a setting cannot be used.
     """
 
+    @spell_out(MultiTurnOptions, MultiTurnEnv.__init__)
     def __init__(
         self,
         env_cls: str | Callable[..., Any],
@@ -68,8 +72,7 @@ class GymEnv(MultiTurnEnv):
         num_eval_episodes: int = 20,
         max_episode_steps: int | None = None,
         seed: int = 0,
-        rubric: Rubric | None = None,
-        **parameters: Any,
+        **parameters: Unpack[MultiTurnOptions],
     ):
         gymnasium = extras.GYM.load("GymEnv")
         if isinstance(env_cls, str):
@@ -80,8 +83,10 @@ class GymEnv(MultiTurnEnv):
             raise ConfigError(f"max_episode_steps is {max_episode_steps}; it must be 1 or more, or None")
         if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
             train, evaluation = episode_rows(num_train_episodes, num_eval_episodes, seed)
-            parameters |= {"dataset": train, "eval_dataset": evaluation}
-        super().__init__(rubric=rubric if rubric is not None else EpisodicSumRubric(), **parameters)
+            parameters["dataset"], parameters["eval_dataset"] = train, evaluation
+        if parameters.get("rubric") is None:
+            parameters["rubric"] = EpisodicSumRubric()
+        super().__init__(**parameters)
         self.env_cls, self.env_kwargs = env_cls, dict(env_kwargs or {})
         self.action_parser, self.obs_to_text = action_parser, obs_to_text or _text
         self.max_episode_steps, self.seed = max_episode_steps, seed

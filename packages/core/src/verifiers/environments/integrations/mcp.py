@@ -13,23 +13,31 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from verifiers.data.examples import copy_row
 from verifiers.data.messages import field
 from verifiers.data.tool_schema import ToolFunction
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.mcp_servers import Servers, ServerSpec
-from verifiers.environments.tool import ToolEnv
+from verifiers.environments.tool import CallOptions, ToolEnv
 from verifiers.errors import ConfigError, ToolCallError
 from verifiers.rollouts.decorators import setup, teardown
 from verifiers.rollouts.state import State
+from verifiers.runtime.signatures import spell_out
 from verifiers.types import ImageUrlContentPart, InputAudioContentPart, TextContentPart, Tool
 
 
 def tell_error(error: Exception) -> str:
     """The default text about an error for the model."""
     return f"Error: {error}"
+
+
+class ServerOptions(CallOptions, total=False):
+    """Parameters of ``ToolEnv`` that an environment of servers passes on as they are."""
+
+    stop_errors: Sequence[type[BaseException]] | None
+    max_tool_result_chars: int
 
 
 class MCPEnv(ToolEnv):
@@ -52,13 +60,14 @@ class MCPEnv(ToolEnv):
     when a server does not start, or when two tools have one name.
     """
 
+    @spell_out(ServerOptions, ToolEnv.__init__)
     def __init__(
         self,
         mcp_servers: Sequence[Any] = (),
         max_turns: int = 10,
         error_formatter: Callable[[Exception], str] = tell_error,
         start_timeout_s: float = 30.0,
-        **parameters: Any,
+        **parameters: Unpack[ServerOptions],
     ):
         extras.MCP.load("MCPEnv")
         specs = [ServerSpec.of(given) for given in mcp_servers]

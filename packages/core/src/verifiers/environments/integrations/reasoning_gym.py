@@ -14,14 +14,16 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
+from verifiers.environments.base import RowOptions
 from verifiers.environments.integrations import extras
 from verifiers.environments.single_turn import SingleTurnEnv
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.parsers import Parser, XMLParser
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import check_keywords, closest
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
@@ -36,6 +38,14 @@ class Generator:
     name: str
     weight: float
     config: Mapping[str, Any]
+
+
+class QuestionOptions(RowOptions, total=False):
+    """Parameters of ``SingleTurnEnv`` that generated questions pass on as they are."""
+
+    max_turns: int
+    timeout_seconds: float | None
+    max_total_completion_tokens: int
 
 
 class ReasoningGymEnv(SingleTurnEnv):
@@ -56,6 +66,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     configuration that a generator refuses.
     """
 
+    @spell_out(QuestionOptions, SingleTurnEnv.__init__)
     def __init__(
         self,
         gym: str | Sequence[str | Mapping[str, Any]],
@@ -65,7 +76,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         parser: Parser | None = None,
         seed: int = 0,
         rubric: Rubric | None = None,
-        **parameters: Any,
+        **parameters: Unpack[QuestionOptions],
     ):
         library = extras.REASONING_GYM.load("ReasoningGymEnv")
         for number in (num_train_examples, num_eval_examples):

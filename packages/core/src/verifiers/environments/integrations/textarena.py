@@ -16,10 +16,11 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
+from verifiers.environments.base import DataOptions
 from verifiers.environments.integrations import extras
 from verifiers.environments.integrations.episodes import episode_rows, opened, seed_of
 from verifiers.environments.multi_turn import MultiTurnEnv
@@ -30,6 +31,7 @@ from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import cleanup
 from verifiers.rollouts.state import State, TrajectoryStep
 from verifiers.rubrics import Rubric
+from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
@@ -45,6 +47,14 @@ def game_reward(state: State) -> float:
     return float(rewards[0]) if rewards else 0.0
 
 
+class GameOptions(DataOptions, total=False):
+    """Parameters of ``MultiTurnEnv`` that a game passes on as they are."""
+
+    max_turns: int
+    timeout_seconds: float | None
+    max_total_completion_tokens: int
+
+
 class TextArenaEnv(MultiTurnEnv):
     """A game of TextArena, for example ``TextArenaEnv("GuessTheNumber-v0")``.
 
@@ -58,6 +68,7 @@ class TextArenaEnv(MultiTurnEnv):
     rollout for a game that cannot be made or is for several players.
     """
 
+    @spell_out(GameOptions, MultiTurnEnv.__init__)
     def __init__(
         self,
         game: str = "Wordle-v0",
@@ -68,7 +79,7 @@ class TextArenaEnv(MultiTurnEnv):
         rubric: Rubric | None = None,
         feedback_fn: Callable[[str], Any] = identity,
         seed: int = 0,
-        **parameters: Any,
+        **parameters: Unpack[GameOptions],
     ):
         registered = extras.TEXTARENA.load("TextArenaEnv").envs.registration.ENV_REGISTRY
         if game not in registered:
@@ -77,7 +88,7 @@ class TextArenaEnv(MultiTurnEnv):
             parser = XMLParser(["think", "guess"], answer_field="guess")
         if parameters.get("dataset") is None and parameters.get("eval_dataset") is None:
             train, evaluation = episode_rows(num_train_examples, num_eval_examples, seed)
-            parameters |= {"dataset": train, "eval_dataset": evaluation}
+            parameters["dataset"], parameters["eval_dataset"] = train, evaluation
         super().__init__(
             system_prompt=format_prompt(parser) if system_prompt is None else system_prompt,
             parser=parser,

@@ -5,11 +5,10 @@ shared stays with the caller: the model client (so there is one retry layer and 
 works), the order of the plan, the journal, the scores of whole groups. A worker builds the environment by its id,
 plays and scores rollouts one by one, and hands them back; when it dies, what it held is played again elsewhere.
 
-``opening`` decides who plays, ``pool`` is the caller's side, ``serving`` the worker's; ``messages`` is all they say to
+``opening`` starts the workers, ``pool`` is the caller's side, ``serving`` the worker's; ``messages`` is all they say to
 each other, ``channels`` and ``ray`` how. What is run, and when, is ``runner``'s.
 """
 
-from verifiers.runs.workers.opening import player_for
 from verifiers.runs.workers.pool import WorkerPool
 
-__all__ = ["WorkerPool", "player_for"]
+__all__ = ["WorkerPool"]

@@ -1,39 +1,52 @@
-"""Who plays the rollouts of a run: this process, or the workers that its options ask for."""
+"""Open the workers that the options of a run ask for, and tell them what they need."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from verifiers.clients.protocol import shows_tools
 from verifiers.errors import ConfigError
-from verifiers.runs.metadata import identity_of
 from verifiers.runs.options import RunOptions
-from verifiers.runs.runner import Player, RunContext, RunEnvironment, play_and_score, play_job
+from verifiers.runs.runner import Player, RunContext, RunEnvironment
 from verifiers.runs.workers.channels import OpenChannel, ProcessChannel
 from verifiers.runs.workers.messages import Setup
 from verifiers.runs.workers.pool import WorkerPool
 
 
 @asynccontextmanager
-async def player_for(env: RunEnvironment, context: RunContext, options: RunOptions) -> AsyncIterator[Player]:
-    """``play_and_score`` here or by workers, which live as long as the block; without scoring when it comes later.
+async def open_workers(
+    env: RunEnvironment,
+    identity: Mapping[str, Any],
+    context: RunContext,
+    options: RunOptions,
+    *,
+    scores_later: bool = False,
+) -> AsyncIterator[Player]:
+    """What generates a job in workers, which live as long as the block; ``scores_later`` leaves scoring to the caller.
 
     Raises ``ConfigError`` for an environment that no other process can build, and what a worker raises building it.
     """
-    scores_later = context.score and not options.interleave_scoring
-    if not options.num_workers:
-        yield play_job if scores_later else play_and_score
-        return
-    setup = setup_of(env, context, options, score=context.score and not scores_later, cleans_up=not scores_later)
+    setup = setup_of(
+        env, identity, context, options, score=context.score and not scores_later, cleans_up=not scores_later
+    )
     setup = replace(setup, shows_tools=await shows_tools(context.client))
     async with WorkerPool(setup, context, _opener(options.worker_backend), options.num_workers) as pool:
         yield pool.play
 
 
-def setup_of(env: RunEnvironment, context: RunContext, options: RunOptions, *, score: bool, cleans_up: bool) -> Setup:
+def setup_of(
+    env: RunEnvironment,
+    identity: Mapping[str, Any],
+    context: RunContext,
+    options: RunOptions,
+    *,
+    score: bool,
+    cleans_up: bool,
+) -> Setup:
     """What the workers of a run are told."""
     if env.loaded_from is None:
         raise ConfigError(
@@ -44,7 +57,7 @@ def setup_of(env: RunEnvironment, context: RunContext, options: RunOptions, *, s
     return Setup(
         loaded_from=env.loaded_from,
         changes=env.changes,
-        identity=identity_of(env),
+        identity=identity,
         model=context.model,
         sampling_args=context.sampling_args,
         score=score,

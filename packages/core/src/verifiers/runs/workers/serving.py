@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, WorkerLost
-from verifiers.runs.metadata import identity_of
+from verifiers.runs.run import identity_of
 from verifiers.runs.runner import RunContext, RunEnvironment, play_and_score
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
@@ -105,7 +105,7 @@ class _Serving:
         except WorkerLost:
             pass
         finally:
-            self.context.is_over = True
+            self.context.control.is_over = True
             left = list(self.tasks.values())
             for task in left:
                 task.cancel()

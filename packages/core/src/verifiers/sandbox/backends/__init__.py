@@ -1,1 +1,1 @@
-"""The ways to isolate a sandbox, one module each."""
+"""The sandbox backends of this package, one module each."""

@@ -1,9 +1,9 @@
 """Sandboxes in Linux namespaces, set up by bubblewrap (https://github.com/containers/bubblewrap).
 
-One warm parent per list of packages lives in an outer sandbox that bubblewrap makes: no network, no host files but
+One zygote per list of packages runs in an outer sandbox that bubblewrap creates: no network, no host files but
 interpreter, system programs and those packages (all read-only), an empty environment. Each session is a fork of it in
-namespaces of its own (user, mount, process, network, IPC, host name), with its own files in memory, no capability, a
-system-call filter and limits, and cannot make further namespaces. A session so costs a fork, not an interpreter.
+namespaces of its own (user, mount, PID, network, IPC, host name), with its own files in memory, no capability, a
+system-call filter and limits; it cannot create further namespaces. A session costs a fork, not an interpreter's start.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import socket
 
 from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
 from verifiers.sandbox.host.packages import require
-from verifiers.sandbox.host.session import LIMITS, Session, settings
-from verifiers.sandbox.host.zygotes import Parent, parent_for
+from verifiers.sandbox.host.session import LIMITS, Session, worker_settings
+from verifiers.sandbox.host.zygotes import Zygote, zygote_for
 from verifiers.sandbox.protocol import Availability, SandboxSpec
 
 CAUSE_S = 5.0
+"""Seconds to wait for the supervisor to say why a worker ended."""
 PROBE = """
 import os
 with open("/proc/self/status") as file:
@@ -30,7 +31,7 @@ assert status["NoNewPrivs"] == "1", "the code can gain privileges"
 assert not os.path.exists(HOST_FILE), "a file of the host is visible"
 os.getpid() < 100, os.listdir("/sandbox/home")
 """
-"""Run in a session before the backend says that it works. ``HOST_FILE`` is this module's own path."""
+"""Run in a session before the backend counts as available. ``HOST_FILE`` is replaced by the path of this module."""
 
 
 class Bubblewrap:
@@ -41,19 +42,19 @@ class Bubblewrap:
 
     def __init__(self, command: str = "bwrap"):
         self._command = command
-        self._said: Availability | None = None
+        self._availability: Availability | None = None
 
     async def available(self) -> Availability:
-        if self._said is None:
-            self._said = await self._probe()
-        return self._said
+        if self._availability is None:
+            self._availability = await self._probe()
+        return self._availability
 
     async def open(self, spec: SandboxSpec) -> Session:
         if spec.network:
             raise ConfigError("The sandbox 'bubblewrap' has no network; leave network=False or use a remote backend")
         require(spec.packages)
-        parent = await asyncio.to_thread(parent_for, self._path(), tuple(spec.packages))
-        return await Session.open(spec, _Namespaces(spec, parent))
+        zygote = await asyncio.to_thread(zygote_for, self._path(), tuple(spec.packages))
+        return await Session.open(spec, _Namespaces(spec, zygote))
 
     def _path(self) -> str:
         path = shutil.which(self._command)
@@ -76,11 +77,11 @@ class Bubblewrap:
 
 
 class _Namespaces:
-    """``Processes`` of one session; its first process obeys over ``_control``."""
+    """``Processes`` of one session; its supervisor handles requests over ``_control``."""
 
-    def __init__(self, spec: SandboxSpec, parent: Parent):
+    def __init__(self, spec: SandboxSpec, zygote: Zygote):
         self._settings = {
-            **settings(spec),
+            **worker_settings(spec),
             "memory_mb": spec.memory_mb,
             "file_mb": max(1, min(spec.file_mb, spec.memory_mb)),
             "num_processes": spec.num_processes,
@@ -88,34 +89,34 @@ class _Namespaces:
             "env": dict(spec.env),
             "working_dir": spec.working_dir,
         }
-        self._parent = parent
+        self._zygote = zygote
         self._control: socket.socket | None = None
 
     async def start(self, connection: socket.socket, area_fd: int) -> None:
         if self._control is None:
-            self._control = self._parent.fork(self._settings)
-        self._order("worker", [connection.fileno(), area_fd])
+            self._control = self._zygote.fork(self._settings)
+        self._request("worker", [connection.fileno(), area_fd])
 
     def kill(self) -> None:
-        self._order("kill", [])
+        self._request("kill", [])
 
     async def ended(self) -> None:
-        return None  # the area is shared memory
+        return None  # the area is shared memory: there is nothing to wait for
 
     async def cause(self) -> str | None:
         if self._control is None:
             return None
         try:
-            self._order("cause", [])
+            self._request("cause", [])
             loop = asyncio.get_running_loop()
-            told = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), CAUSE_S))
+            reply = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), CAUSE_S))
         except (OSError, ValueError, TimeoutError):
-            told = {}
-        if (failed := told.get("failed")) is not None:
+            reply = {}  # the supervisor is gone
+        if (failed := reply.get("failed")) is not None:
             raise SandboxUnavailable(f"The session could not enter its namespaces: {failed}", names=["bubblewrap"])
-        if not told:
+        if not reply:
             await self.close()
-        cause = told.get("cause")
+        cause = reply.get("cause")
         return cause if cause in LIMITS else None
 
     async def clear(self) -> None:
@@ -126,8 +127,10 @@ class _Namespaces:
         if control is not None:
             control.close()
 
-    def _order(self, op: str, fds: list[int]) -> None:
-        """A session that is gone takes none; whoever waits for its worker hears so from the connection."""
+    def _request(self, op: str, fds: list[int]) -> None:
+        """Send a request to the supervisor."""
         if self._control is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(
+                OSError
+            ):  # the session is gone: its worker's connection closes too, which is noticed
                 socket.send_fds(self._control, [json.dumps({"op": op}).encode()], fds)

@@ -1,7 +1,7 @@
 """Sandboxes by Landlock and system-call supervision, without namespaces (https://github.com/multikernel/sandlock).
 
-For machines where namespaces are forbidden. Weaker than ``bubblewrap`` and slower: each session is an interpreter that
-imports packages when it needs them, a time-out also empties its files, names and sizes of host files can be asked for,
+For machines where namespaces are forbidden. Weaker than ``bubblewrap`` and slower: each session starts an interpreter
+that imports packages when it needs them, a time-out also deletes its files, names and sizes of host files can be read,
 and a session whose supervisor is killed from outside can leave processes behind.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
 from verifiers.sandbox.host import mounts
 from verifiers.sandbox.host.packages import folders, require
-from verifiers.sandbox.host.session import LIMITS, Session, settings
+from verifiers.sandbox.host.session import LIMITS, Session, worker_settings
 from verifiers.sandbox.host.zygotes import READY_S
 from verifiers.sandbox.protocol import Availability, SandboxSpec
 
@@ -35,8 +35,8 @@ PROBE = "import os, socket\nfound = []\n" + "".join(
         ("opens a port", "socket.create_server(('127.0.0.1', 0))"),
     )
 )
-RUNNER = "import sys; from verifiers.sandbox.host.sandlock_supervisor import main; main()"
-WORKER = "from guest.worker import main; main()"
+RUN_SUPERVISOR = "import sys; from verifiers.sandbox.host.sandlock_supervisor import main; main()"
+RUN_WORKER = "from guest.worker import main; main()"
 END_S = 10.0
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
@@ -48,12 +48,12 @@ class Sandlock:
     capabilities = frozenset({"numpy", "sympy", "files", "state", "isolation"})
 
     def __init__(self) -> None:
-        self._said: Availability | None = None
+        self._availability: Availability | None = None
 
     async def available(self) -> Availability:
-        if self._said is None:
-            self._said = await self._probe()
-        return self._said
+        if self._availability is None:
+            self._availability = await self._probe()
+        return self._availability
 
     async def open(self, spec: SandboxSpec) -> Session:
         if spec.network:
@@ -61,7 +61,7 @@ class Sandlock:
         if importlib.util.find_spec("sandlock") is None:
             raise SandboxUnavailable("The package 'sandlock' is not installed", names=[self.name])
         require(spec.packages)
-        return await Session.open(spec, _Supervised(spec))
+        return await Session.open(spec, _SupervisedProcesses(spec))
 
     async def _probe(self) -> Availability:
         try:
@@ -77,8 +77,8 @@ class Sandlock:
         return Availability(True, "a supervised session answered and could not look out")
 
 
-class _Supervised:
-    """``Processes`` of one session: a supervisor process of ours that runs the worker under sandlock."""
+class _SupervisedProcesses:
+    """``Processes`` of one session: a process of ``sandlock_supervisor`` runs the worker under sandlock."""
 
     def __init__(self, spec: SandboxSpec):
         self._spec = spec
@@ -92,7 +92,7 @@ class _Supervised:
         self._control.setblocking(False)
         with theirs:
             self._supervisor = subprocess.Popen(  # noqa: ASYNC220  (milliseconds)
-                [sys.executable, "-c", RUNNER, str(theirs.fileno()), json.dumps(self._policy())],
+                [sys.executable, "-c", RUN_SUPERVISOR, str(theirs.fileno()), json.dumps(self._policy())],
                 stdin=connection.fileno(),
                 stdout=area_fd,
                 stderr=subprocess.DEVNULL,
@@ -103,25 +103,25 @@ class _Supervised:
             )
 
     def kill(self) -> None:
-        """The supervisor ends everything when it hears that its owner is gone."""
+        """Close the control connection: the supervisor then kills everything."""
         if self._control is not None:
             self._control.close()
             self._control = None
 
     async def ended(self) -> None:
-        return None  # the area is shared memory
+        return None  # the area is shared memory: there is nothing to wait for
 
     async def cause(self) -> str | None:
         if self._control is None:
             return None
         try:
             loop = asyncio.get_running_loop()
-            told = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), END_S))
+            report = json.loads(await asyncio.wait_for(loop.sock_recv(self._control, 4096), END_S))
         except (OSError, ValueError, TimeoutError):
-            return None
-        if (failed := told.get("failed")) is not None:
+            return None  # the supervisor was killed: the cause is unknown
+        if (failed := report.get("failed")) is not None:
             raise SandboxUnavailable(f"sandlock could not confine a process: {failed}", names=["sandlock"])
-        cause = told.get("cause")
+        cause = report.get("cause")
         return cause if cause in LIMITS else None
 
     async def clear(self) -> None:
@@ -142,7 +142,7 @@ class _Supervised:
                 supervisor.wait()
 
     def _policy(self) -> dict[str, Any]:
-        """What ``supervised`` needs to know."""
+        """The argument ``POLICY`` of ``sandlock_supervisor``."""
         spec, home = self._spec, f"{self._folder}/home"
         packages = f"{self._folder}/packages"
         for folder in (home, packages, f"{self._folder}/changes"):
@@ -151,13 +151,13 @@ class _Supervised:
             if not os.path.lexists(f"{packages}/{name}"):
                 os.symlink(path.resolve(), f"{packages}/{name}")
         shown = mounts.mounts(spec.packages)
-        told = {**settings(spec), "memory_mb": spec.memory_mb, "file_mb": spec.file_mb, "cpu_s": spec.cpu_s}
+        settings = {**worker_settings(spec), "memory_mb": spec.memory_mb, "file_mb": spec.file_mb, "cpu_s": spec.cpu_s}
         python = getattr(sys, "_base_executable", sys.executable)
-        encoded = base64.b64encode(json.dumps(told).encode()).decode()
+        encoded = base64.b64encode(json.dumps(settings).encode()).decode()
         return {
-            "command": [os.path.realpath(python), "-c", WORKER, "0", "1", encoded],
+            "command": [os.path.realpath(python), "-c", RUN_WORKER, "0", "1", encoded],
             "readable": [*map(str, shown.shown.values()), packages, *filter(os.path.exists, DEVICES)],
-            "denied": _on_the_host(shown),
+            "denied": _hidden_on_the_host(shown),
             "folder": self._folder,
             "home": home,
             "writable": [home, "/dev/null"],
@@ -181,8 +181,8 @@ class _Supervised:
         }
 
 
-def _on_the_host(shown: mounts.Mounts) -> list[str]:
-    """Where the hidden places are when nothing is mounted elsewhere."""
+def _hidden_on_the_host(shown: mounts.Mounts) -> list[str]:
+    """Paths of the host for the hidden ones: without namespaces nothing is mounted over them."""
     found = []
     for place in shown.hidden:
         for inside, path in shown.shown.items():

@@ -1,6 +1,6 @@
-"""No sandbox: a plain child process with the caller's rights, network and files. For code that is trusted.
+"""No sandbox: a plain child process with this process's rights, network and files. For trusted code.
 
-It keeps the contract's time-outs, state and output bounds, and none of its limits. It is never chosen by ``auto``.
+Time-outs, state and output bounds work as in a sandbox; no other limit does. ``auto`` never selects it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import tempfile
 
 from verifiers.sandbox.host.mounts import GUEST
 from verifiers.sandbox.host.packages import require
-from verifiers.sandbox.host.session import Session, settings
+from verifiers.sandbox.host.session import Session, worker_settings
 from verifiers.sandbox.protocol import Availability, SandboxSpec
 
 _LOGGER = logging.getLogger(__name__)
-FOLDER = str(GUEST.parent)
-"""Where the package ``guest`` is."""
-WORKER = "import sys; sys.path[0] = {folder!r}; from guest.worker import main; sys.path[0] = ''; main()"
+GUEST_FOLDER = str(GUEST.parent)
+RUN_WORKER = "import sys; sys.path[0] = {folder!r}; from guest.worker import main; sys.path[0] = ''; main()"
 
 
 class UnsafeSubprocess:
@@ -62,12 +61,12 @@ class _Child:
     async def start(self, connection: socket.socket, area_fd: int) -> None:
         self.kill()
         fds = (connection.fileno(), area_fd)
-        told = base64.b64encode(json.dumps(settings(self._spec)).encode()).decode()
-        code = WORKER.format(folder=FOLDER)
+        settings = base64.b64encode(json.dumps(worker_settings(self._spec)).encode()).decode()
+        code = RUN_WORKER.format(folder=GUEST_FOLDER)
         working_dir = self._spec.working_dir or self._folder
         await asyncio.to_thread(os.makedirs, working_dir, exist_ok=True)
-        self._child = subprocess.Popen(  # noqa: ASYNC220  (a few milliseconds; the thread's end must not matter)
-            [sys.executable, "-c", code, *map(str, fds), told],
+        self._child = subprocess.Popen(  # noqa: ASYNC220  (takes milliseconds; a thread's end would kill the child)
+            [sys.executable, "-c", code, *map(str, fds), settings],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             cwd=working_dir,
@@ -83,7 +82,7 @@ class _Child:
             child.wait()
 
     async def ended(self) -> None:
-        return None  # the area is shared memory
+        return None  # the area is shared memory: there is nothing to wait for
 
     async def cause(self) -> str | None:
         return None

@@ -1,1 +1,1 @@
-"""What runs inside a sandbox. Standard library only; nothing of verifiers is there to import."""
+"""What runs inside a sandbox, as the package ``guest``. Standard library only: verifiers cannot be imported there."""

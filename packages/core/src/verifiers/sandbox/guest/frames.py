@@ -1,6 +1,6 @@
-"""Messages between a sandbox and its owner: two lengths, a JSON object, then bytes as they are.
+"""Messages between host and guest: two lengths, a JSON object (header), then raw bytes (body).
 
-The owner reads them with ``channel``, which trusts nothing in them.
+The host reads answers with ``host.channel``, which trusts nothing in them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any, BinaryIO
 
 LENGTHS = struct.Struct("!II")
 OUTPUT = struct.Struct("=QQ")
-"""Head of the shared output area: bytes of stdout and of stderr so far. Both streams follow, each of the same size."""
+"""Head of the shared output area: bytes of stdout and of stderr so far. Space for both follows, of equal size."""
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """One message."""
     encoded = json.dumps(header).encode("ascii")
     return b"".join((LENGTHS.pack(len(encoded), len(body)), encoded, body))
 
 
 def read(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """The next message, None at the end."""
+    """Read the next message, header and body; None at the end of the stream."""
     lengths = stream.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return None
@@ -30,7 +31,7 @@ def read(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 
 
 def take(received: bytearray) -> tuple[dict[str, Any], bytes] | None:
-    """The first message of what was received, taken out of it; None when it is not all there yet."""
+    """Remove the first message from a buffer; None when it is not complete yet."""
     if len(received) < LENGTHS.size:
         return None
     header_size, body_size = LENGTHS.unpack_from(received)

@@ -1,18 +1,19 @@
-"""Python code, cell after cell in one namespace, as a notebook runs it.
+"""Runs Python code, cell after cell in one namespace, as a notebook does.
 
-An error is text: the traceback with the code's own lines. Nothing the code raises comes out of here.
+An error becomes text: the traceback with the code's own lines. No exception of the code propagates.
 """
 
 from __future__ import annotations
 
 import ast
+import errno
 import linecache
 import traceback
 import types
 from typing import Any
 
 MAX_TEXT = 100_000
-"""Characters of a value or a traceback that are kept."""
+"""Characters of a value or a traceback; the rest is cut."""
 
 
 class Interpreter:
@@ -24,14 +25,14 @@ class Interpreter:
         self._cells = 0
 
     def run(self, code: str) -> tuple[str | None, str | None, str | None]:
-        """``(value, error, limit)``: repr of the trailing expression, a traceback, a limit the code ran into."""
+        """Run one cell; ``(value, error, limit)``: repr of the trailing expression, traceback, limit that was hit."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         try:
             linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
             value = self._evaluate(code, name)
             return None if value is None else cut(repr(value)), None, None
-        except BaseException as error:  # noqa: BLE001  (SystemExit and KeyboardInterrupt of the code are its own)
+        except BaseException as error:  # noqa: BLE001  (SystemExit and KeyboardInterrupt of the code must not end the worker)
             return None, _describe(error), _limit(error)
 
     def _evaluate(self, code: str, name: str) -> Any:
@@ -48,6 +49,7 @@ class Interpreter:
 
 
 def cut(text: str) -> str:
+    """At most ``MAX_TEXT`` characters, all encodable; a cut is marked."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT} characters more]"
 
@@ -63,8 +65,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _limit(error: BaseException) -> str | None:
-    import errno
-
+    """Which limit an exception comes from; None for an ordinary one."""
     if isinstance(error, MemoryError):
         return "memory"
     if isinstance(error, OSError):

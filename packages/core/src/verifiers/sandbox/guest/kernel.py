@@ -1,6 +1,9 @@
-"""The kernel's calls that Python has no names for. Each raises OSError.
+"""System calls that Python has no functions for. Each *raises* OSError.
 
-Linux only; numbers are those of the generic headers, the same on every architecture.
+Linux only; the numbers are those of the generic headers, the same on every architecture.
+
+*Source*: the headers ``linux/sched.h``, ``linux/mount.h``, ``linux/prctl.h``, ``linux/capability.h``,
+``linux/sockios.h``.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def unshare(flags: int) -> None:
 
 
 def memory_file(name: str, size: int) -> int:
-    """A file in memory that nobody can make larger or smaller: its readers are safe, and it hides no memory."""
+    """A file in memory, sealed at ``size`` bytes: it cannot shrink under a reader, nor grow to hide memory."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -47,8 +50,8 @@ def memory_file(name: str, size: int) -> int:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    given = [text.encode() if text is not None else None for text in (source, target, kind)]
-    result = _libc.mount(*given, ctypes.c_ulong(flags), options.encode() if options else None)
+    texts = [text.encode() if text is not None else None for text in (source, target, kind)]
+    result = _libc.mount(*texts, ctypes.c_ulong(flags), options.encode() if options else None)
     _checked(result, f"mount {kind or 'bind'} on {target}")
 
 
@@ -58,7 +61,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def raise_loopback() -> None:
-    """The interface ``lo`` of this network namespace, so that code can talk to itself."""
+    """Bring up the interface ``lo`` of this network namespace, so that code can connect to itself."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)
@@ -66,7 +69,7 @@ def raise_loopback() -> None:
 
 
 def drop_privileges() -> None:
-    """No capability, now or after any exec. An ordinary user has none to drop (and may not narrow what it may get)."""
+    """Drop every capability, for now and after any exec. An ordinary user has none to drop (and may not try)."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if not _holds_capabilities():
         return
@@ -91,7 +94,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(instructions: bytes) -> None:
-    """A seccomp filter, for this process and all it will start. ``PR_SET_NO_NEW_PRIVS`` must be set."""
+    """Install a seccomp filter for this process and all it will start. ``PR_SET_NO_NEW_PRIVS`` must be set."""
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     program = _Program(len(instructions) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))

@@ -1,8 +1,8 @@
-"""For a caller that is root: becomes an ordinary user first, without losing sight of what is to be shown inside.
+"""Launches bubblewrap when the host process is root: becomes an ordinary user first, keeping access to the mounts.
 
-``launch.py FD SOURCES COMMAND …``: makes user and mount namespaces of its own, waits until the owner has written the
-user maps, binds each source (a JSON list) to ``STAGE/<its place in the list>``, becomes the ordinary user, then the
-command. Otherwise code would run as the host's root user: powerless, but exempt from the limit on processes.
+``launch.py FD SOURCES COMMAND …`` enters new user and mount namespaces, waits until the host has written the user maps,
+binds each source (a JSON list of paths) to ``STAGE/<index>``, becomes the ordinary user and executes the command.
+Otherwise the code would run as the host's root user: without capabilities, but exempt from the limit on processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
     os.write(fd, b"?")
     if os.read(fd, 1) != b"!":
-        sys.exit("the owner did not write the user map")
+        sys.exit("the host process did not write the user map")
     os.close(fd)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     opened = [os.open(source, os.O_PATH) for source in sources]
@@ -36,10 +36,10 @@ def main() -> None:
 
 
 def _bind(source: int, target: str) -> None:
-    shown = f"/proc/self/fd/{source}"
-    if os.path.isdir(shown):
+    path = f"/proc/self/fd/{source}"
+    if os.path.isdir(path):
         os.mkdir(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-    kernel.mount(shown, target, None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
     os.close(source)

@@ -1,4 +1,4 @@
-"""Limits that a process sets on itself before it runs a model's code; it cannot raise them again."""
+"""Resource limits that a process sets on itself before it runs model-written code; it cannot raise them again."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 MIB = 2**20
 
 
-def bound(name: int, value: int) -> None:
-    """Soft and hard, never above what there is already."""
+def lower(name: int, value: int) -> None:
+    """Set the soft and the hard limit, never above the present hard limit."""
     hard = resource.getrlimit(name)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(name, (value, value))
 
 
-def hold(settings: dict[str, Any], present_bytes: int) -> None:
-    """Address space (above what is there at present), file size, CPU time."""
-    bound(resource.RLIMIT_AS, settings["memory_mb"] * MIB + present_bytes)
-    bound(resource.RLIMIT_FSIZE, settings["file_mb"] * MIB)
-    bound(resource.RLIMIT_CORE, 0)
+def apply(settings: dict[str, Any], present_bytes: int) -> None:
+    """Limit address space (``memory_mb`` above ``present_bytes``), file size in MB and CPU time in seconds."""
+    lower(resource.RLIMIT_AS, settings["memory_mb"] * MIB + present_bytes)
+    lower(resource.RLIMIT_FSIZE, settings["file_mb"] * MIB)
+    lower(resource.RLIMIT_CORE, 0)
     cpu_s = max(1, round(settings["cpu_s"]))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))  # SIGXCPU names the cause, a second later SIGKILL
 
 
 def address_space_bytes() -> int:
+    """Address space of this process at present."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,7 +1,7 @@
-"""What code writes to stdout and stderr, kept up to a bound.
+"""Captures stdout and stderr, up to a bound.
 
-File descriptors 1 and 2 become pipes, so output of child processes and C libraries counts. A thread empties them and
-copies into a memory file that the owner shares: after a time-out the owner still has what was written until then.
+File descriptors 1 and 2 become pipes, so output of child processes and C libraries is captured too. A thread empties
+them into a memory file that the host shares: after a time-out the host still has what was written until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_LAST_READS = 64
 
 
 class Output:
-    """Both streams of this process from now on."""
+    """Captures both streams of this process from now on."""
 
     def __init__(self, area_fd: int, max_bytes: int):
         self._max_bytes = max_bytes
@@ -29,9 +29,9 @@ class Output:
         size = frames.OUTPUT.size + 2 * max_bytes
         self._area = mmap.mmap(area_fd, size) if os.fstat(area_fd).st_size >= size else mmap.mmap(-1, size)
         os.close(area_fd)
-        self._kept = [0, 0]
+        self._stored = [0, 0]
         self._seen = [0, 0]
-        self._polls = [select.poll(), select.poll()]  # one for each thread
+        self._polls = [select.poll(), select.poll()]  # one per thread: a poll object must not be shared
         for poll in self._polls:
             for fd in self._pipes:
                 poll.register(fd, select.POLLIN)
@@ -48,12 +48,13 @@ class Output:
         return ours
 
     def begin(self) -> None:
+        """Forget what was captured."""
         with self._lock:
-            self._kept, self._seen = [0, 0], [0, 0]
+            self._stored, self._seen = [0, 0], [0, 0]
             frames.OUTPUT.pack_into(self._area, 0, 0, 0)
 
     def end(self) -> tuple[list[str], bool]:
-        """Texts of stdout and stderr since ``begin``, and whether something was dropped."""
+        """Texts of stdout and stderr since ``begin``, and whether some output was dropped."""
         for stream in (sys.stdout, sys.stderr):
             if not stream.closed:
                 stream.flush()
@@ -61,14 +62,14 @@ class Output:
             for _ in range(MAX_LAST_READS):
                 if not self._read(self._polls[0].poll(0)):
                     break
-            return [self._text(number) for number in (0, 1)], self._kept != self._seen
+            return [self._text(number) for number in (0, 1)], self._stored != self._seen
 
     def _text(self, number: int) -> str:
-        if not self._kept[number]:
+        if not self._stored[number]:
             return ""
         start = frames.OUTPUT.size + number * self._max_bytes
-        text = self._area[start : start + self._kept[number]].decode("utf-8", "replace")
-        dropped = self._seen[number] - self._kept[number]
+        text = self._area[start : start + self._stored[number]].decode("utf-8", "replace")
+        dropped = self._seen[number] - self._stored[number]
         return f"{text}\n[output cut: {dropped} bytes more]" if dropped else text
 
     def _drain(self) -> None:
@@ -84,22 +85,22 @@ class Output:
                 chunk = os.read(fd, CHUNK)
             except BlockingIOError:
                 continue
-            if not chunk:  # every writer closed it: nothing will come again
+            if not chunk:  # every writer closed it
                 for poll in self._polls:
                     poll.unregister(fd)
                 continue
             found = True
-            self._keep(self._pipes.index(fd), chunk)
+            self._store(self._pipes.index(fd), chunk)
         return found
 
-    def _keep(self, number: int, chunk: bytes) -> None:
-        at = self._kept[number]
-        room = min(len(chunk), self._max_bytes - at)
-        start = frames.OUTPUT.size + number * self._max_bytes + at
+    def _store(self, number: int, chunk: bytes) -> None:
+        stored = self._stored[number]
+        room = min(len(chunk), self._max_bytes - stored)
+        start = frames.OUTPUT.size + number * self._max_bytes + stored
         self._area[start : start + room] = chunk[:room]
-        self._kept[number] += room
+        self._stored[number] += room
         self._seen[number] += len(chunk)
-        frames.OUTPUT.pack_into(self._area, 0, *self._kept)
+        frames.OUTPUT.pack_into(self._area, 0, *self._stored)
 
 
 def _text(fd: int) -> io.TextIOWrapper:

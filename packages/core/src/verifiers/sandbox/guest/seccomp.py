@@ -1,8 +1,8 @@
-"""System calls that code in a sandbox does not get: those that make namespaces and mounts, look into other processes,
-load code into the kernel, or hold memory that no limit counts.
+"""The system-call filter. It denies calls that create namespaces and mounts, access other processes, load code into the
+kernel, or allocate memory that no limit counts.
 
-A list of what is refused, not of what is allowed: the namespaces and dropped privileges are the boundary, this takes
-kernel surface away. Architectures without numbers here get no filter (``instructions`` answers None).
+A deny list: namespaces and dropped privileges are the boundary, the filter reduces the kernel surface behind them.
+Architectures without numbers here have no filter (``instructions`` returns None).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ removexattrat 466, utimensat 280, utime 132, utimes 235, futimesat 261"""
 _PRETENDED_AARCH64 = """fchmod 52, fchmodat 53, fchmodat2 452, fchown 55, fchownat 54, setxattr 5, lsetxattr 6,
 fsetxattr 7, setxattrat 463, removexattr 14, lremovexattr 15, fremovexattr 16, removexattrat 466, utimensat 88"""
 PRETENDED = {"x86_64": _PRETENDED_X86_64, "aarch64": _PRETENDED_AARCH64}
-"""Changes to what a file is, not what is in it. Landlock lets them through for every file of the host that the caller
-owns; where it is the boundary they answer success and do nothing, so that copying a file still works."""
+"""Calls that change a file's metadata. Landlock permits them on every file of the host that the user owns; where
+Landlock is the boundary, the filter makes them return success and do nothing, so that copying a file still works."""
 CLONE = {"x86_64": 56, "aarch64": 220}
 SOCKET = {"x86_64": 41, "aarch64": 198}
 IOCTL = {"x86_64": 16, "aarch64": 29}
@@ -58,11 +58,12 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def numbers(table: str) -> dict[str, int]:
+    """Name -> number."""
     return {name: int(number) for name, number in (entry.split() for entry in table.split(","))}
 
 
 def instructions(machine: str | None = None, pretend: bool = False) -> bytes | None:
-    """The filter's program for this machine, None where it has none. ``pretend``: also answer for ``PRETENDED``."""
+    """The BPF program for this machine, None where there is none. ``pretend``: return success for ``PRETENDED``."""
     machine = machine or platform.machine()
     if machine not in AUDIT_ARCH:
         return None
@@ -100,6 +101,6 @@ def _only(allowed: tuple[int, ...], error: int) -> list[bytes]:
 
 
 def _refuse_when(number: int, argument: int, checks: list[bytes]) -> list[bytes]:
-    """``checks`` see one argument of one system call; whatever they let through has the number loaded again."""
+    """Apply ``checks`` to one argument of one system call; for what they permit, load the number again."""
     body = [_op(_LOAD, 0, 0, argument), *checks, _op(_LOAD, 0, 0, _NUMBER)]
     return [_op(_JUMP_EQUAL, 0, len(body), number), *body]

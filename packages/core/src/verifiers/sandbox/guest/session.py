@@ -1,8 +1,8 @@
-"""One session: own namespaces, own files, own limits, and a first process that only watches.
+"""One session: its own namespaces, files and limits, and a supervisor as its first process.
 
-The first process (1 in its process namespace) takes orders from the owner over ``control``: start a worker on a
-connection, kill everything, say why the last worker ended. Code of a model runs in workers only; they can neither see
-into the first process nor signal it, and when it ends, the kernel ends everything in the namespace with it.
+The supervisor (PID 1 of its namespace) handles requests from the host over ``control``: start a worker on a connection,
+kill everything, say why the last worker ended. Model-written code runs only in workers; they can neither read the
+supervisor nor signal it, and when it ends, the kernel kills everything in the namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 from typing import Any
 
 from . import kernel
-from .supervisor import TICK_S, Warden, restrict
+from .supervisor import TICK_S, Supervisor, restrict
 
 ROOT = "/sandbox"
 HOME = f"{ROOT}/home"
@@ -23,18 +23,18 @@ MAX_MESSAGE = 4096
 
 
 def enter(control: socket.socket, settings: dict[str, Any]) -> None:
-    """Go into new namespaces and start the first process there; returns in the caller, which is to exit."""
+    """Enter new namespaces and start the supervisor there; returns in the calling process, which must exit."""
     try:
         kernel.unshare(kernel.ALL_NAMESPACES)
         _map_user()
         if os.fork():
             return
-        _furnish(settings)
+        _mount_files(settings)
         restrict(settings)
     except OSError as error:
         control.send(json.dumps({"failed": str(error)}).encode())
         raise
-    _First(control, settings).run()
+    _SessionSupervisor(control, settings).run()
 
 
 def _map_user() -> None:
@@ -43,8 +43,8 @@ def _map_user() -> None:
             file.write(text)
 
 
-def _furnish(settings: dict[str, Any]) -> None:
-    """The session's own files, processes and devices over those of the outer sandbox, which are read-only."""
+def _mount_files(settings: dict[str, Any]) -> None:
+    """Mount the session's own files, ``/proc`` and terminals over those of the outer sandbox, which are read-only."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", ROOT, "tmpfs", safe, f"size={settings['file_mb']}m,nr_inodes=100k,mode=0755")
@@ -54,6 +54,7 @@ def _furnish(settings: dict[str, Any]) -> None:
     kernel.mount(f"{ROOT}/shm", "/dev/shm", None, kernel.MS_BIND)
     kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
     kernel.mount("proc", "/proc", "proc", safe | kernel.MS_NOEXEC)
+    # Further namespaces would give the code capabilities in them.
     with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
         file.write("0")
     socket.sethostname("sandbox")
@@ -61,8 +62,8 @@ def _furnish(settings: dict[str, Any]) -> None:
     os.chdir(HOME)
 
 
-class _First(Warden):
-    """The loop of the session's first process."""
+class _SessionSupervisor(Supervisor):
+    """A supervisor that handles requests of the host, each one datagram with file descriptors."""
 
     def __init__(self, control: socket.socket, settings: dict[str, Any]):
         super().__init__({**settings, "home": HOME}, (ROOT,))
@@ -76,18 +77,18 @@ class _First(Warden):
             if poll.poll(tick_s * 1000):
                 data, fds, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 2)
                 if not data:
-                    os._exit(0)
-                self._obey(json.loads(data)["op"], fds)
+                    os._exit(0)  # the host closed its end
+                self._handle(json.loads(data)["op"], fds)
             self.reap()
-            tick_s = self.watch()
+            tick_s = self.check_limits()
 
-    def _obey(self, op: str, fds: list[int]) -> None:
+    def _handle(self, op: str, fds: list[int]) -> None:
         if op == "cause":
             self.await_worker()
             self._control.send(json.dumps({"cause": self.cause}).encode())
         else:
             self.kill()
         if op == "worker":
-            self.begin(socket.socket(fileno=os.dup(fds[0])), fds[1], [self._control.fileno(), fds[0]])
+            self.start_worker(socket.socket(fileno=os.dup(fds[0])), fds[1], [self._control.fileno(), fds[0]])
         for fd in fds:
             os.close(fd)

@@ -1,7 +1,7 @@
-"""What a session's first process does: it starts one worker at a time, watches what that starts, and ends it.
+"""The supervisor: the first process of a session. It starts one worker at a time, enforces limits, and kills.
 
-Code of a model runs in workers only. Where this process is the first of its process namespace, the kernel ends all the
-others with it; elsewhere (a remote machine) it ends its descendants one by one.
+Model-written code runs only in workers and what they start. When this process is the first of its PID namespace, the
+kernel kills all others when it ends; elsewhere (on a remote machine) it kills its descendants one by one.
 """
 
 from __future__ import annotations
@@ -19,57 +19,59 @@ from typing import Any
 from . import kernel, limits, seccomp, worker
 
 OWN_PROCESSES = 3
-"""First process, worker and its output thread: not counted against the code."""
+"""Supervisor, worker and its output thread: not counted against the code."""
 MAX_FILES = 1024
 TICK_S, BUSY_TICK_S = 1.0, 0.1
 ENDING_TICK_S, ENDING_TICKS = 0.002, 250
 MAX_ROUNDS = 1000
+"""Rounds of killing descendants, which may fork meanwhile."""
 
 
-class Warden:
-    """``places``: where the code's files are; they count as memory."""
+class Supervisor:
+    """``places``: mount points of the code's files, which lie in memory and count as memory."""
 
     def __init__(self, settings: dict[str, Any], places: tuple[str, ...]):
         self._settings = settings
         self._places = [*{os.stat(place).st_dev: place for place in places}.values()]
-        self._first = os.getpid() == 1
+        self._is_pid_1 = os.getpid() == 1
         self._worker: int | None = None
         self._cause: str | None = None
-        self._alone_kb = _held_kb(os.getpid())
+        self._own_kb = _proportional_kb(os.getpid())
 
     @property
     def cause(self) -> str | None:
-        """Of the last worker's end."""
+        """Why the last worker ended; None while it runs."""
         return self._cause
 
-    def begin(self, connection: socket.socket, area_fd: int, drop: list[int]) -> None:
-        """A new worker, after ``kill``; it closes ``drop`` first."""
+    def start_worker(self, connection: socket.socket, area_fd: int, close_fds: list[int]) -> None:
+        """Fork a worker, after ``kill``; it closes ``close_fds`` first."""
         self._cause = None
         self._worker = os.fork()
         if not self._worker:
-            for fd in drop:
+            for fd in close_fds:
                 os.close(fd)
-            _work(connection, area_fd, self._settings)
+            _run_worker(connection, area_fd, self._settings)
 
     def kill(self) -> None:
-        """Everything but this process."""
-        if self._first:
+        """Kill every process but this one."""
+        if self._is_pid_1:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         else:
             end_descendants()
         with contextlib.suppress(ChildProcessError):
             while True:
-                self._took(*os.waitpid(-1, 0))
+                self._note_end(*os.waitpid(-1, 0))
         self._worker = None
 
     def reap(self) -> None:
+        """Collect processes that have ended."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._took(*ended)
+                self._note_end(*ended)
 
     def await_worker(self) -> None:
-        """It has closed its connection, so it is about to end; one that is not is ended."""
+        """Wait for a worker that closed its connection; kill it when it does not end by itself."""
         for _ in range(ENDING_TICKS):
             self.reap()
             if self._worker is None:
@@ -77,24 +79,25 @@ class Warden:
             time.sleep(ENDING_TICK_S)
         self.kill()
 
-    def watch(self) -> float:
-        """Hold the processes to what they may have together; the seconds until the next look."""
+    def check_limits(self) -> float:
+        """Kill all processes when together they exceed a limit; seconds until the next check."""
         others = self._others()
         if len(others) > self._settings["num_processes"] + OWN_PROCESSES:
             return self._end("processes")
         files_kb = sum(map(_files_kb, self._places))
-        bound_kb = self._settings["memory_mb"] * 1024 + self._alone_kb
-        at_most_kb = files_kb + sum(map(_resident_kb, others))
-        if at_most_kb > bound_kb and files_kb + sum(map(_held_kb, others)) > bound_kb:
+        max_kb = self._settings["memory_mb"] * 1024 + self._own_kb
+        # The resident size is an upper bound that is cheap to read; the proportional one is read only above it.
+        resident_kb = files_kb + sum(map(_resident_kb, others))
+        if resident_kb > max_kb and files_kb + sum(map(_proportional_kb, others)) > max_kb:
             return self._end("memory")
         return BUSY_TICK_S if len(others) > 1 else TICK_S
 
     def _others(self) -> list[int]:
-        if self._first:
+        if self._is_pid_1:
             return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
         return descendants(os.getpid())
 
-    def _took(self, pid: int, status: int) -> None:
+    def _note_end(self, pid: int, status: int) -> None:
         if pid == self._worker:
             self._worker = None
             self._cause = self._cause or _cause(status)
@@ -106,7 +109,7 @@ class Warden:
 
 
 def restrict(settings: dict[str, Any]) -> None:
-    """This process and all it will start: no capability, no privileges to gain, a system-call filter, few files."""
+    """Drop all privileges, install the system-call filter and set limits, for this process and all it will start."""
     kernel.drop_privileges()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     for name, value in (
@@ -114,14 +117,14 @@ def restrict(settings: dict[str, Any]) -> None:
         (resource.RLIMIT_NOFILE, MAX_FILES),
         (resource.RLIMIT_MEMLOCK, 0),
     ):
-        limits.bound(name, value)
+        limits.lower(name, value)
     program = seccomp.instructions()
     if program is not None:
         kernel.install_filter(program)
 
 
 def end_descendants() -> None:
-    """Until there is none. They may start others meanwhile, but not more than they are allowed at a time."""
+    """Kill descendants until there are none. They may fork meanwhile, within their process limit."""
     for _ in range(MAX_ROUNDS):
         found = descendants(os.getpid())
         if not found:
@@ -136,7 +139,7 @@ def end_descendants() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All but zombies."""
+    """Process ids of all descendants but zombies."""
     parents: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -163,7 +166,7 @@ def _files_kb(place: str) -> int:
 
 
 def _resident_kb(pid: int) -> int:
-    """Pages in memory, those shared with the parent too: an upper bound that is cheap."""
+    """Resident set size, pages shared with other processes included; 0 for a process that has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize() // 1024
@@ -171,8 +174,8 @@ def _resident_kb(pid: int) -> int:
         return 0
 
 
-def _held_kb(pid: int) -> int:
-    """The process's share of its pages (PSS); all it has in memory when that is hidden or the kernel does not say."""
+def _proportional_kb(pid: int) -> int:
+    """Proportional set size (PSS); the resident size when the process hides it or the kernel does not report it."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("Pss:")), 0)
@@ -180,23 +183,23 @@ def _held_kb(pid: int) -> int:
         return _resident_kb(pid)
 
 
-def _work(connection: socket.socket, area_fd: int, settings: dict[str, Any]) -> None:
-    """The worker, after the fork. Never returns."""
+def _run_worker(connection: socket.socket, area_fd: int, settings: dict[str, Any]) -> None:
+    """The worker's main function, after the fork. Does not return."""
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("900")
+            file.write("900")  # when memory runs out, the kernel kills workers first
         os.setsid()
         os.environ.update(settings["env"])
-        place = settings["working_dir"] or settings["home"]
-        os.makedirs(place, exist_ok=True)
-        os.chdir(place)
+        folder = settings["working_dir"] or settings["home"]
+        os.makedirs(folder, exist_ok=True)
+        os.chdir(folder)
         sys.path.insert(0, "")
         worker.reseed()
-        loop = worker.Worker(connection, area_fd, settings)
-        limits.hold(settings, limits.address_space_bytes())
-        loop.serve()
-    except BaseException:  # noqa: BLE001  (nothing above this frame may run in this process)
+        server = worker.Worker(connection, area_fd, settings)
+        limits.apply(settings, limits.address_space_bytes())
+        server.serve()
+    except BaseException:  # noqa: BLE001  (the frames above belong to the supervisor)
         traceback.print_exc()
         os._exit(1)
     os._exit(0)

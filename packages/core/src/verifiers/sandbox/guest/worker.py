@@ -1,7 +1,7 @@
-"""The process that runs the code: takes requests from its owner, one after another, until the connection ends.
+"""The worker: runs the code. It answers requests of the host, one after another, until the connection closes.
 
-Started by a parent with everything imported (``zygote``) or as a command:
-``worker.py SOCKET_FD AREA_FD SETTINGS`` where the settings are JSON. It protects nothing by itself.
+Forked by a supervisor, or run as a command with arguments ``SOCKET_FD AREA_FD SETTINGS``, where SETTINGS is base64 of
+JSON. It isolates nothing by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .interpreter import Interpreter, cut
 from .output import Output
 
 ASSUMED_BYTES = 64 * 2**20
-"""Address space of an interpreter that has imported nothing, where it cannot look that up."""
+"""Address space of an interpreter that has imported nothing, where ``/proc`` cannot be read."""
 
 
 class Worker:
@@ -44,10 +44,10 @@ class Worker:
         return {}, b""
 
     def do_python(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        mine = os.getpid()
+        pid = os.getpid()
         self._output.begin()
         value, error, limit = self._interpreter.run(body.decode("utf-8", "surrogatepass"))
-        if os.getpid() != mine:  # a child that the code forked came back here
+        if os.getpid() != pid:  # this is a child that the code forked; only the worker may answer
             os._exit(0)
         return self._answer(value=value, error=error, limit=limit)
 
@@ -62,12 +62,12 @@ class Worker:
 
     def do_read(self, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         try:
-            with open(header["path"], "rb", opener=_without_waiting) as file:
+            with open(header["path"], "rb", opener=_open_nonblocking) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise OSError(errno.EINVAL, "not a regular file")
                 content = file.read(self._max_file + 1)
         except (OSError, ValueError) as error:
-            return _failed(error), b""
+            return _failure(error), b""
         if len(content) > self._max_file:
             return {"limit": "file", "errno": errno.EFBIG, "message": f"larger than {self._max_file} bytes"}, b""
         return {}, content
@@ -79,38 +79,40 @@ class Worker:
             with open(path, "wb") as file:
                 file.write(body)
         except (OSError, ValueError) as error:
-            return _failed(error), b""
+            return _failure(error), b""
         return {}, b""
 
-    def _answer(self, **facts: Any) -> tuple[dict[str, Any], bytes]:
+    def _answer(self, **fields: Any) -> tuple[dict[str, Any], bytes]:
         (stdout, stderr), truncated = self._output.end()
-        facts.update(stdout=stdout, stderr=stderr, truncated=truncated)
-        return facts, b""
+        fields.update(stdout=stdout, stderr=stderr, truncated=truncated)
+        return fields, b""
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Opening a named pipe must not block."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _failed(error: OSError | ValueError) -> dict[str, Any]:
+def _failure(error: OSError | ValueError) -> dict[str, Any]:
     if isinstance(error, OSError):
         return {"errno": error.errno or errno.EIO, "message": cut(error.strerror or str(error))}
     return {"errno": errno.EINVAL, "message": cut(str(error))}
 
 
 def reseed() -> None:
-    """Sessions forked from one parent must not draw the same numbers. The standard library sees to its own."""
+    """Reseed NumPy: sessions of one zygote must not draw the same numbers. ``random`` reseeds itself on fork."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
 
 
 def main() -> None:
+    """Run a worker as a command, with limits and filter when the settings have them."""
     socket_fd, area_fd, settings = int(sys.argv[1]), int(sys.argv[2]), json.loads(base64.b64decode(sys.argv[3]))
     sys.argv[:] = [""]
-    socket_fd, area_fd = (_away(fd) for fd in (socket_fd, area_fd))
+    socket_fd, area_fd = (_above_stderr(fd) for fd in (socket_fd, area_fd))
     worker = Worker(socket.socket(fileno=socket_fd), area_fd, settings)
     if "memory_mb" in settings:
-        limits.hold(settings, ASSUMED_BYTES)
+        limits.apply(settings, ASSUMED_BYTES)
         program = seccomp.instructions(pretend=True)
         if program is None:
             sys.exit("there is no system-call filter for this architecture")
@@ -118,8 +120,8 @@ def main() -> None:
     worker.serve()
 
 
-def _away(fd: int) -> int:
-    """Descriptors 0, 1 and 2 are the code's."""
+def _above_stderr(fd: int) -> int:
+    """Move a descriptor out of 0, 1 and 2, which are the code's stdin, stdout and stderr."""
     if fd > 2:
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -1,7 +1,7 @@
-"""The warm parent: imports the packages once, then forks one session after another into its own namespaces.
+"""The zygote: imports the packages once, then forks sessions, each into namespaces of its own (``session``).
 
-It runs inside the outer sandbox and executes nothing that a model wrote. What a session is, ``session`` says. It ends
-with its owner: when the control connection closes.
+It runs inside the outer sandbox and executes no model-written code. It ends when the host closes the control
+connection.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def main() -> None:
 
 
 def _import_all(names: list[str]) -> dict[str, str]:
-    """What could not be imported, with why."""
+    """Import all; those that failed -> the error."""
     failed = {}
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001  (said to the owner, who refuses the sandbox)
+        except Exception as error:  # noqa: BLE001  (reported to the host, which refuses the sandbox)
             failed[name] = f"{type(error).__name__}: {error}"
     return failed
 
@@ -52,12 +52,12 @@ def _fork(control: socket.socket, fd: int, settings: dict[str, Any]) -> None:
     child = os.fork()
     if child:
         os.close(fd)
-        os.waitpid(child, 0)  # it ends as soon as the session's first process runs in its namespaces
+        os.waitpid(child, 0)  # it ends as soon as the session's supervisor runs in its namespaces
         return
     try:
         control.close()
         session.enter(socket.socket(fileno=fd), settings)
-    except BaseException:  # noqa: BLE001  (nothing above this frame may run in this process)
+    except BaseException:  # noqa: BLE001  (the frames above belong to the zygote)
         traceback.print_exc()
     os._exit(0)
 

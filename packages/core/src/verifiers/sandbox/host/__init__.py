@@ -1,1 +1,1 @@
-"""The host's side of a sandbox: sessions, their processes, and the connection to them."""
+"""The host side of a sandbox: sessions, their processes, and the connection to the worker."""

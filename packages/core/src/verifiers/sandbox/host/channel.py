@@ -1,7 +1,7 @@
-"""The owner's end of the connection to one worker: one request, one answer.
+"""The host's end of the connection to one worker: one request, one answer.
 
-Everything that comes back was written by code that a model may have written: sizes are bounded before anything is kept,
-types are checked, and what is not an answer ends the worker. It never raises into the rollout as a foreign error.
+Model-written code may have produced whatever is received: sizes are bounded before anything is stored, types are
+validated, and anything but a valid answer ends the worker. The only error that leaves this module is ``WorkerGone``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from verifiers.sandbox.guest import frames
 
 
 class Answer(msgspec.Struct):
+    """Header of a worker's answer; the fields that are set depend on the request."""
+
     stdout: str = ""
     stderr: str = ""
     value: str | None = None
@@ -31,36 +33,37 @@ _DECODER = msgspec.json.Decoder(Answer)
 
 
 class WorkerGone(Exception):
-    """The connection ended, or something else than an answer came over it."""
+    """The connection ended, or something other than an answer was received."""
 
 
 class Channel(asyncio.Protocol):
-    """One connection. ``max_header_bytes`` and ``max_body_bytes`` bound what is taken from the other side."""
+    """One connection. ``max_header_bytes`` and ``max_body_bytes`` bound an answer."""
 
     def __init__(self, max_header_bytes: int, max_body_bytes: int):
-        self._bounds = (max_header_bytes, max_body_bytes)
+        self._max_sizes = (max_header_bytes, max_body_bytes)
         self._received = bytearray()
-        self._waiting: asyncio.Future[tuple[Answer, bytes]] | None = None
+        self._pending: asyncio.Future[tuple[Answer, bytes]] | None = None
         self._transport: asyncio.Transport | None = None
-        self._ended: str | None = None
+        self._end_reason: str | None = None
 
     @classmethod
-    async def over(cls, connection: socket.socket, max_header_bytes: int, max_body_bytes: int) -> Channel:
+    async def open(cls, connection: socket.socket, max_header_bytes: int, max_body_bytes: int) -> Channel:
+        """A channel over a connected socket, which it owns from now on."""
         loop = asyncio.get_running_loop()
         connection.setblocking(False)
         _, channel = await loop.create_connection(lambda: cls(max_header_bytes, max_body_bytes), sock=connection)
         return channel
 
     async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
-        """*Raises* WorkerGone."""
-        if self._ended is not None or self._transport is None:
-            raise WorkerGone(self._ended or "not connected")
-        self._waiting = asyncio.get_running_loop().create_future()
+        """Send a request; the answer and its body. *Raises* WorkerGone."""
+        if self._end_reason is not None or self._transport is None:
+            raise WorkerGone(self._end_reason or "not connected")
+        self._pending = asyncio.get_running_loop().create_future()
         self._transport.write(frames.pack(header, body))
         try:
-            return await self._waiting
+            return await self._pending
         finally:
-            self._waiting = None
+            self._pending = None
 
     def close(self) -> None:
         self._end("closed")
@@ -68,16 +71,18 @@ class Channel(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, and does not inherit from it
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transport does not inherit from asyncio.Transport
 
     def data_received(self, data: bytes) -> None:
-        if self._waiting is None or self._waiting.done():
-            return self._end("it sent something that nobody asked for")
+        if self._pending is None or self._pending.done():
+            return self._end("it sent data without a request")
         self._received += data
         if len(self._received) < frames.LENGTHS.size:
             return None
         header_size, body_size = frames.LENGTHS.unpack_from(self._received)
-        if header_size > self._bounds[0] or body_size > self._bounds[1]:
+        if header_size > self._max_sizes[0] or body_size > self._max_sizes[1]:
             return self._end(f"its answer of {header_size + body_size} bytes is above the bound")
         start = frames.LENGTHS.size + header_size
         if len(self._received) < start + body_size:
@@ -89,15 +94,15 @@ class Channel(asyncio.Protocol):
             answer = _DECODER.decode(memoryview(received)[frames.LENGTHS.size : start])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return self._end(f"its answer is malformed ({error})")
-        return self._waiting.set_result((answer, bytes(memoryview(received)[start:])))
+        return self._pending.set_result((answer, bytes(memoryview(received)[start:])))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end("it ended")
 
-    def _end(self, why: str) -> None:
-        self._ended = self._ended or why
+    def _end(self, reason: str) -> None:
+        self._end_reason = self._end_reason or reason
         self._received = bytearray()
         if self._transport is not None:
             self._transport.abort()
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(WorkerGone(self._ended))
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(WorkerGone(self._end_reason))

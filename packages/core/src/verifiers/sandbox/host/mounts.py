@@ -1,7 +1,7 @@
-"""What of the host is shown inside, all of it read-only: the interpreter, the system's programs and libraries, and the
-packages asked for. Nothing of a home folder, a configuration, a run or a socket.
+"""What of the host is visible inside, all read-only: the interpreter, system programs and libraries, and the packages
+asked for. No home folder, configuration, run folder or socket.
 
-The interpreter and the packages lie at paths of their own, the same on every host.
+The interpreter and the packages have fixed paths inside, the same on every host.
 """
 
 from __future__ import annotations
@@ -13,14 +13,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from verifiers.sandbox import guest
+from verifiers.sandbox.guest import launch
 from verifiers.sandbox.host.packages import folders
 
 PYTHON = "/opt/python"
 PACKAGES = "/opt/packages"
 INSIDE = "/opt/sandbox"
 GUEST = Path(guest.__file__).parent
-"""The package that runs inside: shown there as ``guest``."""
+"""The package that runs inside, where it is named ``guest``."""
 INTERPRETER = f"{PYTHON}/bin/python3"
+ENVIRONMENT = {
+    "PATH": f"{PYTHON}/bin:/usr/bin:/bin",
+    "HOME": "/sandbox/home",
+    "TMPDIR": "/tmp",
+    "USER": "sandbox",
+    "LANG": "C.UTF-8",
+    "PYTHONPATH": PACKAGES,
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MALLOC_ARENA_MAX": "1",  # address space is limited, and each further arena reserves 64 MB of it
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+FILES = {
+    "/etc/passwd": f"root:x:0:0::/:/bin/false\nsandbox:x:{launch.UID}:{launch.UID}::/sandbox/home:/bin/bash\n",
+    "/etc/group": f"root:x:0:\nsandbox:x:{launch.UID}:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+}
+"""Files of the sandbox that are not the host's: path -> text."""
+RUN_GUEST = "import sys; sys.path[0] = {path!r}; from guest.{module} import main; del sys.path[0]; main()"
+"""Python code that runs ``main`` of a module of the guest package, which lies in folder ``path``."""
 SYSTEM = (
     "/usr/bin /usr/sbin /usr/lib /usr/lib64 /usr/lib32 /usr/libexec /usr/share/zoneinfo /usr/share/terminfo "
     "/etc/ld.so.cache /etc/alternatives /etc/localtime"
@@ -30,55 +52,60 @@ TOP_LEVEL = "/bin /sbin /lib /lib64 /lib32".split()
 
 @dataclass(slots=True)
 class Mounts:
-    """Example: ``Mounts(shown={"/usr/bin": Path("/usr/bin")}, hidden=["/usr/lib/python3/dist-packages"])``"""
+    """What to mount where.
+
+    Example: ``Mounts(shown={"/usr/bin": Path("/usr/bin")}, hidden=["/usr/lib/python3/dist-packages"])``
+    """
 
     shown: dict[str, Path] = field(default_factory=dict)
-    """Place inside -> file or folder of the host."""
+    """Path inside -> file or folder of the host."""
     links: dict[str, str] = field(default_factory=dict)
+    """Path inside of a symbolic link -> its target."""
     hidden: list[str] = field(default_factory=list)
-    """Places inside a shown folder that are made empty."""
+    """Paths below a shown folder where an empty folder is mounted."""
 
     def folders(self) -> list[str]:
-        """Every folder above a place, outermost first."""
+        """Every folder that must exist above these paths, outermost first."""
         places = [*self.shown, *self.links, *self.hidden]
         above = {str(folder) for place in places for folder in Path(place).parents if str(folder) != "/"}
         return sorted(folder for folder in above if not any(_is_below(folder, shown) for shown in self.shown))
 
 
 def mounts(packages: tuple[str, ...]) -> Mounts:
-    found = Mounts()
+    """The mounts of a sandbox with these packages. *Raises* ConfigError for one that is not installed."""
+    result = Mounts()
     for path in SYSTEM:
         if os.path.exists(path):
-            found.shown[path] = Path(path).resolve()
+            result.shown[path] = Path(path).resolve()
     for path in TOP_LEVEL:
         if os.path.islink(path):
-            found.links[path] = os.readlink(path)
+            result.links[path] = os.readlink(path)
         elif os.path.isdir(path):
-            found.shown[path] = Path(path)
-    found.hidden += [str(path) for path in _foreign_packages(Path("/usr/lib"))]
-    _python(found)
+            result.shown[path] = Path(path)
+    result.hidden += [str(path) for path in _installed_packages(Path("/usr/lib"))]
+    _add_python(result)
     for name, installed in folders(packages).items():
-        found.shown[f"{PACKAGES}/{name}"] = installed.resolve()
-    found.shown[f"{INSIDE}/guest"] = GUEST
-    return found
+        result.shown[f"{PACKAGES}/{name}"] = installed.resolve()
+    result.shown[f"{INSIDE}/guest"] = GUEST
+    return result
 
 
-def _python(found: Mounts) -> None:
-    """The interpreter itself, without what is installed for it."""
+def _add_python(result: Mounts) -> None:
+    """The interpreter and its standard library, without installed packages."""
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     standard = Path(sysconfig.get_path("stdlib")).resolve()
     inside = f"{PYTHON}/lib/{standard.name}"
-    found.shown[f"{PYTHON}/bin/{executable.name}"] = executable
-    found.shown[inside] = standard
-    found.hidden += [f"{inside}/{path.relative_to(standard)}" for path in _foreign_packages(standard)]
+    result.shown[f"{PYTHON}/bin/{executable.name}"] = executable
+    result.shown[inside] = standard
+    result.hidden += [f"{inside}/{path.relative_to(standard)}" for path in _installed_packages(standard)]
     for name in {"python", "python3"} - {executable.name}:
-        found.links[f"{PYTHON}/bin/{name}"] = executable.name
+        result.links[f"{PYTHON}/bin/{name}"] = executable.name
     shared = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
     if sysconfig.get_config_var("Py_ENABLE_SHARED") and shared.is_file():
-        found.shown[f"{PYTHON}/lib/{shared.name}"] = shared.resolve()
+        result.shown[f"{PYTHON}/lib/{shared.name}"] = shared.resolve()
 
 
-def _foreign_packages(folder: Path) -> list[Path]:
+def _installed_packages(folder: Path) -> list[Path]:
     names = ("site-packages", "dist-packages")
     return [path for name in names for pattern in (name, f"python3*/{name}") for path in folder.glob(pattern)]
 

@@ -1,6 +1,6 @@
-"""Installed distributions that code in a sandbox may import: what they need, and where their files are.
+"""Installed distributions that code in a sandbox may import: their dependencies, and where their files are.
 
-Nothing is installed here. Only these are shown inside: an environment that lies beside them in site-packages, with its
+Nothing is installed. Only these files are visible inside: an environment package in the same site-packages, with its
 answers, is not.
 """
 
@@ -16,11 +16,11 @@ from packaging.utils import canonicalize_name
 
 from verifiers.errors import ConfigError
 
-NOT_SHOWN = re.compile(r"(\.pth|^__pycache__|^\.\.)$|^_?_?editable_")
+HIDDEN = re.compile(r"(\.pth|^__pycache__|^\.\.)$|^_?_?editable_")
 
 
 def require(packages: tuple[str, ...]) -> None:
-    """*Raises* ConfigError that names every package that is not installed, with the command."""
+    """*Raises* ConfigError that names every package that is not installed, and the command to install them."""
     missing = [name for name in packages if _distribution(name) is None]
     if missing:
         raise ConfigError(
@@ -31,13 +31,13 @@ def require(packages: tuple[str, ...]) -> None:
 
 
 def import_names(packages: tuple[str, ...]) -> list[str]:
-    """What to import for each distribution: ``scikit-learn`` is ``sklearn``."""
+    """Modules to import for these distributions: ``sklearn`` for ``scikit-learn``."""
     return [name for package in packages for name in _top_levels(package)]
 
 
 @lru_cache
 def folders(packages: tuple[str, ...]) -> dict[str, Path]:
-    """File or folder of every top-level name that the packages and what they need put into site-packages."""
+    """Top-level name in site-packages -> file or folder, of the packages and their dependencies."""
     require(packages)
     return {entry.name: entry for name in _closure(packages) for entry in _entries(name)}
 
@@ -50,10 +50,11 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 
 
 def _closure(packages: tuple[str, ...]) -> list[str]:
+    """The packages and all that they depend on, as far as installed; extras are left out."""
     found: dict[str, None] = {}
-    waiting = [canonicalize_name(name) for name in packages]
-    while waiting:
-        name = waiting.pop()
+    pending = [canonicalize_name(name) for name in packages]
+    while pending:
+        name = pending.pop()
         distribution = _distribution(name)
         if name in found or distribution is None:
             continue
@@ -61,19 +62,19 @@ def _closure(packages: tuple[str, ...]) -> list[str]:
         for text in distribution.requires or ():
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(canonicalize_name(requirement.name))
+                pending.append(canonicalize_name(requirement.name))
     return list(found)
 
 
 def _entries(name: str) -> list[Path]:
     distribution = importlib.metadata.distribution(name)
-    tops = {Path(file).parts[0] for file in distribution.files or () if not NOT_SHOWN.search(Path(file).parts[0])}
+    tops = {Path(file).parts[0] for file in distribution.files or () if not HIDDEN.search(Path(file).parts[0])}
     paths = [Path(str(distribution.locate_file(top))) for top in sorted(tops)]
     return [path for path in paths if path.exists()]
 
 
 def _top_levels(name: str) -> list[str]:
-    """Its packages; when it has none, its modules (a script beside a package is not what one imports)."""
+    """Its packages, or its modules when it has no package (a script beside a package is not meant to be imported)."""
     entries = [path for path in _entries(canonicalize_name(name)) if path.name.split(".")[0].isidentifier()]
     packages = [path.name for path in entries if (path / "__init__.py").exists()]
     return packages or [path.name.split(".")[0] for path in entries if path.suffix in (".py", ".so")]

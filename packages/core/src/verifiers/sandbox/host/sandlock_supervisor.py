@@ -1,8 +1,8 @@
-"""The process that runs one session under sandlock: confines the worker, says why it ended, and ends what is left.
+"""The process that supervises one sandlock session: confines the worker, reports why it ended, and kills what remains.
 
-``supervised FD POLICY``: input is the worker's connection, output its memory for output; on FD its owner hears of the
-end, and when its owner closes FD every process of the session is killed. Orphans of the session become children of this
-process, so that none is lost.
+Arguments ``FD POLICY``: stdin is the worker's connection, stdout its output area. The end of the worker is reported on
+FD; when the host closes FD, every process of the session is killed. Orphaned processes of the session become children
+of this one (a subreaper), so none escapes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from verifiers.sandbox.guest import kernel
 from verifiers.sandbox.guest.supervisor import end_descendants
 
 INTERPRETER_MB = 96
+"""Memory of the worker before the code allocates anything."""
 OWN_PROCESSES = 3
 
 
 def main() -> None:
+    """Supervise until the host closes its end. Does not return."""
     control, policy = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.drop_privileges()
-    threading.Thread(target=_play, args=(control, policy), daemon=True).start()
+    threading.Thread(target=_supervise, args=(control, policy), daemon=True).start()
     with contextlib.suppress(OSError):
         while control.recv(1):
             pass
@@ -37,18 +39,19 @@ def main() -> None:
     os._exit(0)
 
 
-def _play(control: socket.socket, policy: dict[str, Any]) -> None:
-    told: dict[str, Any]
+def _supervise(control: socket.socket, policy: dict[str, Any]) -> None:
+    report: dict[str, Any]
     try:
-        told = {"cause": _run(policy)}
-    except Exception as error:  # noqa: BLE001  (said to the owner, who refuses the sandbox)
-        told = {"failed": f"{type(error).__name__}: {error}"}
+        report = {"cause": _run(policy)}
+    except Exception as error:  # noqa: BLE001  (reported to the host, which refuses the sandbox)
+        report = {"failed": f"{type(error).__name__}: {error}"}
     with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # the last copy of the worker's connection
-        control.send(json.dumps(told).encode())
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # closes the last copy of the worker's connection
+        control.send(json.dumps(report).encode())
 
 
 def _run(policy: dict[str, Any]) -> str:
+    """Run the worker; why it ended."""
     import sandlock
 
     sandbox = sandlock.Sandbox(

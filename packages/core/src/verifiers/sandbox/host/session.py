@@ -1,8 +1,8 @@
-"""One sandbox as its rollout sees it, over whatever isolates the worker.
+"""The ``Sandbox`` that a rollout uses, over any way to isolate the worker (``Processes``).
 
-The promise: at a time-out every process of the sandbox is ended and a new interpreter stands ready; a worker that dies
-is replaced and the result says of what it died; what a worker answers is checked; after ``close`` nothing is left.
-Files are read and written by the worker, inside: a path or a link never means anything on the host.
+Guarantees: after a time-out every process of the sandbox is killed and a new interpreter is ready; a worker that dies
+is replaced and the result names the cause; a worker's answers are validated; after ``close`` nothing remains. The
+worker reads and writes files, inside: a path or a link is never resolved on the host.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from verifiers.sandbox.protocol import ExecResult, SandboxSpec
 START_S = 60.0
 MAX_READ_BYTES = 2**26
 LIMITS = frozenset("wall memory cpu file processes output killed".split())
-ESCAPED = 6
-"""Bytes of one byte of text in JSON, at most."""
+MAX_ESCAPED_BYTES = 6
+"""Most bytes of JSON for one byte of text."""
 
 
 class Processes(Protocol):
-    """What a backend provides for one sandbox."""
+    """What a backend implements for one sandbox: start and kill its processes."""
 
     async def start(self, connection: socket.socket, area_fd: int) -> None:
-        """A new worker on this connection, after ``kill``; whoever starts it gets copies of both."""
+        """Kill what runs, then start a worker on this connection; the implementation duplicates both descriptors."""
         ...
 
     def kill(self) -> None:
-        """End every process of the sandbox; its files stay."""
+        """Kill every process of the sandbox; its files stay."""
         ...
 
     async def ended(self) -> None:
-        """After ``kill``: what was written until then is in the area."""
+        """Wait, after ``kill``, until the area contains everything that was written."""
         ...
 
     async def cause(self) -> str | None:
-        """Why the last worker ended, where that is known: one of ``LIMITS``; the area holds what it wrote."""
+        """Why the last worker ended: one of ``LIMITS``, None when unknown. The area then contains what it wrote."""
         ...
 
     async def clear(self) -> None:
-        """``kill``, and no file is left either."""
+        """``kill``, and delete all files."""
         ...
 
     async def close(self) -> None:
-        """``clear``, for good. Again: nothing."""
+        """``clear``, and release what the sandbox holds. A second call does nothing."""
         ...
 
 
 class Session:
-    """A ``Sandbox``."""
+    """A ``Sandbox``. Its state is "open", "expired" (after ``wall_s``) or "closed"."""
 
     def __init__(self, spec: SandboxSpec, processes: Processes):
         self._spec = spec
         self._processes = processes
         self._lock = asyncio.Lock()
         self._channel: Channel | None = None
-        self._area = _Area(spec.max_output_bytes)
+        self._area = _OutputArea(spec.max_output_bytes)
         self._state = "open"
         self._deadline = asyncio.get_running_loop().time() + spec.wall_s
         self._expiry = asyncio.get_running_loop().call_at(self._deadline, self._expire)
@@ -75,8 +75,8 @@ class Session:
         try:
             await asyncio.wait_for(session._answer({"op": "ping"}), start_s)
         except (WorkerGone, TimeoutError) as error:
-            why = await processes.cause() or str(error) or f"no answer in {start_s:g} s"
-            raise SandboxUnavailable(f"The sandbox did not start: {why}") from error
+            reason = await processes.cause() or str(error) or f"no answer in {start_s:g} s"
+            raise SandboxUnavailable(f"The sandbox did not start: {reason}") from error
         finally:
             if session._channel is None:
                 await session.close()
@@ -128,14 +128,14 @@ class Session:
     # --- one request
 
     async def _answer(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
-        """*Raises* WorkerGone. Given up half way, every process is ended."""
+        """Send a request to the worker, started if need be; kills every process when cancelled. *Raises* WorkerGone."""
         channel = self._channel or await self._start()
         try:
             return await channel.request(header, body)
         except WorkerGone:
             self._drop_channel()
             raise
-        except BaseException:
+        except BaseException:  # a time-out or a cancellation: the worker may run on; raised again
             self._drop_channel()
             self._processes.kill()
             raise
@@ -145,8 +145,8 @@ class Session:
         try:
             with theirs:
                 await self._processes.start(theirs, self._area.fd)
-            self._channel = await Channel.over(ours, max_header_bytes(self._spec), MAX_READ_BYTES)
-        except BaseException:
+            self._channel = await Channel.open(ours, max_header_bytes(self._spec), MAX_READ_BYTES)
+        except BaseException:  # also when cancelled: close the socket; raised again
             ours.close()
             raise
         return self._channel
@@ -178,10 +178,10 @@ class Session:
         return ExecResult(stdout, stderr, error=error, truncated=truncated, limit=cause)
 
     async def _replace(self) -> None:
-        """A new worker; when it answers, what the last one started is gone."""
+        """Start a new worker; when it answers, everything that the last one started has ended."""
         self._area.renew()
         if self._state == "open":
-            with contextlib.suppress(WorkerGone, TimeoutError):  # the next call says so
+            with contextlib.suppress(WorkerGone, TimeoutError):  # the next call raises
                 await asyncio.wait_for(self._answer({"op": "ping"}), START_S)
 
     async def _usable(self) -> None:
@@ -201,8 +201,8 @@ class Session:
             channel.close()
 
 
-class _Area:
-    """Memory shared with the worker where its output is as it comes; read when the worker cannot answer any more."""
+class _OutputArea:
+    """Memory shared with the worker, which writes its output there; read when the worker can no longer answer."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes = max_bytes
@@ -212,13 +212,13 @@ class _Area:
         size = frames.OUTPUT.size + 2 * self._max_bytes
         if hasattr(os, "memfd_create"):
             return kernel.memory_file("sandbox-output", size)
-        fd, name = tempfile.mkstemp()  # not Linux: a file without a name
+        fd, name = tempfile.mkstemp()  # not Linux: a file that is unlinked at once
         os.unlink(name)
         os.ftruncate(fd, size)
         return fd
 
     def texts(self) -> tuple[str, str, bool]:
-        """stdout, stderr and whether one is full. Never more than the bound, whatever the worker wrote there."""
+        """stdout, stderr and whether one is full. The bound holds whatever the worker wrote there."""
         head = os.pread(self.fd, frames.OUTPUT.size, 0).ljust(frames.OUTPUT.size, b"\0")
         sizes = [min(size, self._max_bytes) for size in frames.OUTPUT.unpack(head)]
         starts = (frames.OUTPUT.size, frames.OUTPUT.size + self._max_bytes)
@@ -228,7 +228,7 @@ class _Area:
         return texts[0], texts[1], max(sizes) == self._max_bytes
 
     def renew(self) -> None:
-        """A worker that is about to end must not write into what the next one uses."""
+        """Replace the memory: a worker that is about to end must not write into the next one's."""
         os.close(self.fd)
         self.fd = self._create()
 
@@ -252,10 +252,10 @@ def _result(answer: Answer) -> ExecResult:
 
 
 def max_header_bytes(spec: SandboxSpec) -> int:
-    """Of an answer."""
-    return ESCAPED * (2 * spec.max_output_bytes + 8 * MAX_TEXT) + 4096
+    """Largest header of an answer."""
+    return MAX_ESCAPED_BYTES * (2 * spec.max_output_bytes + 8 * MAX_TEXT) + 4096
 
 
-def settings(spec: SandboxSpec) -> dict[str, Any]:
-    """What the worker is told."""
+def worker_settings(spec: SandboxSpec) -> dict[str, Any]:
+    """Settings of a worker; a supervisor's contain them."""
     return {"max_output_bytes": spec.max_output_bytes, "max_file_bytes": MAX_READ_BYTES}

@@ -1,7 +1,7 @@
-"""Warm parents: one process per list of packages that stands ready, inside its outer sandbox, to fork sessions.
+"""Zygotes: one warm process per list of packages, inside its outer bubblewrap sandbox, that forks sessions.
 
-They end with this process, however it ends: their control connection closes, and the kernel kills them when the thread
-that started them is gone. That thread lives as long as the process; so a parent serves every event loop.
+A zygote ends with this process, however that ends: its control connection closes, and the kernel kills it when the
+thread that started it is gone. That thread lives as long as this process, so one zygote serves every event loop.
 """
 
 from __future__ import annotations
@@ -25,38 +25,20 @@ from typing import Any
 from verifiers.errors import ConfigError, SandboxUnavailable
 from verifiers.sandbox.guest import launch
 from verifiers.sandbox.host import mounts
+from verifiers.sandbox.host.mounts import ENVIRONMENT, FILES, RUN_GUEST
 from verifiers.sandbox.host.packages import import_names
 
 READY_S = 120.0
 HOST_UIDS = (65534, 1)
-"""Whom code runs as when the caller is root: nobody, and what to take where that user is not mapped."""
-ENVIRONMENT = {
-    "PATH": f"{mounts.PYTHON}/bin:/usr/bin:/bin",
-    "HOME": "/sandbox/home",
-    "TMPDIR": "/tmp",
-    "USER": "sandbox",
-    "LANG": "C.UTF-8",
-    "PYTHONPATH": mounts.PACKAGES,
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "MALLOC_ARENA_MAX": "1",  # address space is what is limited; each further arena reserves 64 MB
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-PLACES = ("/tmp", "/sandbox", "/etc")
-FILES = {
-    "/etc/passwd": f"root:x:0:0::/:/bin/false\nsandbox:x:{launch.UID}:{launch.UID}::/sandbox/home:/bin/bash\n",
-    "/etc/group": f"root:x:0:\nsandbox:x:{launch.UID}:\n",
-    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
-}
-START = "import sys; sys.path[0] = {path!r}; from guest.{module} import main; del sys.path[0]; main()"
+"""User ids of the host that code runs as when this process is root: nobody, or 1 where nobody is not mapped."""
+MOUNT_POINTS = ("/tmp", "/sandbox", "/etc")
 
-_parents: dict[tuple[str, tuple[str, ...]], Parent] = {}
+_zygotes: dict[tuple[str, tuple[str, ...]], Zygote] = {}
 _lock = threading.Lock()
 
 
-class Parent:
-    """One warm parent. ``fork`` may be called from any thread."""
+class Zygote:
+    """One zygote. ``fork`` may be called from any thread."""
 
     def __init__(self, command: str, packages: tuple[str, ...]):
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -66,14 +48,16 @@ class Parent:
         self._wait_until_ready(packages)
 
     def fork(self, settings: dict[str, Any]) -> socket.socket:
-        """The control connection to a new session. *Raises* SandboxUnavailable when the parent is gone."""
+        """Fork a session; its control connection. *Raises* SandboxUnavailable when the zygote is gone."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
                 socket.send_fds(self._control, [json.dumps(settings).encode()], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise SandboxUnavailable(f"The sandboxes' parent process is gone: {self._last_words()}") from error
+                raise SandboxUnavailable(
+                    f"The process that forks sandboxes is gone: {self._last_error_line()}"
+                ) from error
         ours.setblocking(False)
         return ours
 
@@ -94,7 +78,7 @@ class Parent:
         staged = sources if os.getuid() else [f"{launch.STAGE}/{number}" for number in range(len(sources))]
         fds = {path: _memory_file(text) for path, text in FILES.items()}
         arguments = [command, *_options(shown, staged, fds), mounts.INTERPRETER, "-c"]
-        arguments += [START.format(path=mounts.INSIDE, module="zygote"), str(theirs.fileno()), settings]
+        arguments += [RUN_GUEST.format(path=mounts.INSIDE, module="zygote"), str(theirs.fileno()), settings]
         try:
             return self._start(arguments, sources, [theirs.fileno(), *fds.values()])
         finally:
@@ -107,7 +91,7 @@ class Parent:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             fd = theirs.fileno()
-            code = START.format(path=str(mounts.GUEST.parent), module="launch")
+            code = RUN_GUEST.format(path=str(mounts.GUEST.parent), module="launch")
             launcher = [sys.executable, "-c", code, str(fd), json.dumps(sources)]
             process = self._popen([*launcher, *arguments], [*fds, fd])
             theirs.close()
@@ -124,51 +108,56 @@ class Parent:
 
     def _wait_until_ready(self, packages: tuple[str, ...]) -> None:
         ready, _, _ = select.select([self._control], [], [], READY_S)
-        told = self._control.recv(2**16) if ready else b""
-        if not told:
-            words = self._last_words()
+        report = self._control.recv(2**16) if ready else b""
+        if not report:
+            reason = self._last_error_line()
             self.close()
-            raise SandboxUnavailable(f"bubblewrap could not start a sandbox: {words}", names=["bubblewrap"])
-        if failed := json.loads(told)["failed"]:
+            raise SandboxUnavailable(f"bubblewrap could not start a sandbox: {reason}", names=["bubblewrap"])
+        if failed := json.loads(report)["failed"]:
             self.close()
-            why = "; ".join(f"{name} ({error})" for name, error in failed.items())
-            raise ConfigError(f"Packages {packages} of the sandbox cannot be imported inside: {why}", names=[*failed])
+            reasons = "; ".join(f"{name} ({error})" for name, error in failed.items())
+            raise ConfigError(
+                f"Packages {packages} of the sandbox cannot be imported inside: {reasons}", names=[*failed]
+            )
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read(2**16).decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else "it ended without a word"
+        return lines[-1] if lines else "it ended without a message"
 
 
-def parent_for(command: str, packages: tuple[str, ...]) -> Parent:
-    """The parent for these packages, started when there is none alive; takes as long as importing them."""
+def zygote_for(command: str, packages: tuple[str, ...]) -> Zygote:
+    """The zygote for these packages. Starts one when none is alive, which takes as long as importing the packages.
+
+    *Raises* SandboxUnavailable when it does not start, ConfigError when a package cannot be imported inside.
+    """
     key = (command, packages)
     with _lock:
-        parent = _parents.get(key)
-        if parent is not None and not parent.alive:
-            _parents.pop(key).close()
-            parent = None
-        if parent is None:
-            parent = _parents[key] = Parent(command, packages)
-        return parent
+        zygote = _zygotes.get(key)
+        if zygote is not None and not zygote.alive:
+            _zygotes.pop(key).close()
+            zygote = None
+        if zygote is None:
+            zygote = _zygotes[key] = Zygote(command, packages)
+        return zygote
 
 
 def close_all() -> None:
-    """End every parent, and with them every session."""
+    """End every zygote, and with them every session."""
     with _lock:
-        while _parents:
-            _parents.popitem()[1].close()
+        while _zygotes:
+            _zygotes.popitem()[1].close()
 
 
 atexit.register(close_all)
 
 
 def _options(shown: mounts.Mounts, sources: list[str], files: dict[str, int]) -> list[str]:
-    """Of bubblewrap. Sessions share what is here, so all of it is read-only in the end."""
+    """Options of bubblewrap. Sessions share this file system, so all of it ends up read-only."""
     options = "--unshare-user --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try".split()
     options += ["--uid", str(launch.UID), "--gid", str(launch.UID), "--hostname", "sandbox"]
     options += "--die-with-parent --new-session --clearenv".split()
-    for path in (*shown.folders(), *PLACES):
+    for path in (*shown.folders(), *MOUNT_POINTS):
         options += ["--perms", "0755", "--dir", path]
     for source, place in zip(sources, shown.shown, strict=True):
         options += ["--ro-bind", source, place]
@@ -183,7 +172,7 @@ def _options(shown: mounts.Mounts, sources: list[str], files: dict[str, int]) ->
 
 
 def _map_users(pid: int) -> None:
-    """*Raises* OSError when this root user may not."""
+    """Write the user maps of a process. *Raises* OSError when this root user may not."""
     for kind in ("uid", "gid"):
         for host in HOST_UIDS:
             try:
@@ -195,7 +184,7 @@ def _map_users(pid: int) -> None:
 
 
 def _memory_file(text: str) -> int:
-    """Sealed: whoever has it can only read."""
+    """A file in memory, sealed: it can only be read."""
     fd = os.memfd_create("sandbox-file", os.MFD_ALLOW_SEALING)
     os.write(fd, text.encode())
     os.lseek(fd, 0, os.SEEK_SET)
@@ -205,7 +194,7 @@ def _memory_file(text: str) -> int:
 
 @lru_cache
 def _starter() -> queue.SimpleQueue[Callable[[], None]]:
-    """A thread that never ends: the kernel ends what a thread started when that thread does."""
+    """A thread that never ends: with ``--die-with-parent`` the kernel kills a process when its starting thread ends."""
     work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def serve() -> None:
@@ -217,12 +206,13 @@ def _starter() -> queue.SimpleQueue[Callable[[], None]]:
 
 
 def _on_starter(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Call ``start`` in the starter thread; its result, or its exception raised here."""
     done: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
 
     def call() -> None:
         try:
             done.put(start())
-        except BaseException as error:  # noqa: BLE001  (raised in the thread that asked)
+        except BaseException as error:  # noqa: BLE001  (raised in the calling thread)
             done.put(error)
 
     _starter().put(call)

@@ -1,7 +1,7 @@
-"""What stops what, here and now: ``python -m verifiers.sandbox.probe [BACKEND]`` runs every attack and prints a table.
+"""``python -m verifiers.sandbox.probe [BACKEND]`` runs every attack in a sandbox and prints what stopped each.
 
-The baits are real: a secret in the environment of a waiting process, files, servers. Nothing of the host is harmed even
-when an attack wins.
+The targets are real: a secret in the environment of a waiting process, files, servers. No attack harms the host, even
+one that succeeds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ VARIABLE = "VERIFIERS_PROBE_SECRET"
 
 @dataclass(frozen=True, slots=True)
 class Bait:
-    """What the attacks are after. ``secret`` is known to the host alone."""
+    """The targets of the attacks. Only the host knows ``secret``."""
 
     secret: str
     folder: Path
     facts: dict[str, object]
+    """Name -> where a target is; the code sees it as ``BAIT``."""
 
     @property
     def nap(self) -> str:
@@ -50,14 +51,17 @@ class Bait:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """What came of one attack."""
+
     attack: Attack
     reached: bool
     by: str
-    """What it got, or what stopped it."""
+    """What the attack got, or what stopped it."""
 
 
 @contextlib.contextmanager
 def bait() -> Iterator[Bait]:
+    """Set up the targets; remove them at the end."""
     secret = f"secret-{secrets.token_hex(12)}"
     with tempfile.TemporaryDirectory(prefix="sandbox-bait-") as folder, contextlib.ExitStack() as stack:
         private = Path(folder) / "private"
@@ -73,9 +77,9 @@ def bait() -> Iterator[Bait]:
             threading.Thread(target=_serve, args=(server, secret.encode()), daemon=True).start()
         os.environ[VARIABLE] = secret
         stack.callback(os.environ.pop, VARIABLE, None)
-        holder = subprocess.Popen(["sleep", "1000"], env={VARIABLE: secret, "PATH": os.environ.get("PATH", "")})
-        stack.callback(holder.wait)
-        stack.callback(holder.kill)
+        sleeper = subprocess.Popen(["sleep", "1000"], env={VARIABLE: secret, "PATH": os.environ.get("PATH", "")})
+        stack.callback(sleeper.wait)
+        stack.callback(sleeper.kill)
         stack.enter_context(open(private, encoding="ascii"))
         facts: dict[str, object] = {
             "private": str(private),
@@ -84,7 +88,7 @@ def bait() -> Iterator[Bait]:
             "abstract": name,
             "writable": f"{folder}/written",
             "name": name,
-            "pid": holder.pid,
+            "pid": sleeper.pid,
             "run": os.getpid(),
             "nap": f"3{secrets.randbelow(10**6):06}",
         }
@@ -100,17 +104,17 @@ def _serve(server: socket.socket, secret: bytes) -> None:
 
 
 async def attempt(backend: SandboxBackend, attack: Attack, bait: Bait) -> Outcome:
-    """One attack in a sandbox of its own."""
+    """Run one attack in a new sandbox."""
     sandbox = await backend.open(replace(LIMITS, packages=()))
     try:
         started = monotonic()
         result = await sandbox.exec(bait.prelude + attack.code, timeout_s=attack.timeout_s)
         took_s = monotonic() - started
-        stays = await _usable(sandbox)
+        usable = await _usable(sandbox)
         read = await _read_back(sandbox, bait) if attack.name == "link out" else ""
     finally:
         await sandbox.close()
-    if not stays:
+    if not usable:
         return Outcome(attack, True, "the sandbox did not work after it")
     if attack.name == "survivor":
         return await _survivor(attack, bait)
@@ -122,10 +126,10 @@ async def attempt(backend: SandboxBackend, attack: Attack, bait: Bait) -> Outcom
     if attack.name == "output flood":
         held = len(result.stdout) <= 2 * LIMITS.max_output_bytes and result.truncated
         return Outcome(attack, not held, "limit: output" if held else f"{len(result.stdout)} characters")
-    return _judged(attack, result, bait)
+    return _classify(attack, result, bait)
 
 
-def _judged(attack: Attack, result: ExecResult, bait: Bait) -> Outcome:
+def _classify(attack: Attack, result: ExecResult, bait: Bait) -> Outcome:
     if attack in READING:
         reached = bait.secret in f"{result.value}{result.stdout}"
     else:
@@ -150,7 +154,7 @@ async def _read_back(sandbox: Sandbox, bait: Bait) -> str:
 
 
 async def _survivor(attack: Attack, bait: Bait) -> Outcome:
-    """Looks for the process from the host, which sees every process."""
+    """Look for the process from the host, which sees every process."""
     for _ in range(40):
         if not naps(bait.nap):
             return Outcome(attack, False, "it ended with the sandbox")
@@ -161,7 +165,7 @@ async def _survivor(attack: Attack, bait: Bait) -> Outcome:
 
 
 def naps(marker: str) -> list[int]:
-    """Processes ``sleep MARKER``."""
+    """Ids of the processes ``sleep MARKER``."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -171,6 +175,7 @@ def naps(marker: str) -> list[int]:
 
 
 async def run(name: str) -> list[Outcome]:
+    """Run every attack in the backend of this name. *Raises* SandboxUnavailable when it does not work here."""
     backend = await backend_for(name)
     with bait() as baits:
         return [await attempt(backend, attack, baits) for attack in ATTACKS]
@@ -179,7 +184,7 @@ async def run(name: str) -> list[Outcome]:
 @click.command()
 @click.argument("backend", default="auto")
 def main(backend: str) -> None:
-    """Run every attack in BACKEND and say what stopped each."""
+    """Run every attack in BACKEND and print what stopped each."""
     try:
         outcomes = asyncio.run(run(backend))
     except VerifiersError as error:

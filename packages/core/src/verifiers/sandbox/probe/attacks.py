@@ -1,8 +1,8 @@
-"""What hostile code would try. Each attack is Python that runs in a sandbox and whose value tells what it got.
+"""The attacks: what hostile code would try. Each is Python code that runs in a sandbox; its value says what it got.
 
-``BAIT`` is set for the code: where things of the host are. An attack that reads wins when its value holds the secret,
-which only the host knows; the others win when they answer ``'reached'``. In a plain child process
-(``unsafe_subprocess``) that runs as root they win; that is how one knows that they attack at all.
+The code finds the paths of its targets on the host in ``BAIT``. An attack in ``READING`` succeeds when its value
+contains the secret, which only the host knows; one in ``DOING`` when its value is ``'reached'``. In a plain child
+process (``unsafe_subprocess``) that runs as root they succeed, which shows that they are real attacks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from verifiers.sandbox.protocol import SandboxSpec
 
 LIMITS = SandboxSpec(memory_mb=256, file_mb=32, num_processes=16, cpu_s=1, max_output_bytes=65536)
-"""What the attacks run under."""
+"""Limits of the sandboxes that the attacks run in."""
 SYSTEM = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True)\n"
 
 

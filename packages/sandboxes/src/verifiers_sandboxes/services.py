@@ -1,8 +1,8 @@
-"""E2B, Modal, Daytona and Prime Intellect: what each calls to create a machine, run a command, move a file and end it.
+"""E2B, Modal, Daytona and Prime Intellect: create a machine, run a command on it, move files, end it.
 
 Each reads its key where its own package does (``E2B_API_KEY``; ``MODAL_TOKEN_ID`` and ``MODAL_TOKEN_SECRET`` or
-``~/.modal.toml``; ``DAYTONA_API_KEY``; ``PRIME_API_KEY`` or ``prime login``). Written against the packages' types;
-none was run against its live service.
+``~/.modal.toml``; ``DAYTONA_API_KEY``; ``PRIME_API_KEY`` or ``prime login``). The calls are checked
+against the packages' types; none was run against the live service.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import base64
 import math
 from typing import Any
 
-from verifiers.sandbox.host.remote import Machine, RemoteBackend
 from verifiers.sandbox.protocol import SandboxSpec
+from verifiers_sandboxes.remote import Machine, RemoteBackend
 
 IMAGE = "python:3.11-slim"
 LABEL = "verifiers-sandbox"
@@ -131,7 +131,7 @@ class Daytona(RemoteBackend):
                 labels={"made-by": LABEL},
             )
             return _DaytonaMachine(client, await client.create(parameters, timeout=300))
-        except BaseException:
+        except BaseException:  # also when cancelled: the client is closed; raised again
             await client.close()
             raise
 
@@ -183,7 +183,7 @@ class PrimeSandboxes(RemoteBackend):
             )
             machine = _PrimeMachine(client, (await client.create(request)).id)
             await client.wait_for_creation(machine.id)
-        except BaseException:
+        except BaseException:  # also when cancelled: the machine is ended; raised again
             await (client.aclose() if machine is None else machine.end())
             raise
         return machine
@@ -201,7 +201,7 @@ class _PrimeMachine:
         await self._client.upload_bytes(self.id, path, data, path.rpartition("/")[2])
 
     async def download(self, path: str) -> bytes:
-        """Through a command: the package itself only downloads into a file of this machine."""
+        """Read by a command: the package's own download writes a file on this machine."""
         code, printed = await self.run(f"base64 -w0 {path}", 600)
         if code != 0:
             raise FileNotFoundError(path)

@@ -1,7 +1,7 @@
-"""Sandboxes on a kernel of their own: gVisor (https://gvisor.dev), by its program ``runsc``, without an engine.
+"""Sandboxes on a kernel of their own: gVisor (https://gvisor.dev), run by its program ``runsc`` without an engine.
 
-System calls of the code are served by gVisor and not by the host's kernel. It costs time at every system call and file,
-and what all processes hold together is looked at ten times a second and not bounded by the kernel.
+gVisor serves the code's system calls, not the host's kernel. Every system call and file access costs more time, and the
+memory of all processes together is checked ten times a second instead of being bounded by the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 from verifiers.sandbox.guest.launch import UID
 from verifiers.sandbox.guest.supervisor import MAX_FILES
-from verifiers.sandbox.host.container import (
+from verifiers.sandbox.protocol import SandboxSpec
+from verifiers_sandboxes.container import (
     ROOT,
     SHARED,
     ContainerBackend,
@@ -27,13 +28,12 @@ from verifiers.sandbox.host.container import (
     file_sizes,
     root_for,
 )
-from verifiers.sandbox.protocol import SandboxSpec
 
 SAFE = ["nosuid", "nodev"]
 
 
 class GVisor(ContainerBackend):
-    """A ``SandboxBackend`` over the command ``runsc``; ``options`` go to it, such as ``--platform=kvm``."""
+    """A ``SandboxBackend`` over the command ``runsc``; ``options`` are passed to it: ``--platform=kvm``."""
 
     name = "gvisor"
     program = "runsc"
@@ -42,14 +42,14 @@ class GVisor(ContainerBackend):
         super().__init__()
         self._options = options
 
-    async def launch(self, program: str, spec: SandboxSpec, keeper: list[str]) -> Launch:
+    async def launch(self, program: str, spec: SandboxSpec, init_command: list[str]) -> Launch:
         root = await asyncio.to_thread(root_for, tuple(spec.packages))
         name = f"sandbox-{secrets.token_hex(8)}"
         folder = Path(tempfile.mkdtemp(prefix="gvisor-"))
         try:
             (folder / "state").mkdir()
-            (folder / "config.json").write_text(json.dumps(_bundle(root, spec, keeper)), encoding="utf-8")
-        except BaseException:  # the folder goes, whatever it was; raised again
+            (folder / "config.json").write_text(json.dumps(_bundle(root, spec, init_command)), encoding="utf-8")
+        except BaseException:  # remove the folder whatever happened; raised again
             shutil.rmtree(folder, ignore_errors=True)
             raise
         runsc = [program, f"--root={folder}/state", "--network=none", "--ignore-cgroups", *self._options]
@@ -57,16 +57,16 @@ class GVisor(ContainerBackend):
         return Launch([*runsc, "run", f"--bundle={folder}", name], after=f"{end}; rm -rf {shlex.quote(str(folder))}")
 
 
-def _bundle(root: Root, spec: SandboxSpec, keeper: list[str]) -> dict[str, Any]:
-    """An OCI runtime bundle's configuration."""
+def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str, Any]:
+    """The ``config.json`` of an OCI runtime bundle."""
     files_mb, shared_mb = file_sizes(spec)
-    told = {**environment(spec), "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp")}  # runsc mounts a /tmp of its own
+    variables = {**environment(spec), "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp")}  # runsc mounts a /tmp of its own
     return {
         "ociVersion": "1.0.2",
         "process": {
             "user": {"uid": UID, "gid": UID},
-            "args": keeper,
-            "env": [f"{variable}={value}" for variable, value in told.items()],
+            "args": init_command,
+            "env": [f"{variable}={value}" for variable, value in variables.items()],
             "cwd": "/",
             "capabilities": {kind: [] for kind in ("bounding", "effective", "inheritable", "permitted", "ambient")},
             "rlimits": [{"type": "RLIMIT_NOFILE", "hard": MAX_FILES, "soft": MAX_FILES}],

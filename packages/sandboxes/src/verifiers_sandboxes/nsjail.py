@@ -1,7 +1,7 @@
 """Sandboxes in Linux namespaces, set up by nsjail (https://nsjail.dev): one jail per sandbox, no network.
 
-For machines that have it and not bubblewrap. It holds the same attacks and starts an interpreter for each sandbox,
-where ``bubblewrap`` forks one that stands ready.
+For machines that have nsjail and not bubblewrap. It stops the same attacks, and starts an interpreter for each sandbox
+where ``bubblewrap`` forks a warm one.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from pathlib import Path
 
 from verifiers.sandbox.guest.launch import UID
 from verifiers.sandbox.guest.supervisor import MAX_FILES
-from verifiers.sandbox.host.container import (
+from verifiers.sandbox.protocol import SandboxSpec
+from verifiers_sandboxes.container import (
     ROOT,
     SHARED,
     ContainerBackend,
     Launch,
     environment,
     file_sizes,
-    own_uid,
     root_for,
+    unique_uid,
 )
-from verifiers.sandbox.protocol import SandboxSpec
 
 DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom".split()
 LIMITS = f"--rlimit_as inf --rlimit_fsize inf --rlimit_cpu inf --rlimit_nofile {MAX_FILES} --rlimit_core 0".split()
-"""The keeper sets those of memory, files and CPU on the worker alone."""
+"""Memory, file and CPU limits are set by the guest init, on the worker only."""
 
 
 class Nsjail(ContainerBackend):
-    """A ``SandboxBackend`` over the command ``nsjail``, or the one in the extra ``nsjail``."""
+    """A ``SandboxBackend`` over the command ``nsjail``, or the program of the extra ``nsjail``."""
 
     name = program = "nsjail"
 
@@ -43,7 +43,7 @@ class Nsjail(ContainerBackend):
         bundled = Path(package.origin).parent / "bin" / "nsjail" if package and package.origin else None
         return str(bundled) if bundled is not None and bundled.exists() else None
 
-    async def launch(self, program: str, spec: SandboxSpec, keeper: list[str]) -> Launch:
+    async def launch(self, program: str, spec: SandboxSpec, init_command: list[str]) -> Launch:
         root = root_for(tuple(spec.packages))
         files_mb, shared_mb = file_sizes(spec)
         argv = [program, "--mode", "o", "--quiet", "--chroot", str(root.folder), "--hostname", "sandbox", "--cwd", "/"]
@@ -57,12 +57,12 @@ class Nsjail(ContainerBackend):
             argv += ["--mount", f"none:{place}:tmpfs:size={size_mb}m,mode=1777"]
         for variable, value in environment(spec).items():
             argv += ["--env", f"{variable}={value}"]
-        return Launch([*argv, "--", *keeper])
+        return Launch([*argv, "--", *init_command])
 
 
 def _user() -> list[str]:
-    """Root mounts what only root may reach, and runs the code as a user that no host has."""
+    """Options that map the user. Root mounts what only root may read and runs the code as a user that no host has."""
     if os.getuid() != 0:
         return [f"--user={UID}:{os.getuid()}:1", f"--group={UID}:{os.getgid()}:1"]
-    uid = own_uid()
+    uid = unique_uid()
     return ["--disable_clone_newuser", f"--user={uid}", f"--group={uid}"]

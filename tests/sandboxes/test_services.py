@@ -15,25 +15,25 @@ import pytest
 import verifiers as vf
 from support.machine import Here
 from verifiers.sandbox import SandboxSpec, backend_for
-from verifiers.sandbox.backends import services
 from verifiers.sandbox.guest import frames
+from verifiers_sandboxes import services
 
 SPEC = SandboxSpec(wall_s=90)
 
 
-def bound(real, play, *, method=True):
-    """``play`` behind the signature of ``real``: *raises* TypeError for a call that it does not take."""
+def bound(real, call_machine, *, method=True):
+    """``call_machine`` behind the signature of ``real``: *raises* TypeError for a call that it does not take."""
     signature = inspect.signature(real)
 
     async def call(*args, **named):
         arguments = signature.bind(*([None] if method else []), *args, **named).arguments
         arguments.pop("self", None)
-        return await play(arguments)
+        return await call_machine(arguments)
 
     return call
 
 
-async def play(backend, machine):
+async def use(backend, machine):
     sandbox = await backend.open(SPEC)
     try:
         await sandbox.write_file("f", b"x" * 200_000)
@@ -45,7 +45,7 @@ async def play(backend, machine):
 
 
 def works(backend, machine):
-    assert asyncio.run(play(backend, machine)) == ("out\n", "200000", 200_000)
+    assert asyncio.run(use(backend, machine)) == ("out\n", "200000", 200_000)
 
 
 def test_e2b(monkeypatch):
@@ -221,7 +221,7 @@ def test_a_service_that_fails_on_the_way_is_said_and_the_machine_is_ended(at, mo
 
 
 class Lying(Here):
-    """Its keeper was replaced by the code: it answers every order with ``reply``."""
+    """Its guest init was replaced by the code: it answers every request with ``reply``."""
 
     reply = None
     ended = False
@@ -237,7 +237,7 @@ class Lying(Here):
 
 
 @pytest.mark.parametrize("reply", [b"[" * 60_000, b'{"sizes": [Infinity, 1]}', b"[]", b"null", b'{"sizes": [9]}'])
-def test_whatever_a_keeper_says_ends_its_own_sandbox_and_nothing_else(reply, monkeypatch):
+def test_a_malformed_reply_of_the_guest_init_ends_its_own_sandbox_and_nothing_else(reply, monkeypatch):
     machine = Lying()
 
     async def create(self, spec):
@@ -246,7 +246,7 @@ def test_whatever_a_keeper_says_ends_its_own_sandbox_and_nothing_else(reply, mon
     monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
     backend = type("Lies", (services.RemoteBackend,), {"name": "lies", "distribution": "lies", "create": create})()
 
-    async def play():
+    async def use():
         sandbox = await backend.open(SPEC)
         try:
             machine.reply = reply
@@ -258,7 +258,7 @@ def test_whatever_a_keeper_says_ends_its_own_sandbox_and_nothing_else(reply, mon
         finally:
             await sandbox.close()
 
-    assert asyncio.run(play()) is None
+    assert asyncio.run(use()) is None
     assert machine.ended
 
 
@@ -271,15 +271,15 @@ def test_a_close_that_is_cancelled_still_ends_the_machine(monkeypatch):
     monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
     backend = type("Slow", (services.RemoteBackend,), {"name": "slow", "distribution": "slow", "create": create})()
 
-    async def play():
+    async def use():
         sandbox = await backend.open(SPEC)
         closing = asyncio.create_task(sandbox.close())
-        await asyncio.sleep(0)  # it has asked the keeper to end everything, and waits
+        await asyncio.sleep(0)  # it has asked the guest init to kill everything, and waits
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
         return closing.cancelled()
 
-    assert asyncio.run(play())
+    assert asyncio.run(use())
     assert machine.ended
 
 
@@ -292,7 +292,7 @@ def test_a_service_that_fails_later_is_the_sandboxes_error_and_no_doing_of_the_c
     monkeypatch.setattr(services.RemoteBackend, "package", "sys", raising=False)
     backend = type("Down", (services.RemoteBackend,), {"name": "down", "distribution": "down", "create": create})()
 
-    async def play():
+    async def use():
         sandbox = await backend.open(SPEC)
         try:
             machine.at = 1
@@ -303,4 +303,6 @@ def test_a_service_that_fails_later_is_the_sandboxes_error_and_no_doing_of_the_c
         finally:
             await sandbox.close()
 
-    assert asyncio.run(play()).limit == "killed", "the twin: code that ends the keeper is told of its own end"
+    assert asyncio.run(use()).limit == "killed", (
+        "negative control: code that ends the guest init gets its own end as the cause"
+    )

@@ -1,0 +1,262 @@
+"""The public names for type checkers and editors. At run time ``__init__.py`` imports each on first use."""
+
+from verifiers import clients as clients
+from verifiers import environments as environments
+from verifiers import errors as errors
+from verifiers import parsers as parsers
+from verifiers import results as results
+from verifiers import rubrics as rubrics
+from verifiers import testing as testing
+from verifiers import types as types
+from verifiers.checks import check_environment
+from verifiers.checks.chat_template import check_increasing_context
+from verifiers.clients import (
+    Client,
+    ClientConfig,
+    EndpointConfig,
+    OpenAIChatCompletionsClient,
+    OpenAICompletionsClient,
+    as_client,
+    load_endpoints,
+    use_client,
+)
+from verifiers.data.example_sets import load_example_dataset
+from verifiers.data.text import (
+    BOXED_SYSTEM_PROMPT,
+    THINK_BOXED_SYSTEM_PROMPT,
+    ensure_keys,
+    extract_boxed_answer,
+    extract_hash_answer,
+    strip_non_numeric,
+)
+from verifiers.environments import (
+    EnvGroup,
+    Environment,
+    MultiTurnEnv,
+    PythonEnv,
+    SandboxEnv,
+    SingleTurnEnv,
+    StatefulToolEnv,
+    ToolEnv,
+)
+from verifiers.environments.integrations import GymEnv as GymEnv
+from verifiers.environments.integrations import MCPEnv as MCPEnv
+from verifiers.environments.integrations import ReasoningGymEnv as ReasoningGymEnv
+from verifiers.environments.integrations import TextArenaEnv as TextArenaEnv
+from verifiers.environments.registry import list_environments, load_environment
+from verifiers.errors import (
+    AuthenticationFailed,
+    CheckpointError,
+    ConfigError,
+    DatasetError,
+    EmptyModelResponseError,
+    EndpointUnreachable,
+    EnvironmentFault,
+    EnvironmentLoadError,
+    GenerationStalled,
+    InfraError,
+    JournalError,
+    MalformedResponse,
+    MissingKeyError,
+    ModelError,
+    ModelNotFound,
+    ModelRefused,
+    ModelUnavailable,
+    NoLearningSignal,
+    NonFiniteLoss,
+    OverlongPromptError,
+    RateLimited,
+    RolloutError,
+    RolloutTimeout,
+    RunBusy,
+    RunError,
+    RunMismatch,
+    SandboxError,
+    SandboxLimit,
+    SandboxUnavailable,
+    ScoringError,
+    ToolCallError,
+    ToolError,
+    ToolParseError,
+    TooManyFaults,
+    TunnelError,
+    UnknownEnvironment,
+    UsageError,
+    VerifiersError,
+    WeightSyncError,
+    WorkerLost,
+)
+from verifiers.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
+from verifiers.results import (
+    GenerateMetadata,
+    GenerateOutputs,
+    ProcessedOutputs,
+    export_trajectories,
+    load_results,
+    make_dataset,
+    print_prompt_completions_sample,
+)
+from verifiers.results.rows import ErrorInfo, RolloutInput, RolloutOutput
+from verifiers.rollouts.decorators import advantage, cleanup, metric, reward, setup, stop, teardown
+from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens
+from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
+from verifiers.rubrics.scores import RolloutScore, RolloutScores
+from verifiers.runtime.logs import log_level, quiet_verifiers, setup_logging
+from verifiers.types import (
+    AssistantMessage,
+    DatasetBuilder,
+    ImageUrlContentPart,
+    Info,
+    InputAudioContentPart,
+    Message,
+    Messages,
+    ModelRequest,
+    Response,
+    ResponseTokens,
+    RewardFunc,
+    SamplingArgs,
+    SystemMessage,
+    TextContentPart,
+    TextMessage,
+    Tool,
+    ToolCall,
+    ToolMessage,
+    Usage,
+    UserMessage,
+)
+from verifiers_trainer import GRPOConfig as GRPOConfig
+from verifiers_trainer import GRPOTrainer as GRPOTrainer
+from verifiers_trainer import RLConfig as RLConfig
+from verifiers_trainer import RLTrainer as RLTrainer
+from verifiers_trainer import get_model as get_model
+from verifiers_trainer import get_model_and_tokenizer as get_model_and_tokenizer
+from verifiers_trainer import get_tokenizer as get_tokenizer
+from verifiers_trainer import grpo_defaults as grpo_defaults
+from verifiers_trainer import lora_defaults as lora_defaults
+
+__all__ = [
+    "BOXED_SYSTEM_PROMPT",
+    "THINK_BOXED_SYSTEM_PROMPT",
+    "AssistantMessage",
+    "AuthenticationFailed",
+    "CheckpointError",
+    "Client",
+    "ClientConfig",
+    "ConfigError",
+    "DatasetBuilder",
+    "DatasetError",
+    "EmptyModelResponseError",
+    "EndpointConfig",
+    "EndpointUnreachable",
+    "EnvGroup",
+    "Environment",
+    "EnvironmentFault",
+    "EnvironmentLoadError",
+    "ErrorInfo",
+    "GenerateMetadata",
+    "GenerateOutputs",
+    "GenerationStalled",
+    "ImageUrlContentPart",
+    "Info",
+    "InfraError",
+    "InputAudioContentPart",
+    "JournalError",
+    "JudgeRubric",
+    "MalformedResponse",
+    "MathRubric",
+    "MaybeThinkParser",
+    "Message",
+    "Messages",
+    "MissingKeyError",
+    "ModelError",
+    "ModelNotFound",
+    "ModelRefused",
+    "ModelRequest",
+    "ModelUnavailable",
+    "MultiTurnEnv",
+    "NoLearningSignal",
+    "NonFiniteLoss",
+    "OpenAIChatCompletionsClient",
+    "OpenAICompletionsClient",
+    "OverlongPromptError",
+    "Parser",
+    "ProcessedOutputs",
+    "PythonEnv",
+    "RateLimited",
+    "Response",
+    "ResponseTokens",
+    "RewardFunc",
+    "RolloutError",
+    "RolloutInput",
+    "RolloutOutput",
+    "RolloutScore",
+    "RolloutScores",
+    "RolloutTimeout",
+    "Rubric",
+    "RubricGroup",
+    "RunBusy",
+    "RunError",
+    "RunMismatch",
+    "SamplingArgs",
+    "SandboxEnv",
+    "SandboxError",
+    "SandboxLimit",
+    "SandboxUnavailable",
+    "ScoringError",
+    "SingleTurnEnv",
+    "State",
+    "StatefulToolEnv",
+    "SystemMessage",
+    "TextContentPart",
+    "TextMessage",
+    "ThinkParser",
+    "Timing",
+    "TooManyFaults",
+    "Tool",
+    "ToolCall",
+    "ToolCallError",
+    "ToolEnv",
+    "ToolError",
+    "ToolMessage",
+    "ToolParseError",
+    "ToolRubric",
+    "TrajectoryStep",
+    "TrajectoryStepTokens",
+    "TunnelError",
+    "UnknownEnvironment",
+    "Usage",
+    "UsageError",
+    "UserMessage",
+    "VerifiersError",
+    "WeightSyncError",
+    "WorkerLost",
+    "XMLParser",
+    "advantage",
+    "as_client",
+    "check_environment",
+    "check_increasing_context",
+    "cleanup",
+    "ensure_keys",
+    "export_trajectories",
+    "extract_boxed_answer",
+    "extract_hash_answer",
+    "list_environments",
+    "load_endpoints",
+    "load_environment",
+    "load_example_dataset",
+    "load_results",
+    "log_level",
+    "make_dataset",
+    "metric",
+    "print_prompt_completions_sample",
+    "quiet_verifiers",
+    "reward",
+    "setup",
+    "setup_logging",
+    "stop",
+    "strip_non_numeric",
+    "teardown",
+    "use_client",
+]
+
+__version__: str

@@ -1,0 +1,150 @@
+"""Older ways to call a rubric: fields in place of a state, columns in place of states, and dummy scores.
+
+``compat.RUBRIC_METHODS`` makes these functions methods of ``Rubric``; ``Rubric.score_rollout`` and ``score_group`` hand
+over calls whose arguments are no ``State``. Everything here builds states and calls those two methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any
+
+from verifiers.errors import ConfigError
+from verifiers.rollouts.state import State
+from verifiers.rubrics import RolloutScore, RolloutScores, Rubric
+from verifiers.rubrics.scoring import each, leave_unscored
+from verifiers.runtime.sync_async import blocking, dual
+
+FIELD_ORDER = ("prompt", "completion", "answer", "state", "task", "info")
+"""Order of the positional arguments of ``score_rollout(prompt, completion, answer, state)``."""
+RESULTS = ("reward", "advantage", "metrics", "error")
+"""Keys copied back into a plain dict that was passed as the state."""
+MAX_CONCURRENT = 1024
+
+
+async def score_fields(rubric: Rubric, args: Sequence[Any], fields: Mapping[str, Any], score_sem: Any) -> RolloutScore:
+    """``score_rollout`` called with a plain dict, or with prompt, completion, answer, state by position or keyword.
+
+    *Raises* ConfigError when the arguments fit none of these forms.
+    """
+    state, original, score_sem = _read(args, fields, score_sem)
+    score = await Rubric.score_rollout(rubric, state, score_sem=score_sem)
+    _copy_back(state, original)
+    return score
+
+
+async def score_dicts(rubric: Rubric, states: Sequence[Any], score_sem: Any) -> RolloutScores:
+    """``score_group`` called with plain dicts, which receive the results."""
+    members = [state if isinstance(state, State) else State(state) for state in states]
+    scores = await Rubric.score_group(rubric, members, score_sem=score_sem)
+    for member, original in zip(members, states, strict=True):
+        _copy_back(member, original)
+    return scores
+
+
+def score_rollouts(
+    rubric: Rubric,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    answers: Sequence[Any],
+    states: Sequence[Any],
+    tasks: Sequence[str] | None = None,
+    infos: Sequence[Any] | None = None,
+    max_concurrent: int = -1,
+    group_size: int | None = None,
+    **columns: Sequence[Any],
+) -> RolloutScores | Awaitable[RolloutScores]:
+    """Score rollouts given as columns; returns the scores, or an awaitable of them under a running loop.
+
+    With ``group_size``, every ``group_size`` consecutive rollouts form a group; else there are no groups. At most
+    ``max_concurrent`` groups (or rollouts) are scored at a time; -1 means 1,024.
+    """
+    lists = {"prompt": prompts, "completion": completions, "answer": answers, "task": tasks, "info": infos} | columns
+    members = _states_of(lists, states)
+    return dual(lambda: _score_all(rubric, members, group_size, max_concurrent))
+
+
+def score_rollouts_sync(rubric: Rubric, *args: Any, **kwargs: Any) -> RolloutScores:
+    """``score_rollouts``, always blocking."""
+
+    async def scores() -> RolloutScores:
+        found: RolloutScores = await rubric.score_rollouts(*args, **kwargs)
+        return found
+
+    return blocking(scores)
+
+
+def score_nothing(rubric: Rubric, state: State) -> None:
+    """Leave a rollout unscored: reward unknown, no metrics."""
+    leave_unscored([state])
+
+
+async def dummy_score_rollout(rubric: Rubric, state: State) -> RolloutScore:
+    """Leave a rollout unscored and return its score."""
+    leave_unscored([state])
+    return RolloutScore.of(state)
+
+
+async def dummy_score_group(rubric: Rubric, states: Sequence[State]) -> RolloutScores:
+    """Leave a group unscored and return its scores."""
+    leave_unscored(states)
+    return RolloutScores.of(states)
+
+
+async def _score_all(rubric: Rubric, states: list[State], group_size: int | None, max_concurrent: int) -> RolloutScores:
+    if group_size is not None and (group_size < 1 or len(states) % group_size):
+        raise ConfigError(f"{len(states)} rows do not form groups of group_size={group_size}")
+    size = group_size or 1
+    groups = iter([states[i : i + size] for i in range(0, len(states), size)])
+
+    async def score_groups() -> None:
+        for group in groups:
+            await (rubric.score_group(group) if group_size else rubric.score_rollout(group[0]))
+
+    limit = max_concurrent if max_concurrent > 0 else MAX_CONCURRENT
+    await each(score_groups() for _ in range(min(limit, len(states))))
+    return RolloutScores.of(states)
+
+
+def _read(args: Sequence[Any], fields: Mapping[str, Any], score_sem: Any) -> tuple[State, Any, Any]:
+    """The state to score, the caller's own state object, and the semaphore."""
+    if args and isinstance(args[0], Mapping):
+        if len(args) > 2 or fields:
+            raise ConfigError("score_rollout(state, score_sem=None) takes nothing else beside a state")
+        original, score_sem = args[0], args[1] if len(args) == 2 else score_sem
+        return original if isinstance(original, State) else State(original), original, score_sem
+    if len(args) > len(FIELD_ORDER):
+        raise ConfigError(f"score_rollout takes {', '.join(FIELD_ORDER)}, not {len(args)} positional arguments")
+    fields = dict(zip(FIELD_ORDER, args, strict=False)) | dict(fields)
+    original = fields.pop("state", {})
+    if not fields:
+        return original if isinstance(original, State) else State(original), original, score_sem
+    if "prompt" not in fields or "completion" not in fields:
+        raise ConfigError("score_rollout needs a state, or prompt= and completion= (with answer= and state=)")
+    return _state_with(original, fields), original, score_sem
+
+
+def _copy_back(state: State, original: Any) -> None:
+    if isinstance(original, dict) and not isinstance(original, State):
+        original.update((key, state[key]) for key in RESULTS)
+
+
+def _states_of(columns: Mapping[str, Sequence[Any] | None], states: Sequence[Any]) -> list[State]:
+    """One state per row of the columns; None columns are skipped. *Raises* ConfigError for uneven lengths."""
+    present = {name: values for name, values in columns.items() if values is not None}
+    for name, values in present.items():
+        if len(values) != len(states):
+            raise ConfigError(f"score_rollouts got {len(values)} of {name!r} and {len(states)} states")
+    return [_state_with(state, {name: values[i] for name, values in present.items()}) for i, state in enumerate(states)]
+
+
+def _state_with(original: Any, fields: Mapping[str, Any]) -> State:
+    """The ``State`` itself with the fields set, or a new one that copies a plain mapping."""
+    state = original if isinstance(original, State) else State(original or {})
+    for name, value in fields.items():
+        if name == "info" and value is None:
+            continue
+        state[name] = value
+        if name != "completion" and name not in state.input_columns:
+            state.input_columns.append(name)
+    return state

@@ -1,0 +1,313 @@
+"""What the container backends share: the root file system, the guest init in it, and the connection to that.
+
+Each backend says in ``launch`` which command runs the guest init in its kind of container, and how to clean up when
+that command has ended. The root consists of host files, read-only, as with ``bubblewrap``: no image is pulled.
+
+The connection is the command's input and output (``Pipe``). The input closes when this process ends, however it ends;
+then the guest init ends, and the container with it. A shell that waits for the command cleans up after it (removes the
+container), so the cleanup does not depend on this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+from verifiers.errors import ConfigError, SandboxError, SandboxUnavailable
+from verifiers.sandbox.guest import frames
+from verifiers.sandbox.host import mounts
+from verifiers.sandbox.host.mounts import ENVIRONMENT, FILES, RUN_GUEST
+from verifiers.sandbox.host.packages import require
+from verifiers.sandbox.host.session import Session
+from verifiers.sandbox.protocol import Availability, SandboxSpec
+from verifiers_sandboxes.remote_processes import (
+    END_S,
+    MAX_HEAD_BYTES,
+    InitConnection,
+    RemoteProcesses,
+    encoded_settings,
+    max_reply_bytes,
+)
+
+ROOT = "/sandbox"
+HOME = f"{ROOT}/home"
+SHARED = "/dev/shm"
+PROBE = """
+import os
+with open("/proc/self/status") as file:
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+assert int(status["CapEff"], 16) == 0, "the code has capabilities"
+assert status.get("NoNewPrivs", "1") == "1", "the code can gain privileges"
+assert not os.path.exists(HOST_FILE), "a file of the host is visible"
+os.getpid() < 100, os.listdir("/sandbox/home")
+"""
+"""Run in a session before a backend counts as available. ``HOST_FILE`` is replaced by the path of this module."""
+PROBE_S = 60.0
+ROOT_VERSION = 1
+"""Version of the root's layout; cached roots of another version are not used."""
+FIRST_UID = 2**21
+"""First of the user ids that no host assigns. The kernel counts processes per user, so each sandbox gets its own."""
+_uids = itertools.count(random.SystemRandom().randrange(2**28))
+CLEAN_UP = 'after=$1; shift; "$@"; code=$?; eval "$after" </dev/null >/dev/null 2>&1; exit $code'
+"""Shell script: run a command, then the clean-up command in its first argument, and keep the command's exit code."""
+MAX_ERROR_CHARS = 400
+_QUIET: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Example: ``Root(Path("/tmp/x"), {"/usr/bin": "/usr/bin"}, "3f2a")``"""
+
+    folder: Path
+    """An almost empty file system: mount points, links, and a few files."""
+    shown: dict[str, str]
+    """Path inside -> file or folder of the host, mounted read-only; outer paths first."""
+    digest: str
+    """Hexadecimal hash of the contents, which names the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command that runs a guest init, and the shell command that cleans up when it has ended."""
+
+    argv: list[str]
+    after: str = "true"
+
+
+class ContainerBackend(ABC):
+    """A ``SandboxBackend`` that runs a program of this machine."""
+
+    name: str
+    program: str
+    network = False
+    """Whether ``SandboxSpec.network=True`` is supported."""
+
+    def __init__(self) -> None:
+        self._availability: Availability | None = None
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return frozenset({"numpy", "sympy", "files", "state", "isolation"} | ({"network"} if self.network else set()))
+
+    @abstractmethod
+    async def launch(self, program: str, spec: SandboxSpec, init_command: list[str]) -> Launch:
+        """How to run ``init_command`` in a container whose ``ROOT`` is an empty, size-limited file system in memory."""
+
+    def find(self) -> str | None:
+        """Path of the program; None when it is not installed."""
+        return shutil.which(self.program)
+
+    async def available(self) -> Availability:
+        if self._availability is None:
+            self._availability = await self._probe()
+        return self._availability
+
+    async def open(self, spec: SandboxSpec) -> Session:
+        if spec.network and not self.network:
+            raise ConfigError(f"The sandbox {self.name!r} has no network; leave network=False or use a remote backend")
+        require(spec.packages)
+        if (program := self.find()) is None:
+            raise SandboxUnavailable(f"The program {self.program!r} is not installed", names=[self.name])
+
+        async def connect() -> InitConnection:
+            launch = await self.launch(program, spec, _init_command(spec))
+            return await Pipe.open(launch.argv, launch.after, max_reply_bytes(spec), self.name)
+
+        return await Session.open(spec, RemoteProcesses(connect))
+
+    async def _probe(self) -> Availability:
+        try:
+            sandbox = await self.open(SandboxSpec())
+            try:
+                result = await sandbox.exec(PROBE.replace("HOST_FILE", repr(__file__)), timeout_s=PROBE_S)
+            finally:
+                await sandbox.close()
+        except (SandboxError, OSError) as error:
+            return Availability(False, str(error))
+        if result.value != "(True, [])":
+            return Availability(False, f"a session was not isolated: {result.error or result.value}")
+        return Availability(True, f"a session in {self.name} answered")
+
+
+class Pipe:
+    """An ``InitConnection`` over the input and output of the command that runs the container."""
+
+    def __init__(self, process: asyncio.subprocess.Process, errors: IO[bytes], max_body_bytes: int, after: str):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._errors, self._after = process, errors, after
+        self._input, self._output = process.stdin, process.stdout
+        self._max_body_bytes = max_body_bytes
+        self._pending: deque[asyncio.Future[tuple[dict[str, Any], bytes]]] = deque()
+        self._end_reason: str | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def open(cls, argv: list[str], after: str, max_body_bytes: int, name: str) -> Pipe:
+        """Start ``argv``; the shell command ``after`` runs when it has ended.
+
+        *Raises* SandboxUnavailable with the last line of the command's stderr.
+        """
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
+        process = await asyncio.create_subprocess_exec(
+            *["/bin/sh", "-c", CLEAN_UP, "sh", after, *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        pipe = cls(process, errors, max_body_bytes, after)
+        try:
+            await pipe.request({"op": "kill"})  # kills nothing yet: the reply shows that the guest init runs
+        except ConnectionResetError as error:
+            await pipe.close()
+            raise SandboxUnavailable(f"{name} could not start a sandbox: {error}", names=[name]) from error
+        except BaseException:  # a cancelled start must not leave a container; raised again
+            await pipe.close()
+            raise
+        return pipe
+
+    async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        if self._end_reason is not None:
+            raise ConnectionResetError(self._end_reason)
+        reply: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
+        self._pending.append(reply)
+        self._input.write(frames.pack(header, body))
+        with contextlib.suppress(OSError):  # the command has ended: _read ends too and sets the reason on the reply
+            await self._input.drain()
+        return await reply
+
+    async def close(self) -> None:
+        """Close the input, which ends the guest init; after ``END_S`` clean up and kill the command instead."""
+        if self._errors.closed:
+            return
+        self._fail("closed")
+        self._input.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), END_S)
+        except TimeoutError:
+            cleaning = await asyncio.create_subprocess_exec("/bin/sh", "-c", self._after, **_QUIET)
+            await cleaning.wait()
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        finally:
+            self._reading.cancel()
+            self._errors.close()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                lengths = await self._output.readexactly(frames.LENGTHS.size)
+                header_size, body_size = frames.LENGTHS.unpack(lengths)
+                if header_size > MAX_HEAD_BYTES or body_size > self._max_body_bytes or not self._pending:
+                    return self._fail("it sent what is no reply")
+                header = json.loads(await self._output.readexactly(header_size))
+                body = await self._output.readexactly(body_size)
+                reply = self._pending.popleft()
+                if not reply.done():
+                    reply.set_result((dict(header), body))
+        except (asyncio.IncompleteReadError, OSError):
+            await self._process.wait()
+            self._fail(self._last_error_line())
+        except (ValueError, TypeError, RecursionError):  # the header is not a JSON object
+            self._fail("it sent what is no reply")
+
+    def _fail(self, reason: str) -> None:
+        self._end_reason = self._end_reason or reason
+        while self._pending:
+            reply = self._pending.popleft()
+            if not reply.done():
+                reply.set_exception(ConnectionResetError(self._end_reason))
+
+    def _last_error_line(self) -> str:
+        if self._errors.closed:
+            return "closed"
+        self._errors.seek(0)
+        lines = self._errors.read(2**16).decode("utf-8", "replace").strip().splitlines()
+        return lines[-1][:MAX_ERROR_CHARS] if lines else f"its command ended with {self._process.returncode}"
+
+
+def file_sizes(spec: SandboxSpec) -> tuple[int, int]:
+    """Sizes of the file systems ``ROOT`` and ``SHARED`` in MB: together what the sandbox may use."""
+    all_mb = max(2, min(spec.file_mb, spec.memory_mb))
+    shared_mb = max(1, min(64, all_mb // 8))
+    return all_mb - shared_mb, shared_mb
+
+
+def unique_uid() -> int:
+    """A user id that no other sandbox and no host uses."""
+    return FIRST_UID + next(_uids) % 2**28
+
+
+def environment(spec: SandboxSpec) -> dict[str, str]:
+    """Environment variables inside."""
+    return {**ENVIRONMENT, **spec.env}
+
+
+def _init_command(spec: SandboxSpec) -> list[str]:
+    settings = encoded_settings(spec, HOME, [ROOT, SHARED, "/tmp"], [f"{ROOT}/tmp"], confined=True)
+    return [mounts.INTERPRETER, "-c", RUN_GUEST.format(path=mounts.INSIDE, module="init"), settings]
+
+
+@lru_cache
+def root_for(packages: tuple[str, ...]) -> Root:
+    """The root for these packages, created once in the user's cache folder: it contains only names and links."""
+    shown = mounts.mounts(packages)
+    contents = repr(
+        (
+            ROOT_VERSION,
+            sorted(shown.shown.items()),
+            sorted(shown.links.items()),
+            sorted(shown.hidden),
+            sorted(FILES.items()),
+        )
+    )
+    digest = hashlib.sha256(contents.encode()).hexdigest()[:16]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verifiers" / "sandbox"
+    folder = caches / digest
+    if not folder.exists():
+        caches.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=caches, prefix="making-"))
+        _create_root(unfinished, shown)
+        unfinished.chmod(0o755)
+        try:
+            unfinished.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(unfinished, ignore_errors=True)
+    sources = {place: str(path) for place, path in shown.shown.items()}
+    sources |= {place: str(folder / "empty") for place in shown.hidden}
+    return Root(folder / "root", dict(sorted(sources.items())), digest)
+
+
+def _create_root(folder: Path, shown: mounts.Mounts) -> None:
+    for path in (folder / "empty", folder / "root"):
+        path.mkdir(mode=0o755)
+    for place in [*shown.folders(), ROOT, "/proc", "/sys", "/dev", "/run", "/etc"]:
+        (folder / f"root{place}").mkdir(mode=0o755, parents=True, exist_ok=True)
+    (folder / f"root{ROOT}").chmod(0o1777)  # engines give what they mount there the mode of the mount point
+    for place, path in shown.shown.items():
+        mount_point = folder / f"root{place}"
+        if path.is_dir():
+            mount_point.mkdir(mode=0o755, exist_ok=True)
+        elif not mount_point.exists():
+            mount_point.touch()
+    for place, target in {**shown.links, "/tmp": f"{ROOT}/tmp"}.items():
+        (folder / f"root{place}").symlink_to(target)
+    for place, text in FILES.items():
+        (folder / f"root{place}").write_text(text, encoding="ascii")

@@ -1,0 +1,182 @@
+"""The processes of a sandbox whose first process is the guest init (``guest.init``), reached over a connection to it.
+
+The connection is the input and output of a container's command, or one command after another on a remote machine.
+Nothing that comes over it is trusted: sizes are bounded here, and a worker's answers are validated by ``Channel`` as
+with every other backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from verifiers.errors import SandboxError
+from verifiers.sandbox.guest import frames
+from verifiers.sandbox.host.session import LIMITS, MAX_READ_BYTES, max_header_bytes, worker_settings
+from verifiers.sandbox.protocol import SandboxSpec
+
+END_S = 20.0
+"""Seconds to wait for the guest init to kill its processes, before its container or machine is ended instead."""
+MAX_HEAD_BYTES = 2**16
+
+
+class InitConnection(Protocol):
+    """A connection to one guest init."""
+
+    async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """The reply: header and body. *Raises* ConnectionResetError when the guest init is gone (the code may have
+        killed it), ConnectionAbortedError when the transport failed (never caused by the code).
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the guest init, every process it started and their files. A second call does nothing."""
+        ...
+
+
+class RemoteProcesses:
+    """``Processes`` behind a connection. ``connect`` creates the container or machine; it *raises* SandboxError."""
+
+    def __init__(self, connect: Callable[[], Awaitable[InitConnection]]):
+        self._connect = connect
+        self._connection: InitConnection | None = None
+        self._relay: asyncio.Task[None] | None = None
+        self._killing: asyncio.Task[None] | None = None
+        self._area_fd = -1
+        self._transport_error: ConnectionAbortedError | None = None
+
+    async def start(self, connection: socket.socket, area_fd: int) -> None:
+        await self.ended()
+        self._area_fd = area_fd
+        if self._connection is None:
+            self._connection = await self._connect()
+        try:
+            await self._connection.request({"op": "start"})
+        except ConnectionError as error:
+            await self._disconnect()
+            raise SandboxError(f"The sandbox could not start an interpreter: {error}") from error
+        self._relay = asyncio.create_task(self._forward(connection.dup(), self._connection))
+
+    def kill(self) -> None:
+        if self._relay is not None:
+            self._relay.cancel()
+            self._relay = None
+        if self._connection is not None and (self._killing is None or self._killing.done()):
+            self._killing = asyncio.create_task(self._kill())
+
+    async def ended(self) -> None:
+        if self._killing is not None:
+            await asyncio.shield(self._killing)
+
+    async def cause(self) -> str | None:
+        """*Raises* SandboxError when the transport failed: the code did not cause that."""
+        await self.ended()
+        reply = await self._request_with_outputs("cause")
+        error, self._transport_error = self._transport_error, None
+        if error is not None:
+            raise SandboxError(f"The sandbox is gone: {error}") from error
+        return reply.get("cause") if reply.get("cause") in LIMITS else None
+
+    async def clear(self) -> None:
+        self.kill()
+        try:
+            await self.ended()
+        finally:  # also when this is cancelled: nothing else closes the connection
+            await self._disconnect()
+
+    async def close(self) -> None:
+        await self.clear()
+
+    async def _kill(self) -> None:
+        await self._request_with_outputs("kill")
+
+    async def _request_with_outputs(self, op: str) -> dict[str, Any]:
+        """A request whose reply carries stdout and stderr. A guest init that does not answer is ended, with its files.
+
+        Empty when there was no valid reply.
+        """
+        if self._connection is None:
+            return {}
+        try:
+            reply, outputs = await asyncio.wait_for(self._connection.request({"op": op}), END_S)
+            self._store_outputs(reply, outputs)
+        except (ConnectionError, TimeoutError, ValueError, TypeError, KeyError, OverflowError) as error:
+            if isinstance(error, ConnectionAbortedError):
+                self._transport_error = error
+            await self._disconnect()
+            return {}
+        return reply
+
+    def _store_outputs(self, reply: dict[str, Any], outputs: bytes) -> None:
+        """Write them into the output area, as a worker that shares its memory would have done."""
+        stdout_bytes, stderr_bytes = (int(size) for size in reply["sizes"])
+        room = (os.fstat(self._area_fd).st_size - frames.OUTPUT.size) // 2
+        if (
+            not 0 <= stdout_bytes <= room
+            or not 0 <= stderr_bytes <= room
+            or len(outputs) != stdout_bytes + stderr_bytes
+        ):
+            raise ValueError("the outputs are not what their sizes say")
+        os.pwrite(self._area_fd, frames.OUTPUT.pack(stdout_bytes, stderr_bytes), 0)
+        os.pwrite(self._area_fd, outputs[:stdout_bytes], frames.OUTPUT.size)
+        os.pwrite(self._area_fd, outputs[stdout_bytes:], frames.OUTPUT.size + room)
+
+    async def _forward(self, worker: socket.socket, init: InitConnection) -> None:
+        """Pass requests for the worker to the guest init and its answers back, until either side ends."""
+        reader, writer = await asyncio.open_connection(sock=worker)
+        try:
+            while True:
+                lengths = await reader.readexactly(frames.LENGTHS.size)
+                rest = await reader.readexactly(sum(frames.LENGTHS.unpack(lengths)))
+                reply, answer = await init.request({"op": "forward"}, lengths + rest)
+                if reply.get("gone"):
+                    break
+                writer.write(answer)
+                await writer.drain()
+        except ConnectionAbortedError as error:
+            self._transport_error = error
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # the session dropped this worker, or the guest init is gone; the session sees the connection end
+        finally:
+            writer.transport.abort()
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if self._relay is not None:
+            self._relay.cancel()
+            self._relay = None
+        if connection is not None:
+            await connection.close()
+
+
+def encoded_settings(spec: SandboxSpec, home: str, places: list[str], folders: list[str], confined: bool) -> str:
+    """The guest init's settings, as its command-line argument.
+
+    ``places``: file systems in memory, whose files count as memory. ``folders``: created at the start. ``confined``:
+    drop privileges and install the system-call filter.
+    """
+    settings = {
+        **worker_settings(spec),
+        "memory_mb": spec.memory_mb,
+        "file_mb": spec.file_mb,
+        "num_processes": spec.num_processes,
+        "cpu_s": spec.cpu_s,
+        "env": dict(spec.env),
+        "working_dir": spec.working_dir,
+        "home": home,
+        "places": places,
+        "folders": folders,
+        "confined": confined,
+        "max_header_bytes": max_header_bytes(spec),
+    }
+    return base64.b64encode(json.dumps(settings).encode()).decode()
+
+
+def max_reply_bytes(spec: SandboxSpec) -> int:
+    """Largest body of a reply: the longest contains a worker's answer to reading a file."""
+    return frames.LENGTHS.size + max_header_bytes(spec) + MAX_READ_BYTES

@@ -1,0 +1,75 @@
+"""The words of the glossary: what its second table forbids stands in no docstring, comment, message or page."""
+
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.import_graph import CORE, REPOSITORY, TRAINER
+
+GLOSSARY = REPOSITORY / "docs/reference/glossary.md"
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("packages/**/README.md")]
+SOURCES = [path for package in (CORE, TRAINER) for path in package.rglob("*.py")]
+BANNED_NAMES = frozenset("twin keeper warden owed mu".split())
+"""Identifiers that say how a value came, or nothing; the glossary has the word."""
+
+
+def forbidden() -> dict[str, str]:
+    """Pattern -> what to write instead, from the glossary."""
+    text = GLOSSARY.read_text(encoding="utf-8").split("## Words that are not used")[1]
+    return dict(re.findall(r"^\| `(.+?)` \| (.+?) \|$", text, re.MULTILINE))
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of what people read: every string and comment of a module, every line of a page."""
+    if path.suffix == ".md":
+        yield from enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        return
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)):
+                yield token.start[0], token.string
+
+
+def findings(path: Path, patterns: dict[str, str]) -> list[str]:
+    return [
+        f"{path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path}:{line}: {match[0]!r}; "
+        f"write: {instead}"
+        for line, text in prose(path)
+        for pattern, instead in patterns.items()
+        if (match := re.search(pattern, text, re.IGNORECASE))
+    ]
+
+
+def names(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.NAME:
+                yield token.start[0], token.string
+
+
+def test_words_that_the_glossary_forbids_are_not_used():
+    patterns = forbidden()
+    assert len(patterns) >= 6
+    found = [line for path in {*PAGES, *SOURCES} - {GLOSSARY} for line in findings(path, patterns)]
+    assert found == []
+
+
+def test_banned_names_are_not_used():
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {name}"
+        for path in SOURCES
+        for line, name in names(path)
+        if name.strip("_").lower() in BANNED_NAMES
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ['"""A twin of it."""', "x = 1  # the keeper knows", 'raise ValueError("3 are owed")'])
+def test_such_a_word_would_be_found(tmp_path, text):
+    """Negative control."""
+    path = tmp_path / "module.py"
+    path.write_text(text + "\n")
+    assert findings(path, forbidden())
