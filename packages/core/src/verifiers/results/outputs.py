@@ -2,7 +2,11 @@
 
 ``results["rewards"]``, ``results["reward"]`` and ``results.reward`` are one list; ``prompts, completions, rewards =
 results`` works; ``results.outputs`` are the rows themselves. Rows stand in the order of their examples, siblings side
-by side. This module computes nothing about rewards (``metadata``) and does not save by itself (``export``).
+by side.
+
+``GenerateMetadata`` is what is true of the whole run, from its rows and from the facts the runner knows. Means skip
+unknown values. A rollout *error* is a failure of the rollout itself; a rollout is *unscored* when it went well and its
+reward is unknown all the same.
 """
 
 from __future__ import annotations
