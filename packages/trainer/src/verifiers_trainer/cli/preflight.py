@@ -1,4 +1,4 @@
-"""What can go wrong in a training run, tried out before it begins: every part once, on the real model.
+"""Try every part of a training run once, on the real model, before it begins.
 
 One optimizer step is made with a few rollouts, in a temporary folder and with rewards that are made to differ, so that
 there is a gradient whatever the model can do yet. The model given is trained by that step: load it anew afterwards.
@@ -28,7 +28,7 @@ from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.trainer import RLTrainer
 
 SIBLINGS = 4
-"""Rollouts of each of the two examples that are played."""
+"""Rollouts of each of the two examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Finding:
     name: str
     ok: bool | None
     """None: nothing that stops training, but worth knowing."""
-    said: str
+    message: str
 
 
 def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: Any = None) -> Iterator[Finding]:
@@ -49,11 +49,11 @@ def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: A
     with trainer:
         for name, check in CHECKS:
             try:
-                found = check(trainer)
+                outcome = check(trainer)
             except (VerifiersError, ValueError, RuntimeError) as error:
-                found = False, f"{type(error).__name__}: {error}"
-            ok, said = found if isinstance(found, tuple) else (True, found)
-            yield Finding(name, ok, said)
+                outcome = False, f"{type(error).__name__}: {error}"
+            ok, message = outcome if isinstance(outcome, tuple) else (True, outcome)
+            yield Finding(name, ok, message)
             if ok is False:
                 return
     for tracker in trackers(config.report_to):
@@ -105,7 +105,7 @@ class _Probe(RLTrainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _raise_alarms(self) -> None:
-        """The numbers of so few rollouts alarm nobody."""
+        """Warn of nothing: the numbers of so few rollouts mean nothing."""
 
     def logprobs(self) -> torch.Tensor:
         """Of the tokens that were sampled, by the weights as they are."""
@@ -140,10 +140,10 @@ def _template(trainer: _Probe) -> Any:
     if trainer.env.max_turns == 1 or trainer.env.message_type != "chat":
         return "one turn: earlier turns are never rendered again"
     history = trainer.args.history
-    found = preparation.template_problem(trainer.tokenizer, trainer.env, history)
-    if found is None:
-        return "only appends" if history == "template" else "earlier turns are kept as they were sampled"
-    return False if trainer.args.require_increasing_context else None, found
+    problem = preparation.template_problem(trainer.tokenizer, trainer.env, history)
+    if problem is None:
+        return "only appends" if history == "template" else "earlier turns stay as they were sampled"
+    return False if trainer.args.require_increasing_context else None, problem
 
 
 def _memory(trainer: _Probe) -> str:
@@ -159,10 +159,10 @@ def _forward(trainer: _Probe) -> Any:
         head, packed = check_head(trainer.model), check_packing(trainer.model)
     finally:
         uninstall(trainer.model)
-    said = f"head differs by {head.difference:.1e} from the stock one, packed samples by {packed.difference:.1e}"
+    numbers = f"head differs by {head.difference:.1e} from the stock one, packed samples by {packed.difference:.1e}"
     if head.ok and packed.ok:
-        return said
-    return None, f"{said}: {'samples stand alone' if head.ok else 'the full head is used'}"
+        return numbers
+    return None, f"{numbers}: {'samples stand alone' if head.ok else 'the full head is used'}"
 
 
 def _step(trainer: _Probe) -> Any:
