@@ -5,8 +5,8 @@
     python3 run.py test           the tests
 
 Both set up what they need: a virtual environment in ``.venv``, the versions of ``uv.lock``, the workspace's packages
-editable. ``python3 run.py setup`` does only that. Further arguments go to the command (``vf-train quickstart``,
-``pytest``). Nothing is installed outside this folder.
+editable. ``python3 run.py setup`` does only that; ``python3 run.py check`` runs linters, types and layers. Further
+arguments go to the command (``vf-train quickstart``, ``pytest``). Nothing is installed outside this folder.
 
 torch is the one package that is not taken from the lock as it stands: its default wheels for Linux carry 3 GB of CUDA
 libraries. A machine with an NVIDIA driver gets those; any other gets the CPU build where one can be had.
@@ -32,6 +32,7 @@ MEMBERS = ["packages/core", "packages/sandboxes", "packages/trainer", *ENVIRONME
 
 HANGS_END = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
 """A test that hangs shows where, and fails; pytest-xdist starts another process for the rest."""
+CHECKS = ("ruff check .", "ruff format --check .", "mypy", "lint-imports --no-logo")
 
 
 def main() -> int:
@@ -41,8 +42,9 @@ def main() -> int:
     command, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     commands = {
         "setup": [],
-        "quickstart": [str(BIN / "vf-train"), "quickstart", *arguments],
-        "test": [str(PYTHON), "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *HANGS_END, *arguments],
+        "check": [check.split() for check in CHECKS],
+        "quickstart": [["vf-train", "quickstart", *arguments]],
+        "test": [["python", "-m", "pytest", "-q", "-n", "auto", "-m", "not slow and not gpu", *HANGS_END, *arguments]],
     }
     if command not in commands:
         print(__doc__)
@@ -51,10 +53,11 @@ def main() -> int:
         set_up()
     except subprocess.CalledProcessError as error:
         return fail(f"setting up failed: {' '.join(map(str, error.cmd))} ended with exit code {error.returncode}")
-    if not commands[command]:
-        return 0
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
-    return subprocess.call(commands[command], cwd=ROOT, env=environment)
+    for program, *words in commands[command]:
+        if code := subprocess.call([str(BIN / program), *words], cwd=ROOT, env=environment):
+            return code
+    return 0
 
 
 def fail(sentence: str) -> int:

@@ -105,7 +105,7 @@ def test_a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_hal
     assert indices(batch) == [0, 2]  # 0 with three of four, 1 replaced by 2
     assert np.isnan(batch.groups[0].rewards).sum() == 1
     assert np.isnan(batch.advantages_G[0]).sum() == 1
-    assert batch.num_tokens == sum(r.num_sampled for g in batch.groups for r in g.records if not np.isnan(r.reward))
+    assert batch.num_tokens == sum(r.num_sampled for g in batch.groups for r in g.rollouts if not np.isnan(r.reward))
 
 
 def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():

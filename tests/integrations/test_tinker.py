@@ -13,9 +13,9 @@ from support.integration_envs import ScriptedTokens, tool_env
 from support.peer_double import install
 from support.tinker_service import REPLACED, Service
 from verifiers.errors import CheckpointError, ModelError, RunError, RunMismatch
-from verifiers.types import ModelRequest
+from verifiers.types import ModelRequest, Turn
 from verifiers_trainer.algorithm.packing import pack
-from verifiers_trainer.algorithm.samples import Turn, rollout_samples
+from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.integrations.common import peer_task, play_group
 from verifiers_trainer.integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
 from verifiers_trainer.integrations.tinker.__main__ import main

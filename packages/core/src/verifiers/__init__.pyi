@@ -98,8 +98,7 @@ from verifiers.results import (
 )
 from verifiers.results.rows import ErrorInfo, RolloutInput, RolloutOutput
 from verifiers.rollouts.decorators import advantage, cleanup, metric, reward, setup, stop, teardown
-from verifiers.rollouts.state import State, Timing
-from verifiers.rollouts.turns import TrajectoryStep, TrajectoryStepTokens
+from verifiers.rollouts.state import State, Timing, TrajectoryStep, TrajectoryStepTokens
 from verifiers.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, ToolRubric
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.runtime.logs import log_level, quiet_verifiers, setup_logging

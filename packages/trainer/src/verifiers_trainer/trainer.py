@@ -38,11 +38,10 @@ from verifiers.environments.base import Environment
 from verifiers.errors import NonFiniteLoss
 from verifiers.runs.runner import RunContext
 from verifiers_trainer.algorithm import old_logprobs
-from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
-from verifiers_trainer.algorithm.losses import resolve_loss
-from verifiers_trainer.algorithm.objective import Objective
-from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
+from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.distributed import batch_sharing, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
 from verifiers_trainer.hf_loop import FORCED, HFLoop
@@ -58,7 +57,7 @@ from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.rules import trackers
+from verifiers_trainer.settings.cross_field_rules import trackers
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +219,7 @@ class RLTrainer(HFLoop):
         """The batches of the run without end, one per optimizer step; each comes ``num_iterations`` times."""
         timeout_s = self.args.generation_timeout + self.ranks.timeout_s
 
-        def next_batch() -> StepBatch:
+        def next_batch() -> TrainBatch:
             assert self.batches is not None
             return self.batches.next_batch()
 
@@ -230,13 +229,16 @@ class RLTrainer(HFLoop):
                 yield batch
 
     def training_step(  # type: ignore[override]
-        self, model: Any, inputs: StepBatch, num_items_in_batch: Any = None
+        self, model: Any, inputs: TrainBatch, num_items_in_batch: Any = None
     ) -> Tensor:
         """Forward and backward of every row; the weights of the tokens already make it one mean over the step."""
         started = time.perf_counter()
         self.recorder.batch = inputs
         rows = inputs.rows_R[self.accelerator.process_index]
-        old = self.model if old_logprobs.some_rank_needs_old(self.args, rows, self.ranks) else None
+        needs_old = old_logprobs.needs_old(rows, self.args.num_iterations, self.args.anchor)
+        if self.args.num_iterations > 1:  # of a model that is split, every rank runs the forward pass or none does
+            needs_old = self.ranks.any([needs_old], "whose rows need the policy of the batch")[0]
+        old = self.model if needs_old else None
         old_logprobs.annotate(rows, self.args.device, old=old, reference=self.reference)
         model.train()
         if (found := sanity_checks.not_a_number(inputs, rows)) is not None:
@@ -268,16 +270,16 @@ class RLTrainer(HFLoop):
     def compute_loss(  # type: ignore[override]
         self,
         model: Any,
-        inputs: Row,
+        inputs: PackedRow,
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
         meter: RatioMeter | None = None,
     ) -> Any:
         """Weighted loss of one row: Σ_t weight_t · loss_t, times the number of ranks (which average gradients)."""
         row = inputs.to_tensors(self.args.device)
-        out = model(**old_logprobs.forward_arguments(row))
-        tokens = old_logprobs.tokens_of(row, out.logprobs, self.args.anchor)
-        token_losses = self.criterion(tokens, row.get("ref_logp"))
+        out = model(**forward_arguments(row))
+        tokens = LossInput.of(row, out.logprobs, self.args.anchor)
+        token_losses = self.criterion(tokens, row.get("reference_logprobs"))
         loss = (row["weight"] * token_losses.losses).sum() * self.args.world_size
         if meter is not None:
             meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, token_losses.metrics)
@@ -315,7 +317,7 @@ class RLTrainer(HFLoop):
         sanity_checks.test_ratio(meter, self.args, dtype, on_server)
         self.sampler_is_checked = True
 
-    def _non_finite(self, key: str, rows: Sequence[Row]) -> NonFiniteLoss:
+    def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
         return sanity_checks.non_finite(key, rows, self.state.global_step + 1, folder)
 
@@ -523,7 +525,7 @@ class RLTrainer(HFLoop):
         return self.server.engine
 
     @property
-    def batch(self) -> StepBatch | None:
+    def batch(self) -> TrainBatch | None:
         """The batch of the newest step."""
         return self.recorder.batch
 

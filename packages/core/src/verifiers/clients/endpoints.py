@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers import compat
-from verifiers.clients.prices import PRICE_FIELDS
-from verifiers.clients.protocol import EndpointConfig, check_client_type
+from verifiers.clients.protocol import PRICE_FIELDS, EndpointConfig, check_client_type
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
 

@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from verifiers.clients.endpoints import loaded_endpoint
-from verifiers.clients.prices import PRICE_FIELDS
 from verifiers.clients.protocol import (
     OPENAI_BASE_URL,
+    PRICE_FIELDS,
     Client,
     ClientConfig,
     ClientLike,

@@ -1,8 +1,7 @@
 """What a run gives back, how it is summed up, saved, read again and turned into training data."""
 
 from verifiers.results.loading import load_results
-from verifiers.results.metadata import GenerateMetadata
-from verifiers.results.outputs import GenerateOutputs, fill_advantages, make_dataset
+from verifiers.results.outputs import GenerateMetadata, GenerateOutputs, fill_advantages, make_dataset
 from verifiers.results.processing import (
     ProcessedOutputs,
     export_trajectories,

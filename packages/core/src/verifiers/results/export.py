@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
-from verifiers.results.metadata import example_key
-from verifiers.results.rows import RolloutOutput, json_ready, row_for_disk
+from verifiers.results.rows import RolloutOutput, example_key, json_ready, row_for_disk
 from verifiers.results.statistics import mean
 from verifiers.runtime.json import canonical_json, encode_row
 from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME

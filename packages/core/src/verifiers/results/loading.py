@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError, JournalError
-from verifiers.results.metadata import FACTS, GenerateMetadata
-from verifiers.results.outputs import GenerateOutputs, fill_advantages
+from verifiers.results.outputs import FACTS, GenerateMetadata, GenerateOutputs, fill_advantages
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, row_from_disk
 from verifiers.runtime.json import decode_row
 from verifiers.storage.directory import RESULTS_NAME, read_config, read_metadata

@@ -2,30 +2,31 @@
 
 ``results["rewards"]``, ``results["reward"]`` and ``results.reward`` are one list; ``prompts, completions, rewards =
 results`` works; ``results.outputs`` are the rows themselves. Rows stand in the order of their examples, siblings side
-by side. This module computes nothing about rewards (``metadata``) and does not save by itself (``export``).
+by side.
+
+``GenerateMetadata`` is what is true of the whole run, from its rows and from the facts the runner knows. Means skip
+unknown values. A rollout *error* is a failure of the rollout itself; a rollout is *unscored* when it went well and its
+reward is unknown all the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from verifiers import compat
+from verifiers.clients.protocol import PRICE_FIELDS
 from verifiers.errors import ConfigError, UsageError
 from verifiers.results.export import average_rewards, rows_to_dataset, save
-from verifiers.results.metadata import (
-    GenerateMetadata,
-    errors_by_cause,
-    example_key,
-    latency,
-    unscored_by_function,
-)
-from verifiers.results.rows import ErrorInfo, RolloutOutput, json_ready, output_to_state
+from verifiers.results.rows import ErrorInfo, RolloutOutput, example_key, json_ready, output_to_state
+from verifiers.results.statistics import clustered_stderr, mean, pass_rates, percentile
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
 from verifiers.runtime.suggest import check_keywords
+from verifiers.types import AttributeDict
 
 COLUMNS = {
     "prompts": "prompt",
@@ -140,7 +141,7 @@ class GenerateOutputs:
     def __repr__(self) -> str:
         return f"<GenerateOutputs of {len(self)} rollouts, mean reward {self.metadata['avg_reward']:.4g}>"
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         return self[name] if name in self else default
 
     def keys(self) -> list[str]:
@@ -266,3 +267,183 @@ def make_dataset(
     if push_to_hub:
         dataset.push_to_hub(hub_name)
     return dataset
+
+
+# --- what is true of a whole run -------------------------------------------------------------------------------------
+
+
+FACTS: dict[str, Any] = {
+    "env_id": "",
+    "env_args": {},
+    "env_version": "",
+    "model": "",
+    "base_url": "",
+    "sampling_args": {},
+    "date": "",
+    "time": 0.0,
+    "pass_threshold": 0.5,
+    "state_columns": [],
+    "path_to_save": None,
+    "tools": None,
+    "version_info": {"vf_version": None, "vf_commit": None, "env_version": None, "env_commit": None},
+    "fingerprint": None,
+    "status": "complete",
+    "seed": None,
+    "resumed": 0,
+    "outside_plan": [],
+    "local_model": None,
+    "prices": None,
+}
+"""What the rows do not say, with its default. ``time`` is in seconds; ``date`` is ISO 8601; ``local_model`` has the
+``name file sha256 quantisation`` of the model in this process, where that played; ``outside_plan`` are the keys of rows
+that the directory keeps of examples which are no longer run, and that are not counted; ``prices``: see
+``clients.protocol.prices_of``."""
+
+
+class GenerateMetadata(AttributeDict):
+    """The facts, and the statistics of the rows: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
+    avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms``: ``time`` in milliseconds.
+
+    >>> from verifiers.testing import ScriptedClient
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
+    >>> metadata = env.evaluate(ScriptedClient("2"), "m", rollouts_per_example=4).metadata
+    >>> metadata.num_rollouts, metadata["num_errors"], metadata.pass_at_k
+    (4, 0, {'1': 0.0, '2': 0.0, '4': 0.0})
+    """
+
+    if TYPE_CHECKING:
+        env_id: str
+        env_args: dict[str, Any]
+        env_version: str
+        model: str
+        base_url: str
+        sampling_args: dict[str, Any]
+        date: str
+        time: float
+        time_ms: float
+        pass_threshold: float
+        state_columns: list[str]
+        path_to_save: str | None
+        tools: list[Any] | None
+        version_info: dict[str, str | None]
+        fingerprint: str | None
+        status: str
+        seed: int | None
+        resumed: int
+        outside_plan: list[str]
+        local_model: dict[str, Any] | None
+        prices: dict[str, float] | None
+        num_examples: int
+        rollouts_per_example: int
+        num_rollouts: int
+        num_errors: int
+        num_unscored: int
+        avg_reward: float
+        reward_stderr: float
+        avg_metrics: dict[str, float]
+        avg_error: float
+        stop_conditions: dict[str, int]
+        pass_at_k: dict[str, float]
+        pass_all_k: dict[str, float]
+        usage: dict[str, int]
+        cost_usd: float | None
+
+    @classmethod
+    def of(cls, outputs: Sequence[RolloutOutput], **facts: Any) -> GenerateMetadata:
+        """From the rows. ``num_examples`` and ``rollouts_per_example`` may be given, else they are counted.
+
+        *Raises* TypeError for a fact that does not exist.
+        """
+        planned = {name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")}
+        if unknown := facts.keys() - FACTS.keys():
+            raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
+        made = cls(FACTS | facts)
+        made["time_ms"] = made["time"] * 1000
+        counts = Counter(map(example_key, outputs))
+        made["num_examples"] = len(counts) if planned["num_examples"] is None else planned["num_examples"]
+        siblings = planned["rollouts_per_example"]
+        made["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
+        made.update(_statistics(outputs, made["rollouts_per_example"], made["pass_threshold"]))
+        made["cost_usd"] = cost_usd(made["prices"], outputs)
+        return made
+
+
+def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: float) -> dict[str, Any]:
+    rewards = [output["reward"] for output in outputs]
+    examples = [example_key(output) for output in outputs]
+    failed = [output["error"] is not None and is_rollout_error(output) for output in outputs]
+    pass_any, pass_all = pass_rates(rewards, examples, siblings, threshold)
+    metrics = [output["metrics"] for output in outputs]
+    names = dict.fromkeys(name for measured in metrics for name in measured)
+    return {
+        "num_rollouts": len(outputs),
+        "num_errors": sum(failed),
+        "num_unscored": sum(math.isnan(reward) and not bad for reward, bad in zip(rewards, failed, strict=True)),
+        "avg_reward": mean(rewards),
+        "reward_stderr": clustered_stderr(rewards, examples),
+        "avg_metrics": {n: mean([measured.get(n, math.nan) for measured in metrics]) for n in names},
+        "avg_error": sum(failed) / len(outputs) if outputs else 0.0,
+        "stop_conditions": dict(Counter([str(o["stop_condition"]) for o in outputs if o["stop_condition"]])),
+        "pass_at_k": pass_any,
+        "pass_all_k": pass_all,
+        "usage": _total_usage(outputs),
+    }
+
+
+def is_rollout_error(output: Mapping[str, Any]) -> bool:
+    """Whether the rollout itself failed (a reward function's failure is not that)."""
+    return output["error"] is not None and not output["error"].is_scoring_error
+
+
+def errors_by_cause(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+    """Class of the rollout error -> count, the most frequent first."""
+    return dict(Counter(o["error"].get("error", "unknown") for o in outputs if is_rollout_error(o)).most_common())
+
+
+def unscored_by_function(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+    """``"ConnectionError in flaky"`` -> count of unknown rewards, the most frequent first."""
+    causes = Counter(
+        f"{output['error'].cause} in {output['error'].get('where')}" if output["error"] is not None else "not scored"
+        for output in outputs
+        if math.isnan(output["reward"]) and not is_rollout_error(output)
+    )
+    return dict(causes.most_common())
+
+
+def latency(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
+    """Of a rollout's whole time, in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
+    times = [(output["timing"] or {}).get("total_ms", math.nan) for output in outputs]
+    return {
+        "median_ms": percentile(times, 50),
+        "p95_ms": percentile(times, 95),
+        "p99_ms": percentile(times, 99),
+        "max_ms": percentile(times, 100),
+    }
+
+
+def _total_usage(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for output in outputs:
+        for name, count in (output["token_usage"] or {}).items():
+            if count:
+                total[name] = total.get(name, 0) + count
+    return total
+
+
+def cost_usd(prices: Mapping[str, float] | None, outputs: Iterable[Mapping[str, Any]]) -> float | None:
+    """US dollars for the tokens of all rollouts; None without prices, or when one came to its end uncounted.
+
+    >>> prices = {"usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 8.0}
+    >>> cost_usd(prices, [{"error": None, "token_usage": {"input_tokens": 1000, "output_tokens": 500}}])
+    0.006
+    """
+    if not prices:
+        return None
+    total = 0.0
+    for output in outputs:
+        usage = output["token_usage"] or {}
+        if not usage.get("input_tokens") and output["error"] is None:
+            return None
+        counts = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+        total += sum(count * prices[name] for count, name in zip(counts, PRICE_FIELDS, strict=True)) / 1e6
+    return total

@@ -37,7 +37,7 @@ from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
 from verifiers.runs.run import player_for
 from verifiers.runs.runner import Job, Player, Progress, RunContext, play_and_score, play_group
-from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
@@ -137,7 +137,7 @@ class Pipeline:
         self._drop_stale()
         self._admit()
 
-    async def next_batch(self) -> StepBatch:
+    async def next_batch(self) -> TrainBatch:
         """The next batch, as soon as its rollouts are finished.
 
         Raises the error of a failed rollout task at once, ``NoLearningSignal`` and ``TooManyFaults`` when going on
@@ -300,8 +300,8 @@ class Pipeline:
             weights = None if self._decide_rewards is None else await self._decide_rewards(index, states)
             if weights is None:
                 weights = self.env.for_row(example.row).rubric.plan().weights
-            records = tuple(Record.of(state, self.config) for state in states)
-            self._collect(Group(index, example.example_id, records, member_of(self.env, example.row), dict(weights)))
+            rollouts = tuple(apply_length_rules(state.rollout(), self.config) for state in states)
+            self._collect(Group(index, example.example_id, rollouts, member_of(self.env, example.row), dict(weights)))
         except asyncio.CancelledError as error:
             if self.closing:
                 raise

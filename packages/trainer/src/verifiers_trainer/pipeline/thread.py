@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from verifiers.errors import GenerationStalled
-from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.engines.loop_thread import LoopThread
 from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
@@ -35,7 +35,7 @@ class PipelineThread:
         self.thread.start()
         self._wait(self.pipeline.open(version, state), "the pipeline has not started")
 
-    def next_batch(self) -> StepBatch:
+    def next_batch(self) -> TrainBatch:
         """The next batch, as soon as its rollouts are finished.
 
         Raises the error of a failed pipeline at once, ``GenerationStalled`` after ``generation_timeout`` seconds

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, write_completions
@@ -33,7 +33,7 @@ class StepRecorder:
         self.run = run
         self.file = MetricsFile(run.folder)
         self.trackers = Trackers(trackers if run.ranks.is_main else ())
-        self.batch: StepBatch | None = None
+        self.batch: TrainBatch | None = None
         """The batch of the newest step."""
         self.numbers: dict[str, Any] = {}
         """Of the newest step, beside those of its batch."""

@@ -11,8 +11,7 @@ import pickle
 from typing import Any
 
 from verifiers.results.rows import ErrorInfo
-from verifiers.rollouts.state import State
-from verifiers.rollouts.turns import TrajectoryStep, TrajectoryStepTokens
+from verifiers.rollouts.state import State, TrajectoryStep, TrajectoryStepTokens
 from verifiers.runs.workers.messages import portable
 
 PROTOCOL = pickle.HIGHEST_PROTOCOL
