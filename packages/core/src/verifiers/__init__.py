@@ -5,8 +5,8 @@
     results = env.evaluate(client, model="…", num_examples=20, rollouts_per_example=4)
 
 Every name is imported on first use, so ``import verifiers`` is fast and needs neither torch nor datasets nor openai.
-Names and modules of older versions (``verifiers.envs``, ``verifiers.utils.data_utils``) lead to the present ones; the
-tables are in ``compat``.
+``__init__.pyi`` lists the same names for type checkers and editors. Names and modules of older versions
+(``verifiers.envs``, ``verifiers.utils.data_utils``) resolve to the present ones; the tables are in ``compat``.
 """
 
 from __future__ import annotations

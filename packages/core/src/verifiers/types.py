@@ -20,6 +20,8 @@ import numpy as np
 
 SamplingArgs: TypeAlias = dict[str, Any]
 Info: TypeAlias = dict[str, Any]
+Content: TypeAlias = str | Sequence[Mapping[str, Any]]
+"""Text, or content parts."""
 RewardFunc: TypeAlias = Callable[..., Any]
 DatasetBuilder: TypeAlias = Callable[[], Any]
 
@@ -35,7 +37,7 @@ class AttributeDict(dict[str, Any]):
         except KeyError:
             raise AttributeError(f"{type(self).__name__} has no {name!r}") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,7 +80,7 @@ class Message(dict[str, Any]):
             return self[name]
         raise AttributeError(f"a message has no {name!r}; its fields are {', '.join(self)}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,7 +99,7 @@ class Message(dict[str, Any]):
 Messages: TypeAlias = "list[Message] | str"
 
 
-def _message(role: str, content: Any, /, **optional: Any) -> dict[str, Any]:
+def _message(role: str, content: object, /, **optional: Any) -> dict[str, Any]:
     fields = {"role": role, "content": content}
     fields.update((k, v) for k, v in optional.items() if v is not None)
     return fields
@@ -112,7 +114,7 @@ class SystemMessage(Message):
 
     __slots__ = ()
 
-    def __init__(self, content: Any):
+    def __init__(self, content: Content):
         super().__init__(role="system", content=content)
 
 
@@ -125,7 +127,7 @@ class UserMessage(Message):
 
     __slots__ = ()
 
-    def __init__(self, content: Any):
+    def __init__(self, content: Content):
         super().__init__(role="user", content=content)
 
 
@@ -139,7 +141,11 @@ class AssistantMessage(Message):
     __slots__ = ()
 
     def __init__(
-        self, content: Any = None, tool_calls: Any = None, reasoning_content: Any = None, thinking_blocks: Any = None
+        self,
+        content: Content | None = None,
+        tool_calls: Sequence[Mapping[str, Any]] | None = None,
+        reasoning_content: str | None = None,
+        thinking_blocks: Sequence[Any] | None = None,
     ):
         optional = {
             "tool_calls": tool_calls,
@@ -158,7 +164,7 @@ class ToolMessage(Message):
 
     __slots__ = ()
 
-    def __init__(self, content: Any, tool_call_id: str):
+    def __init__(self, content: Content, tool_call_id: str):
         super().__init__(_message("tool", content, tool_call_id=tool_call_id))
 
 
@@ -186,7 +192,7 @@ class _Function(dict[str, Any]):
             return self["function"].get(key)
         raise KeyError(key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         return self[key] if key in self or key in self.FLAT else default
 
     def __getattr__(self, name: str) -> Any:

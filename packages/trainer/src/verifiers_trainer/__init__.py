@@ -4,7 +4,8 @@
     trainer = vf.RLTrainer("builtin:tiny", "reverse-text", vf.RLConfig(batch_size=64, rollouts_per_example=8))
     trainer.train()
 
-Names are imported on first use: ``import verifiers_trainer`` loads no torch.
+Names are imported on first use: ``import verifiers_trainer`` loads no torch. ``__init__.pyi`` lists them for type
+checkers and editors.
 """
 
 from __future__ import annotations
@@ -40,3 +41,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"verifiers_trainer.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -45,6 +45,10 @@ class GRPOConfig(RLConfig):
     }
     """What differs from ``RLConfig``."""
 
+    if TYPE_CHECKING:  # GRPO's own names are no fields: a type checker takes any name here, and the object refuses
+
+        def __init__(self, **settings: Any) -> None: ...
+
     def _derive_batch(self, world_size: int) -> None:
         """Make ``batch_size`` the rollouts of one optimizer step; what transformers would accumulate is part of it."""
         steps, micro = self.gradient_accumulation_steps, self.micro_batch_size

@@ -1,1 +1,1 @@
-"""Examples and what they are made of: datasets, prompts, messages, text and tool schemas."""
+"""Examples and their parts: datasets, prompts, messages, text and tool schemas."""

@@ -4,7 +4,7 @@ Arrow gives every value of a column one type and every dict the same keys, which
 keys, mixed types and 1 beside 1.5. Each column is therefore tried: as Arrow, then as ``datasets.Json`` (decoded on
 reading), and ``info`` at last as JSON text, which every reader of a row accepts.
 
-Not kept exactly, because neither Arrow nor ``datasets.Json`` can, are outside ``info``: lone surrogates, floats in a
+Not stored exactly, because neither Arrow nor ``datasets.Json`` can, are outside ``info``: lone surrogates, floats in a
 column of mixed types beyond about 15 digits, and integers beyond 64 bits (their column becomes JSON text).
 """
 

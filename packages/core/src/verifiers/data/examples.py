@@ -21,7 +21,7 @@ from typing import Any, overload
 
 from verifiers.data.example_sets import load_example_dataset
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
-from verifiers.data.sources import Rows, Source, is_builder
+from verifiers.data.sources import DatasetLike, Rows, Source, is_builder
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
@@ -43,7 +43,7 @@ class Example:
     """SHA-256 over the canonical JSON of all columns but ``example_id``, a null counting as absent; 64 hex digits.
     Stable across runs, orders and machines. Equal rows have equal hashes."""
     row: dict[str, Any]
-    """``prompt answer info task example_id`` and the row's own columns. Not to be changed: take ``copy_row(row)``."""
+    """``prompt answer info task example_id`` and the row's further columns. Read-only: change a ``copy_row(row)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RowFormat:
 
     system_prompt: str | None = None
     few_shot: Sequence[Any] | None = None
-    """Messages between the system prompt and the question; for rows without a prompt of their own."""
+    """Messages between the system prompt and the question; for rows without a ``prompt``."""
     message_type: str = "chat"
     question_key: str = "question"
     answer_key: str = "answer"
@@ -81,12 +81,14 @@ class Table(Sequence[Example]):
         return self._store.row_format
 
     @classmethod
-    def of(cls, dataset: Any, **row_format: Any) -> Table:
+    def of(cls, dataset: DatasetLike, **row_format: Any) -> Table:
         """The table of one dataset of any accepted kind; keywords are the fields of ``RowFormat``."""
         return cls(_Store(Source(dataset).train, RowFormat(**row_format)))
 
     @classmethod
-    def pair(cls, dataset: Any, eval_dataset: Any, **row_format: Any) -> tuple[Table | None, Table | None]:
+    def pair(
+        cls, dataset: DatasetLike | None, eval_dataset: DatasetLike | None, **row_format: Any
+    ) -> tuple[Table | None, Table | None]:
         """The training and the evaluation table, None for one that does not exist; see ``of``.
 
         A dataset with splits gives ``train``, and ``test`` else ``validation`` when no ``eval_dataset`` is given. What
@@ -106,7 +108,7 @@ class Table(Sequence[Example]):
         return table, None
 
     @staticmethod
-    def required(table: Table | None, env: Any) -> Table:
+    def required(table: Table | None, env: object) -> Table:
         """``table``, which must exist. Raises: ``DatasetError`` that names the environment."""
         if table is None:
             name = getattr(env, "env_id", "") or type(env).__name__
@@ -121,11 +123,11 @@ class Table(Sequence[Example]):
     @overload
     def __getitem__(self, index: slice) -> Table: ...
     def __getitem__(self, index: int | slice) -> Example | Table:
-        chosen = self._chosen()[index]
-        return Table(self._store, chosen) if isinstance(chosen, Sequence) else self._store.examples([chosen])[0]
+        selected = self._row_positions()[index]
+        return Table(self._store, selected) if isinstance(selected, Sequence) else self._store.examples([selected])[0]
 
     def __iter__(self) -> Iterator[Example]:
-        positions = self._chosen()
+        positions = self._row_positions()
         for start in range(0, len(positions), CHUNK):
             yield from self._store.examples(positions[start : start + CHUNK])
 
@@ -138,27 +140,27 @@ class Table(Sequence[Example]):
     def take(self, n: int = -1, seed: int | None = None) -> Table:
         """The first ``n`` examples (negative or too many: all), in an order shuffled by ``seed`` when it is given.
 
-        Their rows are formatted now, so that a bad one is found before a run starts. A larger ``n`` with the same seed
-        begins with the same examples.
+        Their rows are formatted now, so that an invalid row fails before a run starts. A larger ``n`` with the same
+        seed begins with the same examples.
         """
-        positions = list(self._chosen())
+        positions = list(self._row_positions())
         if seed is not None:
             random.Random(seed).shuffle(positions)
         taken = Table(self._store, positions if n < 0 else positions[:n])
-        self._store.examples(taken._chosen())
+        self._store.examples(taken._row_positions())
         return taken
 
     def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
         """``n`` row copies drawn without replacement, reshuffled when all were drawn.
 
         Without a seed, calls go on where the last one ended, in an order that is the same in every process; a seed
-        starts an order of its own and leaves that one alone. Raises: ``DatasetError`` for an empty table.
+        starts a separate order and leaves that one unchanged. Raises: ``DatasetError`` for an empty table.
         """
         if n > 0 and not len(self):
             raise DatasetError("cannot sample prompts: the dataset is empty")
         if self._order is None:
-            self._order = _endless_order(self._chosen(), random.Random(0))
-        order = self._order if seed is None else _endless_order(self._chosen(), random.Random(seed))
+            self._order = _endless_order(self._row_positions(), random.Random(0))
+        order = self._order if seed is None else _endless_order(self._row_positions(), random.Random(seed))
         examples = self._store.examples([next(order) for _ in range(n)])
         return [copy_row(example.row) for example in examples]
 
@@ -168,9 +170,9 @@ class Table(Sequence[Example]):
 
         if self._hub_dataset is None:
             self._hub_dataset = to_dataset([example.row for example in self])
-        return self._hub_dataset.with_format(None)  # a view of its own: set_format() of one caller is not another's
+        return self._hub_dataset.with_format(None)  # a separate view: set_format() changes only the caller's
 
-    def _chosen(self) -> Sequence[int]:
+    def _row_positions(self) -> Sequence[int]:
         return range(len(self._store)) if self._positions is None else self._positions
 
 
@@ -218,7 +220,7 @@ class _Store:
             chunk = fresh[start : start + CHUNK]
             for position, row in zip(chunk, rows.read(chunk), strict=True):
                 self._examples[position] = self._example(position, row)
-        return [self._examples[position] for position in positions]  # type: ignore[misc]  # all are made now
+        return [self._examples[position] for position in positions]  # type: ignore[misc]  # all are there
 
     def _example(self, position: int, row: dict[str, Any]) -> Example:
         row.pop("example_id", None)
@@ -228,10 +230,10 @@ class _Store:
         return _example(row, self.row_format, f"row {position} of the dataset")
 
 
-def examples_from(inputs: Any, row_format: RowFormat) -> list[Example]:
-    """The rows a caller hands in for one run: equal ``example_id`` stay equal, rows without one get their own.
+def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
+    """The rows a caller passes for one run: equal ``example_id`` stay equal, rows without one get a new one.
 
-    Ids that are no integers are replaced, equal ones by equal ones, and kept as ``src_id``. Takes what a dataset may
+    Ids that are no integers are replaced, equal ones by equal ones, and stored as ``src_id``. Takes what a dataset may
     be. Raises: ``DatasetError`` for a row that cannot be read.
     """
     rows_in = Source(inputs).train()
@@ -266,7 +268,7 @@ def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Examp
     return Example(made["example_id"], digest, made)
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     try:
         canonical_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -313,7 +315,7 @@ def _prompt(row: Mapping[str, Any], question: str | None, row_format: RowFormat,
             return normalize_messages(question if given is None else given, "completion")
         prompt = normalize_chat(given)
         if given is None:
-            prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]
+            prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]  # type: ignore[arg-type]  # it is there: checked above
         check_parts(prompt)
         if row_format.system_prompt and not _begins_with_system(prompt):
             prompt = [SystemMessage(row_format.system_prompt), *prompt]
@@ -326,7 +328,7 @@ def _begins_with_system(prompt: Sequence[Any]) -> bool:
     return bool(prompt) and prompt[0]["role"] in ("system", "developer")
 
 
-def _info(info: Any, place: str) -> dict[str, Any]:
+def _info(info: object, place: str) -> dict[str, Any]:
     if info is None or info == "":
         return {}
     if isinstance(info, str):
@@ -342,8 +344,8 @@ def _info(info: Any, place: str) -> dict[str, Any]:
 def _no_question(place: str, row_format: RowFormat, columns: Sequence[str]) -> str:
     key = row_format.question_key
     hint = closest(key, columns) or ', or name the column with question_key="..."'
-    found = ", ".join(columns) or "none"
-    return f"{place} has neither 'prompt' nor {key!r}; its columns are: {found}{hint}"
+    names = ", ".join(columns) or "none"
+    return f"{place} has neither 'prompt' nor {key!r}; its columns are: {names}{hint}"
 
 
 _ATOMS = frozenset((str, int, float, bool, type(None)))

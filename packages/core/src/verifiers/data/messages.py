@@ -41,8 +41,8 @@ _CONTROL = re.compile(
 )
 
 
-def normalize_messages(given: Any, message_type: str = "chat") -> Messages:
-    """``given`` as a new list of ``Message``; as text when ``message_type`` is ``"completion"``.
+def normalize_messages(value: object, message_type: str = "chat") -> Messages:
+    """``value`` as a new list of ``Message``; as text when ``message_type`` is ``"completion"``.
 
     Accepts our classes, dicts, pydantic and openai objects, one message or a sequence of them, None (nothing) and
     text, which in chat mode is one user message. Unknown keys are kept.
@@ -54,23 +54,23 @@ def normalize_messages(given: Any, message_type: str = "chat") -> Messages:
     >>> normalize_messages("2 + 2 =", "completion")
     '2 + 2 ='
     """
-    return _normalize_text(given) if message_type == "completion" else normalize_chat(given)
+    return _normalize_text(value) if message_type == "completion" else normalize_chat(value)
 
 
-def normalize_chat(given: Any) -> list[Message]:
+def normalize_chat(value: object) -> list[Message]:
     """``normalize_messages`` in chat mode."""
-    if isinstance(given, (list, tuple)):
-        return [m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in given]
-    if isinstance(given, str):
-        return [UserMessage(given)]
-    if given is None:
+    if isinstance(value, (list, tuple)):
+        return [m if isinstance(m, Message) and _is_normal(m) else normalize_message(m) for m in value]
+    if isinstance(value, str):
+        return [UserMessage(value)]
+    if value is None:
         return []
-    return [normalize_message(given)]
+    return [normalize_message(value)]
 
 
-def normalize_message(given: Any) -> Message:
+def normalize_message(value: object) -> Message:
     """One message of any form as a new ``Message`` of its role's class; see ``normalize_messages``."""
-    fields = strip_nones(as_mapping(given, "a message"))
+    fields = strip_nones(as_mapping(value, "a message"))
     role = fields.get("role")
     if not isinstance(role, str) or not role:
         raise ConfigError(f"a message needs a role; found {_shortened(dict(fields))}", key="role")
@@ -107,19 +107,19 @@ def check_parts(messages: Iterable[Any]) -> None:
             for name in path:
                 value = value.get(name) if isinstance(value, Mapping) else None
             if path and not isinstance(value, str):
-                wanted = "".join(f"[{name!r}]" for name in path)
-                raise ConfigError(f"a part of type {part['type']!r} needs a text in part{wanted}", key="content")
+                where = "".join(f"[{name!r}]" for name in path)
+                raise ConfigError(f"a part of type {part['type']!r} needs a text in part{where}", key="content")
 
 
-def as_mapping(given: Any, what: str) -> Mapping[str, Any]:
+def as_mapping(value: object, what: str) -> Mapping[str, Any]:
     """A mapping as it is, a pydantic or openai object dumped. Raises: ``ConfigError`` for anything else."""
-    if isinstance(given, Mapping):
-        return given
-    dump = getattr(given, "model_dump", None)
+    if isinstance(value, Mapping):
+        return value
+    dump = getattr(value, "model_dump", None)
     if callable(dump) and isinstance(dumped := dump(), Mapping):
         return dumped
     raise ConfigError(
-        f"{what} must be a dict or an object of the message classes; found {_shortened(given)} ({type(given).__name__})"
+        f"{what} must be a dict or an object of the message classes; found {_shortened(value)} ({type(value).__name__})"
     )
 
 
@@ -139,7 +139,7 @@ def strip_nones(value: Any) -> Any:
     return value
 
 
-def message_text(message: Any) -> str:
+def message_text(message: object) -> str:
     """The text of one message: its content, or its text parts joined by newlines; ``""`` when it has none.
 
     >>> message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
@@ -169,7 +169,7 @@ def last_text(messages: Any, role: str) -> str | None:
     return None
 
 
-def field(message: Any, name: str) -> Any:
+def field(message: object, name: str) -> Any:
     """A field of a message, part or tool call in any form, None when absent."""
     return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
 
@@ -207,7 +207,7 @@ def escape_control(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _CONTROL.sub(_escape, text)
 
 
-def render_text(messages: Any) -> str:
+def render_text(messages: object) -> str:
     """A conversation for a terminal: one ``role: text`` paragraph per message, control characters escaped.
 
     >>> print(render_text([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\\x1b[2J"}]))
@@ -227,14 +227,14 @@ def render_text(messages: Any) -> str:
     return escape_control("\n\n".join(paragraphs))
 
 
-def messages_to_printable(messages: Any) -> Any:
+def messages_to_printable(messages: object) -> Any:
     """The messages with ``[image]`` and ``[audio]`` in the place of such parts; text is returned as it is."""
     if isinstance(messages, str):
         return messages
     return [message_to_printable(message) for message in normalize_chat(messages)]
 
 
-def message_to_printable(message: Any) -> Message:
+def message_to_printable(message: object) -> Message:
     """One message whose content is text only; images and audio become ``[image]`` and ``[audio]``."""
     printable = normalize_message(message)
     content = printable["content"]
@@ -265,22 +265,22 @@ def _is_normal(message: Message) -> bool:
     return None not in message.values()
 
 
-def _tool_call(given: Any) -> ToolCall:
+def _tool_call(value: object) -> ToolCall:
     """A tool call of any form, also the JSON text that older datasets keep."""
-    if type(given) is ToolCall:
-        return given
-    if isinstance(given, str):
+    if type(value) is ToolCall:
+        return value
+    if isinstance(value, str):
         with suppress(ValueError):  # other text is refused below, with what was found
-            given = json.loads(given)
-    return ToolCall.from_wire(as_mapping(given, "a tool call"))
+            value = json.loads(value)
+    return ToolCall.from_wire(as_mapping(value, "a tool call"))
 
 
-def _normalize_text(given: Any) -> str:
-    if isinstance(given, str):
-        return given
-    if given is None:
+def _normalize_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
         return ""
-    messages = normalize_chat(given)
+    messages = normalize_chat(value)
     if chat := [message["role"] for message in messages if message["role"] != "text"]:
         raise ConfigError(
             f"completion mode works on text; found a message of role {chat[0]!r}: give a str or TextMessage objects, "
@@ -289,7 +289,7 @@ def _normalize_text(given: Any) -> str:
     return "".join(message_text(message) for message in messages)
 
 
-def _part_text(part: Any) -> str:
+def _part_text(part: object) -> str:
     kind = str(field(part, "type") or "part")
     if kind == "text":
         return str(field(part, "text") or "")
@@ -301,7 +301,7 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     try:
         text = json.dumps(value, default=repr)
     except (TypeError, ValueError):

@@ -2,7 +2,7 @@
 
 Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of dicts, a dict of columns,
 the path of a JSONL, JSON, CSV or Parquet file, and a function without arguments that returns one of these. Only a
-Parquet file makes this module import ``datasets``; an object that is given has imported it already.
+Parquet file makes this module import ``datasets``; a caller who passes its objects has imported it already.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class HubRows:
 
 
 class Source:
-    """A dataset as it was given, opened on first use and once: a builder function is not called twice."""
+    """A dataset in the form the caller passed, opened once, on first use: a builder function is not called twice."""
 
     def __init__(self, given: DatasetLike):
         self.given = given
@@ -120,17 +120,17 @@ class Source:
         return next((opened[split] for split in EVAL_SPLITS if split in opened), None)
 
     def only_evaluation(self) -> Rows:
-        """The rows of a dataset that was given for evaluation: of its split for that, else of ``train``, else all."""
+        """The rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else all."""
         rows = self.evaluation()
         return rows if rows is not None else self.train()
 
 
-def is_builder(given: Any) -> TypeGuard[Callable[[], Any]]:
+def is_builder(given: object) -> TypeGuard[Callable[[], Any]]:
     """Whether ``given`` is a function that makes the dataset."""
     return callable(given) and not hasattr(given, "column_names")
 
 
-def _open(given: Any) -> dict[str, Rows] | Rows:
+def _open(given: object) -> dict[str, Rows] | Rows:
     kinds = {cls.__name__ for cls in type(given).__mro__ if cls.__module__.partition(".")[0] == "datasets"}
     if kinds & {"IterableDataset", "IterableDatasetDict"}:
         raise DatasetError(
@@ -149,13 +149,13 @@ def _open(given: Any) -> dict[str, Rows] | Rows:
     raise DatasetError(f"cannot read a dataset from {_described(given)}; give {ACCEPTED}")
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(row, Mapping) for row in value)
     return hasattr(value, "column_names")
 
 
-def _open_table(table: Any) -> Rows:
+def _open_table(table: object) -> Rows:
     if not isinstance(table, list | tuple):
         return HubRows(table)
     for position, row in enumerate(table):
@@ -174,8 +174,8 @@ def _open_columns(columns: Mapping[str, Any]) -> Rows:
         values[str(name)] = column.tolist() if hasattr(column, "tolist") else list(column)
     lengths = {name: len(column) for name, column in values.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DatasetError(f"the columns of the dataset differ in length: {found}")
+        lengths_text = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DatasetError(f"the columns of the dataset differ in length: {lengths_text}")
     return ListRows([dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)])
 
 
@@ -252,6 +252,6 @@ def _parsed(text: str, path: Path, line: int | None) -> Any:
         raise DatasetError(f"{place} is not JSON: {error}", path=str(path), line=line) from error
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     kind = type(value).__name__
     return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"

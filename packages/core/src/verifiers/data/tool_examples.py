@@ -1,4 +1,4 @@
-"""Arguments that fit a tool's JSON schema, made up: what the checks let a scripted model call a tool with.
+"""Generate arguments that fit a tool's JSON schema, for the scripted tool calls of ``checks``.
 
 Deterministic and small: required parameters only, the first alternative, the least text. The values mean nothing.
 This module calls no tool and validates nothing (``tools``).
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 8
-"""Levels of nested objects after which an empty one is given; a schema may refer to itself."""
+"""Depth of nested objects after which an empty one is generated; a schema may refer to itself."""
 
 _PLAIN: Mapping[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "null": None}
 
@@ -27,7 +27,7 @@ def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _value(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
+def _value(schema: object, definitions: Mapping[str, Any], depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return {}
     if "$ref" in schema:

@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MAX_COMPLAINTS = 5
 """Wrong arguments that one error text names."""
 MAX_ECHO_CHARS = 100
-"""How much of a model's own words an error text repeats."""
+"""Characters of a model's text that an error message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ToolFunction:
 
     @classmethod
     def of(cls, function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> ToolFunction:
-        """Read a callable; ``args_to_skip`` names parameters that are kept from the model.
+        """Read a callable; ``args_to_skip`` names parameters that are hidden from the model.
 
         *Raises* ConfigError for a name no provider takes, ``*args`` or positional-only parameters, a parameter to skip
         that does not exist, and an annotation without a JSON schema.
@@ -101,7 +101,7 @@ class ToolFunction:
         return str(self.definition["name"])
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The visible arguments in the types they are declared with; those that were not given stay away.
+        """The visible arguments in the types they are declared with; missing ones are left out.
 
         *Raises* ToolCallError that names what is wrong with them, for the model to read.
         """
@@ -152,7 +152,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def shortened(value: Any, limit: int = MAX_ECHO_CHARS) -> str:
+def shortened(value: object, limit: int = MAX_ECHO_CHARS) -> str:
     """At most ``limit`` characters of a text, control characters spelled out, for error texts."""
     text = value if isinstance(value, str) else repr(value)
     return escape_control(text if len(text) <= limit else text[: limit - 1] + "…")
@@ -199,7 +199,7 @@ def _hints(function: Callable[..., Any], name: str, visible: Mapping[str, inspec
     if not hasattr(source, "__globals__"):
         source = getattr(source, "__call__", source)  # noqa: B004  an object: its method knows its module
     try:
-        found = typing.get_type_hints(
+        hints = typing.get_type_hints(
             SimpleNamespace(__annotations__=written), getattr(source, "__globals__", {}), include_extras=True
         )
     except (NameError, TypeError, SyntaxError, AttributeError) as error:
@@ -207,10 +207,10 @@ def _hints(function: Callable[..., Any], name: str, visible: Mapping[str, inspec
             f"an annotation of the tool {name!r} cannot be resolved: {error}; define or import the type in the module "
             "of the tool, or hide the parameter (StatefulToolEnv.add_tool(…, args_to_skip=[…]))"
         ) from error
-    return {p.name: found.get(p.name, Any) for p in visible.values()}
+    return {p.name: hints.get(p.name, Any) for p in visible.values()}
 
 
-def _unwrapped(function: Any) -> Any:
+def _unwrapped(function: object) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -271,14 +271,14 @@ def _schema(
             "types, or hide the parameter (StatefulToolEnv.add_tool(…, args_to_skip=[…]))"
         ) from error
     definitions = schema.pop("$defs", {})
-    leaves = {f"#/$defs/{key}": _plain(found, {}) for key, found in definitions.items() if not _refers(found)}
+    leaves = {f"#/$defs/{key}": _plain(entry, {}) for key, entry in definitions.items() if not _refers(entry)}
     schema.pop("description", None)
-    made = {"type": "object", "properties": {}} | _plain(schema, leaves)
-    rest = {key: _plain(found, leaves) for key, found in definitions.items() if f"#/$defs/{key}" not in leaves}
-    return model, made | {"$defs": rest} if rest else made
+    plain = {"type": "object", "properties": {}} | _plain(schema, leaves)
+    rest = {key: _plain(entry, leaves) for key, entry in definitions.items() if f"#/$defs/{key}" not in leaves}
+    return model, plain | {"$defs": rest} if rest else plain
 
 
-def _default(value: Any) -> dict[str, Any]:
+def _default(value: object) -> dict[str, Any]:
     """How a default is shown: as it is, or not at all when JSON cannot hold it."""
     import pydantic_core
 
@@ -289,39 +289,39 @@ def _default(value: Any) -> dict[str, Any]:
     return {"default": value}
 
 
-def _refers(schema: Any) -> bool:
+def _refers(schema: object) -> bool:
     members = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     return (isinstance(schema, dict) and "$ref" in schema) or any(map(_refers, members))
 
 
-def _plain(schema: Any, leaves: Mapping[str, Any]) -> Any:
+def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
     """A schema without generated titles, and with ``leaves`` (enums, flat models) in the place of references."""
     if isinstance(schema, list):
         return [_plain(member, leaves) for member in schema]
     if not isinstance(schema, dict):
         return schema
-    made: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and value in leaves:
-            made = leaves[value] | made
+            plain = leaves[value] | plain
         elif key in ("default", "const", "enum", "examples"):  # data, not schemas
-            made[key] = value
+            plain[key] = value
         elif key == "properties":
-            made[key] = {name: _plain(member, leaves) for name, member in value.items()}
+            plain[key] = {name: _plain(member, leaves) for name, member in value.items()}
         elif key != "title":
-            made[key] = _plain(value, leaves)
-    return made
+            plain[key] = _plain(value, leaves)
+    return plain
 
 
 def _complaints(error: Any) -> str:
     """What is wrong, for the model: ``'n': input should be a valid integer``; a few of them, none repeats much."""
-    said = []
-    for found in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_COMPLAINTS]:
-        place = shortened(".".join(str(part)[: MAX_ECHO_CHARS + 1] for part in found["loc"]))
-        text = {"missing": "is missing", "extra_forbidden": "is not a parameter"}.get(found["type"])
-        said.append(f"'{place}' {text}" if text else f"'{place}': {shortened(found['msg'], 2 * MAX_ECHO_CHARS)}")
-    more = error.error_count() - len(said)
-    return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
+    complaints = []
+    for entry in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_COMPLAINTS]:
+        place = shortened(".".join(str(part)[: MAX_ECHO_CHARS + 1] for part in entry["loc"]))
+        text = {"missing": "is missing", "extra_forbidden": "is not a parameter"}.get(entry["type"])
+        complaints.append(f"'{place}' {text}" if text else f"'{place}': {shortened(entry['msg'], 2 * MAX_ECHO_CHARS)}")
+    more = error.error_count() - len(complaints)
+    return "; ".join(complaints) + (f"; and {more} more" if more > 0 else "")
 
 
 __all__ = ["ToolFunction", "parse_arguments", "shortened", "tool_from_function", "tool_name"]

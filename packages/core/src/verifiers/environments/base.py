@@ -1,20 +1,20 @@
 """``Environment``: a dataset, a way to act and a way to score, under one name.
 
 An environment object is configuration. Constructing one starts no thread, opens nothing and seeds nothing; the dataset
-is read on first use. What happens in one rollout is in ``verifiers.rollouts.loop``, many rollouts are in
-``verifiers.runs.runner``; this class makes single model calls for them, and ``running`` offers both under their names.
+is read on first use. What happens in one rollout is in ``verifiers.rollouts.loop``, many rollouts
+are in ``verifiers.runs.runner``; this class makes single model calls for them, and ``runs.facade`` offers both.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, Self, TypedDict, Unpack
 
 from verifiers import compat
-from verifiers.clients.protocol import Client, headers_from_state
+from verifiers.clients.protocol import Client, ClientLike, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
@@ -30,6 +30,7 @@ from verifiers.runs.facade import Runs
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.runtime.sync_async import NOTHING, Done, blocking, maybe_await
+from verifiers.storage.identity import Free, Identified
 from verifiers.types import Message, Messages, ModelRequest, Response
 
 
@@ -77,7 +78,7 @@ class EnvironmentOptions(DataOptions, total=False):
 OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
 
 
-class Environment(Runs):
+class Environment(Runs, Identified):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
     ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
@@ -93,15 +94,17 @@ class Environment(Runs):
     """
 
     max_turns: int = -1
-    max_workers: int | None = None
+    rollouts_per_example: Annotated[int, Free("every rollout has a key")]
+    max_concurrent: Annotated[int, Free("only how fast")]
+    max_workers: Annotated[int | None, Free("only how fast")] = None
     rubric: Rubric
     _torn_down = False
 
     @spell_out(RunDefaults, {})
     def __init__(
         self,
-        dataset: DatasetLike | None = None,
-        eval_dataset: DatasetLike | None = None,
+        dataset: Annotated[DatasetLike | None, Free("every row has a content hash")] = None,
+        eval_dataset: Annotated[DatasetLike | None, Free("every row has a content hash")] = None,
         system_prompt: str | None = None,
         few_shot: Sequence[Mapping[str, Any]] | None = None,
         parser: Parser | None = None,
@@ -111,11 +114,11 @@ class Environment(Runs):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         env_id: str | None = None,
         env_args: Mapping[str, Any] | None = None,
-        map_kwargs: Mapping[str, Any] | None = None,
+        map_kwargs: Annotated[Mapping[str, Any] | None, Free("accepted for older callers")] = None,
         max_seq_len: int | None = None,
-        interleaved_rollouts: bool = False,
+        interleaved_rollouts: Annotated[bool, Free("accepted for older callers")] = False,
         score_rollouts: bool = True,
-        pass_threshold: float = 0.5,
+        pass_threshold: Annotated[float, Free("only what a statistic counts; no row holds it")] = 0.5,
         question_key: str = "question",
         answer_key: str = "answer",
         timeout_seconds: float | None = None,
@@ -137,7 +140,7 @@ class Environment(Runs):
             raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
         self.loaded_from: LoadedFrom | None = None
-        """How it was loaded; None when it was made by hand."""
+        """How it was loaded; None when it was constructed directly."""
         self.changes: dict[str, Any] = {}
         """What ``set_kwargs`` changed since it was loaded: with both, another process can make it again."""
         self.system_prompt, self.few_shot = system_prompt, _checked_few_shot(few_shot)
@@ -244,6 +247,9 @@ class Environment(Runs):
                     raise ConfigError(f"{name!r} is a method of {type(self).__name__}; choose another name", key=name)
             setattr(self, name, value)
 
+    def _changed_names(self) -> Iterable[str]:
+        return [name for name in self.changes if name in vars(self)]
+
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
         """Bound the tokens of one conversation."""
         self.max_seq_len = max_seq_len
@@ -309,13 +315,17 @@ class Environment(Runs):
         return NOTHING
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
-        """The environment that plays a row (or a state); another one than this only in a group of environments."""
+        """The environment that runs a row or a state: ``self``, or a member of a group of environments."""
         return self
 
     # --- one model call -----------------------------------------------------------------------------------------
 
     async def init_state(
-        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
     ) -> State:
         """A fresh state for one rollout of the row ``input`` (used as it is: give a copy)."""
         return new_state(self, input, client, model, sampling_args)
@@ -324,7 +334,7 @@ class Environment(Runs):
         self,
         state: State,
         prompt: Messages,
-        client: Any = None,
+        client: ClientLike | None = None,
         model: str | None = None,
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         sampling_args: Mapping[str, Any] | None = None,
@@ -356,15 +366,15 @@ class Environment(Runs):
             run.check_open()
             return await answering.complete(request)
 
-    def client_of(self, state: State, client: Any = None) -> Client:
-        """The client that answers a call with this ``client`` argument; None: the rollout's own."""
+    def client_of(self, state: State, client: ClientLike | None = None) -> Client:
+        """The client that answers a call with this ``client`` argument; None means the client of the rollout."""
         run = state.run
         if run is not None and run.serves(client, state):
-            own: Client = run.client
-            return own
+            client_of_run: Client = run.client
+            return client_of_run
         return as_client(client or state["client"])
 
-    def as_prompt(self, given: Any) -> Messages:
+    def as_prompt(self, given: object) -> Messages:
         """Messages in any form as a prompt; those that are ``Message`` objects already are passed on as they are."""
         if self.message_type == "chat" and type(given) is list:
             for message in given:
@@ -446,13 +456,13 @@ class Environment(Runs):
                 atexit.register(_close_started)
             _STARTED[id(self)] = self
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -467,12 +477,12 @@ def _close_started() -> None:
     for env in list(_STARTED.values()):
         try:
             env.close()
-        except Exception as error:  # noqa: BLE001 - nobody is left to catch it; it is logged
+        except Exception as error:  # noqa: BLE001 - no caller is left at interpreter exit; it is logged
             env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
 
 
-def _checked_few_shot(few_shot: Any) -> Any:
-    """What was given, when it is a list of messages. *Raises* ConfigError."""
+def _checked_few_shot(few_shot: Sequence[Mapping[str, Any]] | None) -> Any:
+    """Return ``few_shot`` unchanged if it is a list of messages. *Raises* ConfigError otherwise."""
     if few_shot is None:
         return None
     try:
@@ -484,10 +494,10 @@ def _checked_few_shot(few_shot: Any) -> Any:
     return few_shot
 
 
-def _headers_from_state(client: Any, state: State) -> dict[str, str] | None:
+def _headers_from_state(client: object, state: State) -> dict[str, str] | None:
     """Headers that the client's settings take from the state (``ClientConfig.extra_headers_from_state``)."""
-    wanted = headers_from_state(client)
-    return {header: str(state[key]) for header, key in wanted.items() if key in state} if wanted else None
+    keys = headers_from_state(client)
+    return {header: str(state[key]) for header, key in keys.items() if key in state} if keys else None
 
 
 def _prompt_tokens(response: Response) -> int:

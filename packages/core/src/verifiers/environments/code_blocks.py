@@ -33,7 +33,7 @@ print(sum(n * n for n in range(1, 11)))
 The next message is then:
 Output:
 385"""
-"""What the model is told about the form, unless the environment's author writes it."""
+"""Instructions for the model about the form, unless the environment's author writes it."""
 BLOCKS_REMINDER = "Write Python code that computes the answer, in a ```python block."
 """The end of the first question, unless the author writes it: small models forget what the system prompt says."""
 NOT_CLOSED = "(the code block was cut off by the length limit of a reply; close it with a line ```, and write less)"
@@ -73,10 +73,10 @@ def code_blocks(reply: str) -> Blocks:
     closed: list[str] = []
     lines: list[str] | None = None
     indent, fence, is_python = 0, "", False
-    _, is_over, said = reply.rpartition("</think>")
+    _, is_over, text_after_thought = reply.rpartition("</think>")
     if not is_over and reply.lstrip().startswith("<think>"):
         return Blocks()
-    for line in said.replace("\r\n", "\n").split("\n"):
+    for line in text_after_thought.replace("\r\n", "\n").split("\n"):
         found = _FENCE.fullmatch(line)
         if lines is None:
             if found is not None:

@@ -1,19 +1,20 @@
-"""``EnvGroup``: several environments as one, each row played and scored by the environment it came from.
+"""``EnvGroup``: several environments as one; each row is run and scored by the environment it came from.
 
-Promise: a member keeps everything that is its own (system prompt, parser, rubric, tools, limits, hooks); the group
-only concatenates the data and finds, for a row, who plays it. A row says so itself, in ``info["env_id"]`` and
+Each member keeps its system prompt, parser, rubric, tools, limits and hooks; the group concatenates the data and
+routes each row to a member. A row carries its route in ``info["env_id"]`` and
 ``task``, so rows that went through a trainer or a file still find their way. Metrics that a member does not have are
 absent from its rows, not 0.
 
-The runner asks ``for_row`` and then works with the member; this module plays and scores nothing itself.
+The runner asks ``for_row`` and then works with the member; this module neither runs nor scores rollouts.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
+from verifiers.clients.protocol import ClientLike
 from verifiers.data.examples import Table, copy_row, format_row
 from verifiers.environments.base import Environment, RunDefaults
 from verifiers.environments.group_rubric import EnvGroupRubric
@@ -22,6 +23,7 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
+from verifiers.storage.identity import Free
 
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "
@@ -42,7 +44,7 @@ class GroupOptions(RunDefaults, total=False):
 class EnvGroup(Environment):
     """Environments side by side, as one dataset and one environment.
 
-    ``env_names`` default to ``env_0``, ``env_1``, …; ``example_id`` is numbered anew and the old one kept in
+    ``env_names`` default to ``env_0``, ``env_1``, …; ``example_id`` is renumbered and the old one stored in
     ``src_id``. ``map_kwargs`` is accepted for older callers. Groups may hold groups: their rows carry the names along
     the way, outermost first. Further parameters are ``Environment``'s, without those that belong to the members.
 
@@ -59,7 +61,7 @@ class EnvGroup(Environment):
         self,
         envs: Sequence[Environment],
         env_names: Sequence[str] | None = None,
-        map_kwargs: Mapping[str, Any] | None = None,
+        map_kwargs: Annotated[Mapping[str, Any] | None, Free("accepted for older callers")] = None,
         **parameters: Unpack[GroupOptions],
     ):
         members = list(envs)
@@ -68,9 +70,10 @@ class EnvGroup(Environment):
                 raise ConfigError(f"EnvGroup takes environments, not {type(member).__name__}")
         if not members:
             raise ConfigError("EnvGroup needs at least one environment")
-        if own := [name for name in OF_THE_MEMBERS if parameters.get(name) is not None]:
+        if misplaced := [name for name in OF_THE_MEMBERS if parameters.get(name) is not None]:
             raise ConfigError(
-                f"EnvGroup takes no {own[0]}: every member keeps its own; give it to the members", key=own[0]
+                f"EnvGroup takes no {misplaced[0]}: it is a parameter of each member; pass it to the members",
+                key=misplaced[0],
             )
         types = {member.message_type for member in members}
         if len(types) > 1:
@@ -99,7 +102,7 @@ class EnvGroup(Environment):
                 yield _addressed(copy_row(example.row), name, isinstance(member, EnvGroup))
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
-        """The member (of an inner group: its member) that plays a row or a state; the group itself when none does."""
+        """The member (in an inner group, its member) that runs a row or a state; the group itself if none does."""
         return self.at_path(route_of(row)) or self
 
     def at_path(self, path: Sequence[str]) -> Environment | None:
@@ -122,9 +125,13 @@ class EnvGroup(Environment):
     # --- a rollout ----------------------------------------------------------------------------------------------
 
     async def init_state(
-        self, input: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None = None
+        self,
+        input: Mapping[str, Any],
+        client: ClientLike | None,
+        model: str,
+        sampling_args: Mapping[str, Any] | None = None,
     ) -> State:
-        """A fresh state of the member that plays the row, which may be one that no table has formatted."""
+        """Create a state of the member that runs the row. The row may be unformatted."""
         member = self.for_row(input)
         if member is self:
             return await super().init_state(input, client, model, sampling_args)
@@ -150,7 +157,7 @@ class EnvGroup(Environment):
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""
         super().set_kwargs(**settings)
         for name in settings:
-            if not hasattr(self, f"set_{name}"):  # a setter has told the members already
+            if not hasattr(self, f"set_{name}"):  # a setter has forwarded it to the members
                 self._each("set_kwargs", **{name: settings[name]})
 
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
@@ -194,7 +201,7 @@ class EnvGroup(Environment):
 
 
 def route_of(row: Mapping[str, Any]) -> list[str]:
-    """The names that lead to who plays a row: ``info["env_id"]``, a name or a list of them, else ``task``."""
+    """The member names of a row, outermost first: ``info["env_id"]``, a name or a list of them, else ``task``."""
     info = row.get("info")
     if isinstance(info, str):
         info = json.loads(info)

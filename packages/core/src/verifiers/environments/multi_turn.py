@@ -1,8 +1,8 @@
 """``MultiTurnEnv``: the model and the environment take turns until a stop condition holds.
 
 Subclasses write ``env_response`` and, where they want, ``setup_state`` and methods marked ``@vf.stop``,
-``@vf.setup``, ``@vf.cleanup``. The loop that calls them is ``rollouts.loop.play``; this module says only when it stops,
-what the next prompt is, and what the completion was.
+``@vf.setup``, ``@vf.cleanup``. The loop that calls them is ``rollouts.loop.play``; this module decides when it stops
+and builds the next prompt and the completion.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class MultiTurnOptions(ConversationOptions, total=False):
 class MultiTurnEnv(Environment):
     """An environment of several turns.
 
-    ``max_turns`` and ``max_total_completion_tokens`` bound a rollout; -1 sets no bound here, and the run's own guards
-    hold (``rollout_timeout_s``, 1,000 turns). ``timeout_seconds`` is a time limit that is part of the task.
+    ``max_turns`` and ``max_total_completion_tokens`` bound a rollout; -1 sets no bound here, and the limits of the run
+    apply (``rollout_timeout_s``, 1,000 turns). ``timeout_seconds`` is a time limit that is part of the task.
 
     >>> from verifiers.testing import ScriptedClient
     >>> class Guess(vf.MultiTurnEnv):
@@ -101,8 +101,8 @@ class MultiTurnEnv(Environment):
                 response = _without_state(response, state)
             if response is None or state["final_env_response"] is not None:
                 return conversation
-            said: Any = normalize_messages(response, self.message_type)
-            extended: Messages = conversation + said
+            answer: Any = normalize_messages(response, self.message_type)
+            extended: Messages = conversation + answer
             return extended
 
     # --- when it stops ----------------------------------------------------------------------------------------------

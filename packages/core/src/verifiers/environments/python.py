@@ -1,7 +1,7 @@
-"""``PythonEnv``: the model runs Python in an interpreter of its rollout's own, which keeps its state between calls.
+"""``PythonEnv``: the model runs Python in one interpreter per rollout, which keeps its state between calls.
 
 Promise: what one call defines the next one has; the value of a trailing expression is shown as ``Out[n]: …`` and an
-exception as its traceback; a call that takes too long is stopped and the model is told that its variables are gone.
+exception as its traceback; a call that takes too long is stopped, and the reply says that the variables are lost.
 Nothing is installed when a rollout runs: packages come from where the environment itself is installed.
 
 Code comes from calls of the tool ``python``, or from fenced blocks of a reply (``code_from``): a model whose chat
@@ -89,11 +89,11 @@ class PythonEnv(SandboxEnv):
         super().__init__(max_startup_wait_seconds=max_startup_wait_seconds, **parameters)
 
     def set_code_from(self, code_from: str) -> None:
-        """Refused: the prompts are made with the environment. *Raises* ConfigError."""
-        raise ConfigError("code_from is chosen when the environment is made: give it to load_environment")
+        """Always *raises* ConfigError: the prompts are built in the constructor."""
+        raise ConfigError("code_from is fixed at construction: pass it to load_environment")
 
     def add_sandbox_tools(self) -> None:
-        """Offer ``python``; in the form of blocks it is there, but no model is told of it."""
+        """Offer ``python``; with ``code_from="blocks"`` it exists but is not shown to the model."""
         self.add_tool(self.python, args_to_skip=["state"])
         if self.code_from == "blocks":
             self.tool_defs = _without_python(self.tool_defs)
@@ -118,7 +118,7 @@ class PythonEnv(SandboxEnv):
 
     @setup(priority=1)
     async def choose_form(self, state: State) -> None:
-        """Decide where this rollout's code comes from, and tell the model."""
+        """Decide where this rollout's code comes from, and say so in the prompt."""
         form = self.code_from
         if form == "auto":
             form = "blocks" if await shows_tools(self.client_of(state)) is False else "tool"
@@ -134,8 +134,8 @@ class PythonEnv(SandboxEnv):
         """The prompt with ``blocks_system_prompt`` in place of ``system_prompt``, or after what a row says there."""
         first: Any = prompt[0] if prompt else None
         rest: Messages = prompt[1:] if field(first, "role") == "system" else prompt
-        said = message_text(first) if field(first, "role") == "system" else ""
-        parts = ("" if said == self.system_prompt else said, self.blocks_system_prompt)
+        messages = message_text(first) if field(first, "role") == "system" else ""
+        parts = ("" if messages == self.system_prompt else messages, self.blocks_system_prompt)
         text = "\n\n".join(part for part in parts if part)
         return [SystemMessage(text), *rest] if text else rest
 
@@ -151,10 +151,10 @@ class PythonEnv(SandboxEnv):
             return False
         return not _blocks_of(state["trajectory"][-1]["completion"])
 
-    def num_calls(self, state: State, said: Messages, tool: str | None) -> float:
+    def num_calls(self, state: State, messages: Messages, tool: str | None) -> float:
         """Calls, and in the form of blocks a reply with Python in it is a call of ``python``."""
-        in_blocks = state.get("code_from") == "blocks" and tool in (None, "python") and bool(_blocks_of(said))
-        return super().num_calls(state, said, tool) + in_blocks
+        in_blocks = state.get("code_from") == "blocks" and tool in (None, "python") and bool(_blocks_of(messages))
+        return super().num_calls(state, messages, tool) + in_blocks
 
     async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
         """The answers to the calls of the last message; in the form of blocks then what its cell printed."""
@@ -172,9 +172,9 @@ class PythonEnv(SandboxEnv):
         return [*answers, UserMessage(output_text("\n".join(texts)))]
 
 
-def _blocks_of(said: Messages) -> Blocks:
+def _blocks_of(messages: Messages) -> Blocks:
     """The Python blocks of the last of some messages."""
-    return code_blocks(message_text(said[-1]) if said else "")
+    return code_blocks(message_text(messages[-1]) if messages else "")
 
 
 def _without_python(tool_defs: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Environment ids -> environments: ``load_environment`` and ``list_environments``.
 
 An environment is an installed package with an entry point in the group ``verifiers.environments``, or, in the
-historical layout, a module of the id's name that binds ``load_environment``. The promise: a wrong id imports nothing.
+historical layout, a module of the id's name that binds ``load_environment``. An unknown id imports nothing.
 
 This module installs nothing and looks at no network; ``vf-install`` does.
 """
@@ -80,34 +80,34 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     """The environment of an id ``[owner/]name[@version]``, built by its loader with ``env_args``.
 
     The name is an entry point, with or without a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no
-    difference; the owner plays no part; ``@version`` must be the installed one (``@latest``: any).
+    difference; the owner is ignored; ``@version`` must be the installed one (``@latest``: any).
 
     Raises: ``UnknownEnvironment`` for an id that leads nowhere; ``ConfigError`` for arguments that the loader does not
-    take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError`` of the
-    loader's own passes as it is.
+    take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError`` that
+    the loader raises is not wrapped.
 
     Example::
 
         env = vf.load_environment("reverse-text")
         env = vf.load_environment("alphabet-sort", max_turns=3)
     """
-    wanted = parse_env_id(env_id)
-    found = find(wanted)
-    if wanted.version not in (None, "latest", found.version):
-        installed = f"{found.version} is installed" if found.version else "the installed version is unknown"
+    requested = parse_env_id(env_id)
+    source = find(requested)
+    if requested.version not in (None, "latest", source.version):
+        installed = f"{source.version} is installed" if source.version else "the installed version is unknown"
         raise UnknownEnvironment(
-            f"environment {wanted.name!r}: version {wanted.version} was asked for and {installed}; to change it: "
+            f"environment {requested.name!r}: version {requested.version} was asked for and {installed}; to change it: "
             f"vf-install {env_id}",
             env_id=env_id,
         )
-    loader = import_loader(env_id, found)
+    loader = import_loader(env_id, source)
     check_arguments(env_id, loader, env_args)
-    env = _build(env_id, found, loader, env_args)
+    env = _build(env_id, source, loader, env_args)
     if not env.env_id:
-        env.env_id = wanted.without_version
+        env.env_id = requested.without_version
     if not env.env_args:
         env.env_args = dict(env_args)
-    env.env_version = found.version or ""
+    env.env_version = source.version or ""
     env.loaded_from, env.changes = LoadedFrom(load_environment, env_id, dict(env_args)), {}
     return env
 
@@ -148,23 +148,23 @@ def normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def find(wanted: EnvironmentId) -> Found:
+def find(requested: EnvironmentId) -> Found:
     """Where an id leads, its version not compared. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError``."""
-    name = normalize_name(wanted.name)
+    name = normalize_name(requested.name)
     entries = list(_entries())
     other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
     for spelling in (name, other):
         if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
-            return _only(wanted.name, offers)
-    for module in dict.fromkeys(_module_names(wanted.name)):
+            return _only(requested.name, offers)
+    for module in dict.fromkeys(_module_names(requested.name)):
         if _has_loader(module):
             return Found(module, LOADER, *_distribution_of(module))
     known = [entry.name for entry, _ in entries]
-    suggestions = close_matches(wanted.name, known)
+    suggestions = close_matches(requested.name, known)
     hint = f", did you mean {' or '.join(map(repr, suggestions))}? If not," if suggestions else ";"
     raise UnknownEnvironment(
-        f"no environment {wanted.name!r} is installed{hint} install it with: vf-install {wanted.without_version}",
-        env_id=wanted.name,
+        f"no environment {requested.name!r} is installed{hint} install it with: vf-install {requested.without_version}",
+        env_id=requested.name,
         suggestions=suggestions,
     )
 
@@ -179,13 +179,13 @@ def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
 
 
 def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
-    found = {Found(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
-    if len(found) > 1:
+    source = {Found(e.module, e.attr or LOADER, d.name, d.version) for e, d in offers}
+    if len(source) > 1:
         raise EnvironmentLoadError(
-            f"environment {name!r} is offered by {' and by '.join(sorted(map(str, found)))}; uninstall all but one",
+            f"environment {name!r} is offered by {' and by '.join(sorted(map(str, source)))}; uninstall all but one",
             env_id=name,
         )
-    return found.pop()
+    return source.pop()
 
 
 def _module_names(name: str) -> Iterator[str]:
@@ -251,18 +251,18 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
     return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
 
 
-def import_loader(env_id: str, found: Found) -> Callable[..., Any]:
+def import_loader(env_id: str, source: Found) -> Callable[..., Any]:
     """The loader, imported and not called. Raises: ``EnvironmentLoadError``, or the loader's own ``UsageError``."""
     try:
-        target: Any = importlib.import_module(found.module)
-        for attribute in found.attribute.split("."):
+        target: Any = importlib.import_module(source.module)
+        for attribute in source.attribute.split("."):
             target = getattr(target, attribute)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # an environment's own code; chained, and its text shown
-        raise _failure(env_id, f"importing {found}", error) from error
+        raise _failure(env_id, f"importing {source}", error) from error
     if not callable(target):
-        raise EnvironmentLoadError(f"environment {env_id!r}: {found} is not a function", env_id=env_id)
+        raise EnvironmentLoadError(f"environment {env_id!r}: {source} is not a function", env_id=env_id)
     loader: Callable[..., Any] = target
     return loader
 
@@ -284,7 +284,7 @@ def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[s
         )
 
 
-def _build(env_id: str, found: Found, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> Environment:
+def _build(env_id: str, source: Found, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> Environment:
     from verifiers.environments.base import Environment
 
     try:
@@ -292,18 +292,19 @@ def _build(env_id: str, found: Found, loader: Callable[..., Any], env_args: Mapp
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # an environment's own code; chained, and its text shown
-        raise _failure(env_id, f"building it with {found}", error) from error
+        raise _failure(env_id, f"building it with {source}", error) from error
     if not isinstance(env, Environment):
         if inspect.iscoroutine(env):
             env.close()
         raise EnvironmentLoadError(
-            f"environment {env_id!r}: {found} returned {type(env).__name__}, not a verifiers.Environment", env_id=env_id
+            f"environment {env_id!r}: {source} returned {type(env).__name__}, not a verifiers.Environment",
+            env_id=env_id,
         )
     return env
 
 
 def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadError:
-    said = str(error) or "no message"
+    message = str(error) or "no message"
     return EnvironmentLoadError(
-        f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {said}", env_id=env_id
+        f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}", env_id=env_id
     )

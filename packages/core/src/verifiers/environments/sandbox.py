@@ -1,4 +1,4 @@
-"""``SandboxEnv``: the model runs shell commands in a sandbox of its rollout's own.
+"""``SandboxEnv``: the model runs shell commands in one sandbox per rollout.
 
 Promise: a rollout that calls no tool opens no sandbox; one that does has one, from its first call to its end, and it is
 closed then whatever happened: an error, a time-out, a cancellation. What code does wrong (a failing command, a limit, a
@@ -185,7 +185,7 @@ class SandboxEnv(StatefulToolEnv):
         self.add_sandbox_tools()
 
     def add_sandbox_tools(self) -> None:
-        """Offer what a subclass may want to offer otherwise: here ``bash``."""
+        """Add the tool ``bash``; subclasses override this to offer other tools."""
         self.add_tool(self.bash, args_to_skip=["state"])
 
     def measured(self) -> list[Callable[[State], float]]:
@@ -247,7 +247,7 @@ class SandboxEnv(StatefulToolEnv):
         limit = asyncio.timeout(self.max_startup_wait_seconds)
         try:
             async with limit:
-                return await (await self._chosen()).open(spec)
+                return await (await self._selected_backend()).open(spec)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -255,7 +255,7 @@ class SandboxEnv(StatefulToolEnv):
                 f"the sandbox was not open after {self.max_startup_wait_seconds:g} s (max_startup_wait_seconds)"
             ) from error
 
-    async def _chosen(self) -> SandboxBackend:
+    async def _selected_backend(self) -> SandboxBackend:
         """The backend, found by its probe once for the environment."""
         async with self._choosing.here():
             if self._backend is None:
@@ -266,7 +266,7 @@ class SandboxEnv(StatefulToolEnv):
 
     @setup(priority=FIRST)
     async def prepare_sandbox(self, state: State) -> None:
-        """Note what the sandbox is to be; the first rollout opens its own at once, so that a setting which cannot work
+        """Store the sandbox's spec. The first rollout opens its sandbox at once, so that a setting that cannot work
         ends the run before the model is asked anything."""
         spec = await maybe_await(compat.hook(self, "get_sandbox_spec", compat.SANDBOX_HOOKS)(state))
         if not isinstance(spec, SandboxSpec):
@@ -315,7 +315,7 @@ class SandboxEnv(StatefulToolEnv):
         return tool_args
 
     async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
-        """As every tool environment; a call that cannot be made is counted."""
+        """As ``StatefulToolEnv``; also counts calls that cannot be made."""
         try:
             return await super().prepare_arguments(call, messages, state)
         except ToolError:

@@ -1,6 +1,6 @@
-"""What the model is told about a call in its sandbox: text from an ``ExecResult``.
+"""Format an ``ExecResult`` as the text that the model reads.
 
-Pure: runs nothing. How long a text may be is ``ToolEnv``'s business (``max_tool_result_chars``).
+Pure: runs nothing. ``ToolEnv`` bounds the length (``max_tool_result_chars``).
 """
 
 from __future__ import annotations

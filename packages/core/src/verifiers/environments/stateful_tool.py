@@ -1,6 +1,6 @@
 """``StatefulToolEnv``: tools with parameters that the model does not see and the environment fills in.
 
-Promise: a hidden parameter is in no schema, a model that names it is told that there is no such parameter, and a tool
+Promise: a hidden parameter is in no schema, a call that names it is answered with an error text, and a tool
 is never called without one it needs. Everything else is ``environments.tool``.
 """
 

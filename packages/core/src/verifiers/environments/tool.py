@@ -2,11 +2,11 @@
 
 Promise: every tool call of an assistant message gets exactly one answer, in the order of the calls, whatever the model
 wrote: broken JSON, an unknown name and wrong arguments are texts that the model can read, and no answer is longer than
-``max_tool_result_chars``. What a tool raises is told to the model too, unless it is one of ``stop_errors`` or a failure
-that is not the model's doing (an endpoint, a sandbox that does not start): those end the rollout.
+``max_tool_result_chars``. An exception of a tool becomes such a text too, unless it is one of ``stop_errors`` or
+a failure that the model did not cause (an endpoint, a sandbox that does not start): those end the rollout.
 
 Schemas and the check of arguments are in ``tools``. This module isolates nothing: a tool runs with the author's rights,
-and what a model may make it do is the author's business.
+and the author decides what a model may make it do.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class CallOptions(ConversationOptions, total=False):
 class ToolEnv(MultiTurnEnv):
     """An environment whose actions are function calls.
 
-    ``error_formatter`` turns an exception into the text the model is told. ``stop_errors``: exception classes that end
-    the rollout instead. ``parallel_tool_calls`` runs the calls of one message together; their answers keep the order
-    of the calls. ``max_tool_result_chars`` bounds the text of one answer. Further parameters are ``MultiTurnEnv``'s.
+    ``error_formatter`` turns an exception into the text that the model reads. ``stop_errors``: exception classes that
+    end the rollout instead. ``parallel_tool_calls`` runs the calls of one message together; their answers keep the
+    order of the calls. ``max_tool_result_chars`` bounds the text of one answer. Further parameters are those of
+    ``MultiTurnEnv``.
 
     *Raises* ConfigError for a tool without a usable schema, two tools of one name, or completion mode.
 
@@ -124,15 +125,15 @@ class ToolEnv(MultiTurnEnv):
         if metric_name(tool) not in self.monitor_rubric.get_reward_func_names():
             self.monitor_rubric.add_metric(_of_trajectory(tool, self.num_calls))
 
-    def num_calls(self, state: State, said: Messages, tool: str | None) -> float:
+    def num_calls(self, state: State, messages: Messages, tool: str | None) -> float:
         """How many calls the messages of one model call make: all, or those of ``tool``; the metrics add them up."""
-        return count_calls(said, tool)
+        return count_calls(messages, tool)
 
     # --- one turn -----------------------------------------------------------------------------------------------
 
     @setup(priority=LATE)
     async def note_hidden_tools(self, state: State) -> None:
-        """Say once when the model cannot see the tools it is given, because its chat template shows none."""
+        """Warn once if the model's chat template does not show tools, so that the model cannot see them."""
         if self._warned_of_hidden_tools or not state["tool_defs"]:
             return
         if await shows_tools(self.client_of(state)) is False and not self._warned_of_hidden_tools:
@@ -157,11 +158,11 @@ class ToolEnv(MultiTurnEnv):
         answers = await _together(work) if self.parallel_tool_calls else [await one for one in work]
         if left_over:
             refusal = ToolCallError(f"not run: one message may make {self.max_calls_per_turn} tool calls at most")
-            answers += [as_answer(self._told(call["name"], refusal), call["id"]) for call in left_over]
+            answers += [as_answer(self._error_text(call["name"], refusal), call["id"]) for call in left_over]
         return answers
 
     async def call_tool(self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any) -> Message:
-        """Call one tool and make its result a message; override to call otherwise. What it raises, the model is told.
+        """Call one tool and make its result a message; override to call otherwise. Exceptions become error texts.
 
         ``tool_args`` are checked and in the declared types; ``kwargs`` holds ``state``.
         """
@@ -194,12 +195,12 @@ class ToolEnv(MultiTurnEnv):
             if isinstance(answer, Mapping) and "role" in answer:
                 answer = normalize_message(answer) if not isinstance(answer, Message) else answer
             answer = as_answer(answer, call_id)
-        except BaseException as error:  # noqa: BLE001  told to the model, or raised again by _told
-            answer = as_answer(self._told(name, error), call_id)
+        except BaseException as error:  # noqa: BLE001  becomes a text for the model, or _error_text raises it again
+            answer = as_answer(self._error_text(name, error), call_id)
         return bounded(answer, self.max_tool_result_chars)
 
-    def _told(self, tool: str, error: BaseException) -> str:
-        """What the model is told about an error. *Raises* what ends the rollout (or the run) instead."""
+    def _error_text(self, tool: str, error: BaseException) -> str:
+        """The text of an error for the model. *Raises* the error if it ends the rollout or the run."""
         if not isinstance(error, RolloutError):
             if passes(error):
                 raise error
@@ -238,9 +239,9 @@ class ToolEnv(MultiTurnEnv):
 
 
 def _call_error(tool: str, error: Exception) -> ToolCallError:
-    made = ToolCallError(f"the tool {tool!r} raised {type(error).__name__}: {shortened(str(error))}")
-    made.__cause__ = error
-    return made
+    wrapped = ToolCallError(f"the tool {tool!r} raised {type(error).__name__}: {shortened(str(error))}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _names(definitions: Iterable[Mapping[str, Any]]) -> set[str]:

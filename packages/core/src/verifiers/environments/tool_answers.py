@@ -51,14 +51,14 @@ def cut(text: str, max_chars: int) -> str:
     return text[: max_chars - end] + note + (text[-end:] if end else "")
 
 
-def _are_parts(result: Any) -> bool:
+def _are_parts(result: object) -> bool:
     return isinstance(result, list) and bool(result) and all(map(_is_part, result))
 
 
-def _is_part(part: Any) -> bool:
+def _is_part(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in PARTS and part["type"] in part
 
 
-def _text_length(part: Any) -> int:
+def _text_length(part: object) -> int:
     text = part.get("text") if isinstance(part, Mapping) else None
     return len(text) if isinstance(text, str) else 0

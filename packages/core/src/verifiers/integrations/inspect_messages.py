@@ -71,7 +71,7 @@ def _to_assistant_content(message: Mapping[str, Any]) -> Any:
     return [model.ContentReasoning(reasoning=reasoning), model.ContentText(text=message_text(message))]
 
 
-def _to_content(content: Any) -> Any:
+def _to_content(content: object) -> Any:
     if not isinstance(content, list):
         return content or ""
     model = load("model")

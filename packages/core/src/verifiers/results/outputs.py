@@ -141,7 +141,7 @@ class GenerateOutputs:
     def __repr__(self) -> str:
         return f"<GenerateOutputs of {len(self)} rollouts, mean reward {self.metadata['avg_reward']:.4g}>"
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         return self[name] if name in self else default
 
     def keys(self) -> list[str]:

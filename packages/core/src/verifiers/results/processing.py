@@ -88,7 +88,7 @@ def process_env_results(
     completions: Sequence[Any],
     states: Sequence[Mapping[str, Any]],
     rewards: Sequence[float],
-    tokenizer: Any = None,
+    tokenizer: object = None,
     max_seq_len: int = -1,
     mask_env_responses: bool = True,
     mask_truncated_completions: bool = False,
@@ -179,7 +179,7 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
 
 
 def _branches(
-    prompt: Any, completion: Any, state: Mapping[str, Any], tokenizer: Any, index: int
+    prompt: object, completion: object, state: Mapping[str, Any], tokenizer: object, index: int
 ) -> tuple[list[TokenRow], str]:
     if turns := _recorded_turns(state):
         return merge_turns(turns), "sampled"

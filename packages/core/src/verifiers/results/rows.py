@@ -93,7 +93,7 @@ class ErrorInfo(AttributeDict):
         traceback: str | None
 
     @classmethod
-    def of(cls, error: Any) -> ErrorInfo:
+    def of(cls, error: object) -> ErrorInfo:
         """From an exception, its mapping as read from disk, or the text older versions wrote."""
         if isinstance(error, Mapping):
             return cls(error)
@@ -214,7 +214,7 @@ def output_to_state(output: Mapping[str, Any]) -> State:
     return state
 
 
-def json_ready(value: Any) -> Any:
+def json_ready(value: object) -> Any:
     """A copy in plain JSON types; NaN is None, and what JSON cannot hold is the journal's marker."""
     return decode_row(encode_row({"value": value}))["value"]
 
@@ -231,7 +231,7 @@ def _column(name: str, value: Any) -> Any:
     return redacted(json_ready(value))
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else NAN
 
 

@@ -39,7 +39,7 @@ def print_prompt_completions_sample(
     Console().print(table)
 
 
-def _error_text(error: Any) -> str:
+def _error_text(error: object) -> str:
     if isinstance(error, dict):
         return f"{error.get('error')}: {error.get('message')}"
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)

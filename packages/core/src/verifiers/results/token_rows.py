@@ -38,7 +38,7 @@ class _Branch:
         self.parts: list[tuple[np.ndarray, bool, Any, int]] = []
         self.size = len(prompt_ids)
 
-    def add(self, ids: np.ndarray, sampled: bool, logprobs: Any, version: int) -> None:
+    def add(self, ids: np.ndarray, sampled: bool, logprobs: object, version: int) -> None:
         self.parts.append((ids, sampled, logprobs, version))
         self.size += len(ids)
 

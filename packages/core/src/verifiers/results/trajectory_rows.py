@@ -119,7 +119,7 @@ def _parent(given: Mapping[str, Any], earlier: Sequence[Any]) -> Any:
     return earlier[index]
 
 
-def _linked(made: Any, parent: Any, shared: int) -> Any:
+def _linked(made: object, parent: object, shared: int) -> Any:
     object.__setattr__(made, "_previous", parent)
     object.__setattr__(made, "_shared", shared if parent is not None else 0)
     return made

@@ -1,13 +1,13 @@
-"""``HybridMathRubric``: rules first, then a judge where the rules say no.
+"""``HybridMathRubric``: verify with rules first, then ask a judge about answers that the rules reject.
 
-The promise: what the rules accept costs no judge call; what they do not accept, because it is wrong, takes too long or
-is no mathematics (a gold answer in words), is for the judge; a completion without an answer is 0.0 and asks nobody.
-Judge failures leave the reward unknown, as in ``JudgeRubric``.
+An answer that the rules accept costs no judge call. The judge decides about answers that the rules reject, cannot
+verify in time or cannot read (a gold answer in words). A completion without an answer is worth 0.0 and costs no judge
+call. Judge failures leave the reward unknown, as in ``JudgeRubric``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from verifiers.rubrics.judge_rubric import JudgeOptions, JudgeRubric
 from verifiers.rubrics.judging import MATH_JUDGE_PROMPT
@@ -15,16 +15,17 @@ from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, verif
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.storage.identity import Free
 
 if TYPE_CHECKING:
     from verifiers.parsers import Parser
 
 
 class HybridMathRubric(JudgeRubric):
-    """The reward function ``correct_answer`` (weight 1), beside functions of one's own.
+    """The reward function ``correct_answer`` (weight 1), beside the author's functions.
 
     Takes the keywords of ``JudgeRubric`` and of ``MathRubric``; ``score_range`` is (0, 1), and a ``judge_prompt`` must
-    ask for ``<score>1</score>`` or ``<score>0</score>``. Metrics: ``math_verify_score`` (what the rules said),
+    ask for ``<score>1</score>`` or ``<score>0</score>``. Metrics: ``math_verify_score`` (the result of the rules),
     ``math_verify_timeouts``, and ``judge_score/<model>`` where a judge was asked.
 
     *Raises* ConfigError when the extra ``math`` is not installed.
@@ -35,7 +36,7 @@ class HybridMathRubric(JudgeRubric):
         self,
         *,
         timeout_seconds: float = 5,
-        max_workers: int | None = None,
+        max_workers: Annotated[int | None, Free("only how fast")] = None,
         max_verify_chars: int = 50_000,
         parser: Parser | None = None,
         **kwargs: Unpack[JudgeOptions],
@@ -45,11 +46,11 @@ class HybridMathRubric(JudgeRubric):
         super().__init__(parser=parser or boxed_answer_parser(), **kwargs)
 
     def default_prompt(self, scores: bool) -> str:
-        """Asks whether two answers are the same."""
+        """A prompt that asks whether two answers are the same."""
         return MATH_JUDGE_PROMPT
 
     def add_own_reward(self, scores: bool) -> None:
-        """``correct_answer``, whatever else there is."""
+        """Register ``correct_answer``."""
         self.add_reward_func(self.correct_answer)
 
     async def correct_answer(self, parser: Any, prompt: Any, completion: Any, answer: Any, state: Any) -> float:

@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.errors import ConfigError, EnvironmentFault, RunError
@@ -28,6 +28,7 @@ from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.runtime.sync_async import blocking
+from verifiers.storage.identity import Free, Identified, describe
 
 if TYPE_CHECKING:
     from verifiers.parsers import Parser
@@ -56,7 +57,7 @@ class RubricOptions(ScoringOptions, total=False):
     parser: Parser | None
 
 
-class Rubric:
+class Rubric(Identified):
     """Reward functions with weights.
 
     ``timeout_s`` limits each call of a function, in seconds; None sets no limit. ``parallelize_scoring`` runs the
@@ -86,7 +87,7 @@ class Rubric:
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
-        parallelize_scoring: bool = False,
+        parallelize_scoring: Annotated[bool, Free("only how fast")] = False,
         timeout_s: float | None = 300.0,
         **kwargs: Unpack[ExtraAttributes],
     ):
@@ -105,6 +106,20 @@ class Rubric:
         self._add_functions(funcs, weights)
         self._add_decorated()
         _set_extra_attributes(self, kwargs)
+
+    def identity(self) -> dict[str, Any]:
+        """As every part; ``funcs`` are all registered functions in order, methods of a subclass among them."""
+        registered = {
+            "funcs": [
+                {"name": f.name, **describe(f.function), "is_group": f.is_group, "isolated": f.isolated}
+                for f in self._functions
+            ],
+            "weights": [f.weight for f in self._functions],
+            "group_weights": self.get_group_weights(),
+        }
+        if self._advantage is not None:
+            registered["advantage"] = describe(self._advantage.function)
+        return super().identity() | registered
 
     # --- declarations
 
@@ -268,10 +283,12 @@ class Rubric:
             scorer = self.scorer_of(state)
         except EnvironmentFault:
             return scoring.leave_unscored([state])
-        if scoring.overrides(scorer, Rubric, "score_rollout"):
-            await scoring.score_by_override(scorer, state)
+        if scorer is not self:
+            await scorer.score_individual(state)
+        elif scoring.overrides(self, Rubric, "score_rollout"):
+            await scoring.score_by_override(self, state)
         else:
-            await scoring.individual_stage(scorer.plan(), state)
+            await scoring.individual_stage(self.plan(), state)
 
     async def score_group_stage(self, states: Sequence[State], score_sem: Semaphore | None = None) -> None:
         """Group metrics, the rewards that need them, advantages, then the cleanup handlers.
@@ -282,14 +299,17 @@ class Rubric:
             if scorer is None:
                 scoring.leave_unscored(members)
                 continue
+            if scorer is not self:
+                await scorer.score_group_stage(members, score_sem)
+                continue
             try:
                 async with score_sem or nullcontext():
-                    if scoring.overrides(scorer, Rubric, "score_group"):
-                        await scoring.score_group_by_override(scorer, members)
+                    if scoring.overrides(self, Rubric, "score_group"):
+                        await scoring.score_group_by_override(self, members)
                     else:
-                        await scoring.group_stage(scorer.plan(), members)
+                        await scoring.group_stage(self.plan(), members)
             finally:
-                await scorer.run_cleanup(members)
+                await self.run_cleanup(members)
 
     async def score_rollout(self, *args: Any, score_sem: Semaphore | None = None, **fields: Any) -> RolloutScore:
         """Score one rollout in place: ``score_rollout(state)``, or by ``prompt=, completion=, answer=, state=``.
@@ -419,4 +439,4 @@ def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
         setattr(rubric, name, value)
 
 
-compat.alias_methods(Rubric, compat.RUBRIC_METHODS)
+compat.legacy_methods(Rubric, compat.RUBRIC_METHODS)

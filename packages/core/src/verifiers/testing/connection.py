@@ -62,7 +62,7 @@ class Hit:
 Script = Sequence[Any] | Callable[[Hit], Any] | None
 
 
-def as_behaviour(given: Any) -> Behaviour:
+def as_behaviour(given: object) -> Behaviour:
     """A `Behaviour`, a status, a dict of its fields, or None for a proper answer."""
     if given is None:
         return PROPER

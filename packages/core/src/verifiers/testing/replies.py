@@ -19,7 +19,7 @@ from verifiers.types import Message, ModelRequest, Response, ToolCall
 class Replies:
     """The replies of a script in turn."""
 
-    def __init__(self, replies: Any, strict: bool = False):
+    def __init__(self, replies: object, strict: bool = False):
         if not isinstance(replies, str | Mapping | Sequence) and not callable(replies):
             raise ConfigError(f"replies must be text, a list, a mapping or a function, not {type(replies).__name__}")
         if isinstance(replies, Sequence) and not replies and not isinstance(replies, str):
@@ -60,7 +60,7 @@ def last_user_text(request: ModelRequest) -> str:
     return ""
 
 
-def to_message(reply: Any) -> tuple[Message, str]:
+def to_message(reply: object) -> tuple[Message, str]:
     """(assistant message, finish reason) of a reply that is neither a `Response` nor an exception."""
     if isinstance(reply, str):
         return Message(role="assistant", content=reply), "stop"
@@ -78,7 +78,7 @@ def to_message(reply: Any) -> tuple[Message, str]:
     raise ConfigError(f"a reply must be text, a message, tool calls, a Response or an exception, not {reply!r}")
 
 
-def as_error(reply: Any) -> BaseException | None:
+def as_error(reply: object) -> BaseException | None:
     """The exception a reply stands for, or None."""
     if isinstance(reply, type) and issubclass(reply, BaseException):
         return reply()
@@ -95,7 +95,7 @@ def scripted_error(errors: ErrorScript, call_number: int, request: ModelRequest)
     return as_error(errors.get(call_number) if isinstance(errors, Mapping) else errors(request))
 
 
-def response_of(reply: Any, request: ModelRequest, call_number: int) -> Response:
+def response_of(reply: object, request: ModelRequest, call_number: int) -> Response:
     """The `Response` of a reply, without tokens."""
     if isinstance(reply, Response):
         return reply

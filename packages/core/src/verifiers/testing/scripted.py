@@ -62,7 +62,7 @@ class ScriptedClient:
 
     def __init__(
         self,
-        replies: Any,
+        replies: object,
         *,
         tokens: bool = False,
         delay_s: float = 0,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from verifiers.clients.protocol import ClientLike
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import DatasetError
@@ -22,7 +23,9 @@ from verifiers.runtime.sync_async import blocking
 from verifiers.types import AssistantMessage, Messages, Response
 
 
-def make_state(prompt: Any, completion: Any, answer: Any = "", *, message_type: str = "chat", **keys: Any) -> State:
+def make_state(
+    prompt: object, completion: object, answer: object = "", *, message_type: str = "chat", **keys: Any
+) -> State:
     """The state of a finished rollout, not scored yet, with one step per assistant message.
 
     Text as ``prompt`` is one user message, text as ``completion`` one assistant message; with
@@ -53,7 +56,7 @@ def _steps(prompt: Messages, completion: Messages) -> list[TrajectoryStep]:
     return steps
 
 
-def run_rollout_sync(env: Environment, client: Any, row: Mapping[str, Any] | None = None) -> State:
+def run_rollout_sync(env: Environment, client: ClientLike, row: Mapping[str, Any] | None = None) -> State:
     """The state of one rollout, played and scored; blocks, also under a running event loop.
 
     ``row``: a dataset row (``{"question": …, "answer": …}``); default: the first training row, else evaluation row.

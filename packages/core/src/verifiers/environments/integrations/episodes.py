@@ -14,7 +14,7 @@ from typing import Any
 
 from verifiers.data.messages import message_text
 from verifiers.errors import ConfigError
-from verifiers.types import Message, Messages, TextContentPart, UserMessage
+from verifiers.types import Content, Message, Messages, TextContentPart, UserMessage
 
 Rows = Callable[[], list[dict[str, Any]]]
 
@@ -47,7 +47,7 @@ def seed_of(row: Mapping[str, Any], seed: int) -> int:
     return given if isinstance(given, int) else seed + row["example_id"]
 
 
-def opened(prompt: Messages, observation: Any) -> Messages:
+def opened(prompt: Messages, observation: Content) -> Messages:
     """The prompt with the first observation at its end: in its last message when that is the user's, else as one."""
     if isinstance(prompt, str):
         return prompt + message_text({"content": observation})
@@ -57,7 +57,7 @@ def opened(prompt: Messages, observation: Any) -> Messages:
     return [*prompt[:-1], Message({**last, "content": _joined(last["content"], observation)})]
 
 
-def _joined(before: Any, observation: Any) -> Any:
+def _joined(before: object, observation: object) -> Any:
     if not before or not observation:
         return before or observation
     if isinstance(before, str) and isinstance(observation, str):

@@ -45,7 +45,7 @@ class ServerSpec:
     description: str = ""
 
     @classmethod
-    def of(cls, given: Any) -> ServerSpec:
+    def of(cls, given: object) -> ServerSpec:
         """From a mapping or an object with these fields.
 
         ``env`` may also be a list of names, whose values are taken from this process. *Raises* ConfigError for

@@ -1,0 +1,37 @@
+"""How many parameters are annotated with nothing but ``Any``: the share of each package may only fall."""
+
+import ast
+
+import pytest
+
+from support.import_graph import CORE, TRAINER, modules
+
+LIMITS = {CORE: 0.132, TRAINER: 0.18}
+"""Share of all annotated parameters. Lower it when it has fallen."""
+
+
+def bare_any(package):
+    """(parameters annotated ``Any`` as ``module:line name``, all annotated parameters); ``self`` and the like and
+    parameters that take whatever a caller passes on (``*_: Any``) are not counted."""
+    bare, total = [], 0
+    for name, path in modules(package).items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            arguments = node.args
+            named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            for argument in named:
+                if argument is None or argument.annotation is None or argument.arg == "_":
+                    continue
+                total += 1
+                if ast.unparse(argument.annotation) == "Any":
+                    bare.append(f"{name}:{argument.lineno} {argument.arg}")
+    return bare, total
+
+
+@pytest.mark.parametrize("package", [CORE, TRAINER], ids=lambda path: path.name)
+def test_the_share_of_bare_any_parameters_only_falls(package):
+    bare, total = bare_any(package)
+    share = len(bare) / total
+    assert share <= LIMITS[package], f"{len(bare)} of {total} parameters are Any: {bare}"
+    assert share > LIMITS[package] - 0.01, f"it has fallen to {share:.4f}: lower the limit to {share + 0.001:.3f}"
