@@ -122,7 +122,7 @@ def test_the_end_of_the_generator_is_the_end_of_training_within_a_second(monkeyp
     async def gone(env, jobs, context, play):
         raise LookupError("the generator is gone")
 
-    monkeypatch.setattr(module, "play_group", gone)
+    monkeypatch.setattr(module, "generate_group", gone)
     with pipeline(Policy(), generation_timeout=60.0) as source:
         started = time.monotonic()
         with pytest.raises(LookupError, match="the generator is gone"):

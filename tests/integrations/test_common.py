@@ -17,11 +17,11 @@ from verifiers_trainer.integrations import common
 from verifiers_trainer.integrations.common import (
     TokenClient,
     export_samples,
+    generate_group,
     group_worth,
     limit,
     offline_groups,
     peer_task,
-    play_group,
     row_of,
     worth,
 )
@@ -39,7 +39,7 @@ def engine():
 async def play(engine, env=None, count=2, **options):
     env = env or tool_env()
     client = TokenClient(engine, engine.tokenizer, **options)
-    return await play_group(env, [peer_task(env.get_dataset()[0])] * count, client, "m", {"max_tokens": 64})
+    return await generate_group(env, [peer_task(env.get_dataset()[0])] * count, client, "m", {"max_tokens": 64})
 
 
 async def test_the_samples_are_the_ids_that_were_sampled(engine):

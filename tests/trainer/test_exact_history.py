@@ -13,7 +13,7 @@ from support.fake_vllm import FakeVLLM
 from support.integration_envs import ScriptedTokens, tool_env
 from support.training import first_batch, run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
-from verifiers.runs.runner import Job, RunContext, play_and_score
+from verifiers.runs.runner import Job, RunContext, generate_and_score
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens
 from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.engines.exact.client import ExactClient
@@ -109,7 +109,7 @@ class TokenServer:
 async def played(env, client, **sampling):
     example = next(iter(env.train_table))
     context = RunContext(client=client, model="m", sampling_args=sampling, require_tokens=True, seed=0)
-    return await play_and_score(env, Job(example, 0, 1, 0), context)
+    return await generate_and_score(env, Job(example, 0, 1, 0), context)
 
 
 # --- with the trainer and a real engine --------------------------------------------------------------------------

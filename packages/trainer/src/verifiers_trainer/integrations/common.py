@@ -31,11 +31,11 @@ __all__ = [
     "TokenClient",
     "Worth",
     "export_samples",
+    "generate_group",
     "group_worth",
     "limit",
     "offline_groups",
     "peer_task",
-    "play_group",
     "read_trajectories",
     "record_of",
     "row_of",
@@ -184,7 +184,7 @@ def _head(get: Any, count: int | None) -> list[dict[str, Any]]:
     return [peer_task(rows[index]) for index in range(min(len(rows), len(rows) if count is None else count))]
 
 
-async def play_group(
+async def generate_group(
     env: Environment,
     rows: Sequence[Mapping[str, Any]],
     client: Any,

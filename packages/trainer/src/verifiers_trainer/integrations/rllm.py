@@ -21,7 +21,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, OverlongPromptError
-from verifiers_trainer.integrations.common import limit, play_group, row_of, worth
+from verifiers_trainer.integrations.common import generate_group, limit, row_of, worth
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import TokenClient
 
@@ -233,7 +233,7 @@ def workflow_class(base: type) -> type:
             self.reset(task, uid)
             client = rollout_engine_client(self.engine, _model_of(self.engine), lambda: uid)
             row = row_of(task, self.vf_env.message_type)
-            (rollout,) = await play_group(
+            (rollout,) = await generate_group(
                 self.vf_env, [row], client, _model_of(self.engine), self.sampling_args, self.max_retries
             )
             return to_episode(rollout, self.vf_env, task, uid)

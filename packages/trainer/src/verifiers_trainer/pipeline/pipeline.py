@@ -35,8 +35,8 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
-from verifiers.runs.run import player_for
-from verifiers.runs.runner import Job, Player, Progress, RunContext, play_and_score, play_group
+from verifiers.runs.run import job_generator
+from verifiers.runs.runner import GenerateJob, Job, Progress, RunContext, generate_and_score, generate_group
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
 from verifiers_trainer.pipeline.mixture import member_of
@@ -110,7 +110,7 @@ class Pipeline:
         self._used: list[Group] = []
         """Groups that batches used since the policy version changed."""
         self._workers = AsyncExitStack()
-        self._run_rollout: Player = play_and_score
+        self._run_rollout: GenerateJob = generate_and_score
         self._faults = FaultMeter(config)
         self._signal = SignalMeter(config)
         self._failure: BaseException | None = None
@@ -132,7 +132,7 @@ class Pipeline:
                 max_concurrent_scoring=self.config.max_concurrent_scoring,
                 max_concurrent_tools=self.config.max_concurrent_tools,
             )
-            workers = player_for(self.env, self.context, options)
+            workers = job_generator(self.env, self.context, options)
             self._run_rollout = await self._workers.enter_async_context(workers)
         self._drop_stale()
         self._admit()
@@ -296,7 +296,7 @@ class Pipeline:
             example = self.schedule.example(index)
             context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
             jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
-            states = await play_group(self.env, jobs, context, self._run_rollout)
+            states = await generate_group(self.env, jobs, context, self._run_rollout)
             weights = None if self._decide_rewards is None else await self._decide_rewards(index, states)
             if weights is None:
                 weights = self.env.for_row(example.row).rubric.plan().weights

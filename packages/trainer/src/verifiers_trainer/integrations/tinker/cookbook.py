@@ -16,7 +16,7 @@ from typing import Any
 
 from verifiers.environments.registry import load_environment
 from verifiers.rollouts.state import turns_of
-from verifiers_trainer.integrations.common import group_worth, play_group, row_of
+from verifiers_trainer.integrations.common import generate_group, group_worth, row_of
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 
@@ -80,7 +80,7 @@ class VerifiersGroupBuilder:
         env = _environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
         rows = [row_of(self.row, env.message_type)] * self.group_size
         return to_trajectory_group(
-            await play_group(env, rows, client, client.model, dict(sampling_args or {}), self.max_retries)
+            await generate_group(env, rows, client, client.model, dict(sampling_args or {}), self.max_retries)
         )
 
 
