@@ -75,8 +75,11 @@ def settings() -> str:
         "# Settings\n" + MADE,
         "## Training: RLConfig\n\nKeys of `[trainer.args]`, keywords of `vf.RLConfig` and `vf.GRPOConfig`. Every field "
         "of `transformers.TrainingArguments` is one too; shown here are those with another default and our own. Other "
-        "names of them: [older spellings](compat.md).\n",
-        _table(importlib.import_module("verifiers_trainer.settings.fields"), "RLFields"),
+        "names of them: [older spellings](compat.md).\n\nA training is resumed with the same settings; those that may "
+        "change have the reason in the column *may change*.\n",
+        _training_table(),
+        "### Settings of transformers that may change\n\nAll others must be the same.\n",
+        _rows(("setting", "may change"), sorted(_inherited_that_may_change())),
         "## What GRPOConfig sets differently\n",
         _rows(("setting", "default"), sorted(_grpo_defaults().items())),
         "## Evaluations: options of evaluate and generate\n",
@@ -88,6 +91,33 @@ def settings() -> str:
 def _grpo_defaults() -> dict[str, str]:
     defaults = importlib.import_module("verifiers_trainer.grpo").GRPOConfig.DEFAULTS
     return {f"`{name}`": f"`{value!r}`" for name, value in defaults.items()}
+
+
+def _training_table() -> str:
+    module = importlib.import_module("verifiers_trainer.settings.fields")
+    defaults = {field.name: _default(field) for field in dataclasses.fields(module.RLFields)}
+    rows = [
+        (f"`{name}`", f"`{defaults[name]}`", text, _may_change(module, name))
+        for name, text in _documented(module, "RLFields")
+    ]
+    return _rows(("setting", "default", "meaning", "may change"), rows)
+
+
+def _inherited_that_may_change() -> Iterator[tuple[str, str]]:
+    module = importlib.import_module("verifiers_trainer.settings.fields")
+    for name in module.Inherited.__annotations__:
+        if reason := _may_change(module, name):
+            yield f"`{name}`", reason
+
+
+def _may_change(module: Any, name: str) -> str:
+    """Why a resumed training may have another value; empty where it must be the same."""
+    if module.marker(name, module.OnceSet):
+        return "from None to a value"
+    mark = module.marker(name, module.MayChange)
+    if mark is None or not mark.keys:
+        return mark.because if mark else ""
+    return f"entries {', '.join(f'`{key}`' for key in sorted(mark.keys))}: {mark.because}"
 
 
 def _table(module: Any, cls: str) -> str:

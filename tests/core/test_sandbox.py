@@ -339,7 +339,7 @@ def test_many_at_once_are_apart(name):
 
 
 def test_the_remote_mechanism_keeps_state_and_files_over_one_command_each():
-    """The others of its tests are slow: each order is a process."""
+    """Its other tests are slow: each request to the guest init is a process."""
 
     async def use(sandbox):
         await sandbox.write_file("big", b"x" * 300_000)  # neither fits into a command nor into what it prints

@@ -44,11 +44,11 @@ def env_of(cls=vf.SandboxEnv, rows=1, **parameters):
     return cls(dataset=[ROW | {"question": f"{ROW['question']} {i}"} for i in range(rows)], **parameters)
 
 
-def told(results, rollout=0):
+def tool_texts(results, rollout=0):
     return [m["content"] for m in results["completions"][rollout] if m["role"] == "tool"]
 
 
-def play(*replies, **parameters):
+def run_env(*replies, **parameters):
     return env_of(**parameters).evaluate(ScriptedClient([*replies, "done"]), "m")
 
 
@@ -66,19 +66,19 @@ def test_files_stay_between_the_calls_of_a_rollout_and_not_between_rollouts():
     client = ScriptedClient([bash("cat f"), bash("echo kept > f"), bash("cat f"), "done"])
     results = env_of(rows=2, max_turns=5).evaluate(client, "m", max_concurrent=1)
     for rollout in (0, 1):
-        missing, written, read = told(results, rollout)
+        missing, written, read = tool_texts(results, rollout)
         assert "No such file" in missing
         assert (written, read) == ("(no output)", "kept")
 
 
 def test_what_goes_wrong_is_text_and_counted():
-    results = play(
+    results = run_env(
         bash("echo out; echo err >&2; exit 3"),
         bash("true"),
         vf.ToolCall("c", "bash", {"cmd": "ls"}),
         vf.ToolCall("c", "python", {"code": "1"}),
     )
-    failed, fine, wrong, unknown = told(results)
+    failed, fine, wrong, unknown = tool_texts(results)
     assert failed == "out\nstderr:\nerr\n(exit code 3)"
     assert fine == "(no output)"
     assert "'cmd' is not a parameter" in wrong
@@ -90,20 +90,20 @@ def test_what_goes_wrong_is_text_and_counted():
 
 
 def test_a_call_that_takes_too_long_is_stopped_and_the_next_one_works():
-    slow, after = told(play(bash("echo begun; sleep 60"), bash("echo again"), timeout_per_command_seconds=1))
+    slow, after = tool_texts(run_env(bash("echo begun; sleep 60"), bash("echo again"), timeout_per_command_seconds=1))
     assert slow.endswith("(stopped after 1 s, the time limit of one call; all of its processes were ended)")
     assert after == "again"
 
 
 def test_a_long_output_is_cut_and_says_so():
-    (text,) = told(play(bash("seq 1 100000"), max_tool_result_chars=1000))
+    (text,) = tool_texts(run_env(bash("seq 1 100000"), max_tool_result_chars=1000))
     assert len(text) < 1100
     assert "characters left out" in text
     assert text.startswith("1\n2\n")
 
 
 def test_time_and_calls_are_measured():
-    results = play(bash("sleep 0.3"), bash("true"))
+    results = run_env(bash("sleep 0.3"), bash("true"))
     metrics = {name: values[0] for name, values in results["metrics"].items()}
     assert 0.3 <= metrics["sandbox_command_execution_time"] < 30
     assert 0 < metrics["sandbox_ready_wait_time"] < 30
@@ -124,8 +124,8 @@ def test_time_and_calls_are_measured():
     ],
 )
 def test_texts_of_results(result, text, failed):
-    said = command_text(result, 7)
-    assert said.startswith(text[:-1]) if text.endswith("…") else said == text
+    text_of_call = command_text(result, 7)
+    assert text_of_call.startswith(text[:-1]) if text.endswith("…") else text_of_call == text
     assert has_failed(result) is failed
 
 
@@ -164,7 +164,7 @@ def test_rollouts_at_once_have_sandboxes_of_their_own():
         )
 
     results = env_of(rows=6, sandbox=backend).evaluate(ScriptedClient(reply), "m", max_concurrent=6)
-    assert [told(results, i)[-1] for i in range(6)] == [str(i) for i in range(6)]
+    assert [tool_texts(results, i)[-1] for i in range(6)] == [str(i) for i in range(6)]
     assert backend.most_open > 1
     assert backend.opened == backend.closed == 6
 
@@ -172,8 +172,8 @@ def test_rollouts_at_once_have_sandboxes_of_their_own():
 def test_calls_of_one_message_share_the_sandbox():
     backend = Watched()
     both = [bash("echo one > f; cat f", "a"), bash("echo two", "b")]
-    results = play(both, sandbox=backend, parallel_tool_calls=True)
-    assert sorted(told(results)) == ["one", "two"]
+    results = run_env(both, sandbox=backend, parallel_tool_calls=True)
+    assert sorted(tool_texts(results)) == ["one", "two"]
     assert (backend.opened, backend.closed) == (1, 1)
 
 
@@ -270,7 +270,7 @@ class DifferentByItsOlderName(vf.SandboxEnv):
 @pytest.mark.parametrize("cls", [Different, DifferentByItsOlderName])
 def test_a_rollout_may_have_its_own_specification(cls):
     results = env_of(cls, rows=2).evaluate(ScriptedClient(_once("echo row $ROW")), "m")
-    assert [told(results, i) for i in (0, 1)] == [["row 0"], ["row 1"]]
+    assert [tool_texts(results, i) for i in (0, 1)] == [["row 0"], ["row 1"]]
 
 
 def _once(command):
@@ -290,8 +290,8 @@ class Shop(vf.SandboxEnv):
 
 
 def test_a_tool_of_ones_own_uses_the_rollouts_sandbox():
-    results = play(bash("printf 12345 > f"), vf.ToolCall("c", "size", {"path": "f"}), cls=Shop)
-    assert told(results) == ["(no output)", "5"]
+    results = run_env(bash("printf 12345 > f"), vf.ToolCall("c", "size", {"path": "f"}), cls=Shop)
+    assert tool_texts(results) == ["(no output)", "5"]
 
 
 def test_settings_become_the_specification():
@@ -366,7 +366,7 @@ def test_a_sandbox_that_takes_too_long_to_open_is_unavailable():
 def test_one_environment_serves_several_event_loops():
     env = env_of()
     for _ in range(2):
-        assert told(env.evaluate(ScriptedClient([bash("echo 1"), "done"]), "m")) == ["1"]
+        assert tool_texts(env.evaluate(ScriptedClient([bash("echo 1"), "done"]), "m")) == ["1"]
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -374,10 +374,10 @@ def test_in_a_real_sandbox_the_hosts_files_and_variables_are_not_there(monkeypat
     monkeypatch.setenv("SECRET_KEY", "hidden")
     (tmp_path / "host").write_text("host")
     command = f"echo key=$SECRET_KEY; ls {tmp_path}; echo mine > f; cat f"
-    plain = told(play(bash(command)))[0]
+    plain = tool_texts(run_env(bash(command)))[0]
     assert "key=hidden" in plain
     assert "host" in plain
-    inside = told(play(bash(command), sandbox="bubblewrap"))[0]
+    inside = tool_texts(run_env(bash(command), sandbox="bubblewrap"))[0]
     assert "key=\n" in inside
     assert "mine" in inside
     assert "No such file" in inside

@@ -144,6 +144,12 @@ ROWS: dict[int, Row] = {
         "RunMismatch listing what differs; nothing written",
         (
             *_in("core/test_generate", "another_configuration_is_refused_and_nothing_is_written"),
+            *_in(
+                "core/test_resume_identity",
+                "a_run_resumed_otherwise_is_refused_by_name",
+                "an_evaluation_saved_by_0_2_0_loads_and_resumes",
+            ),
+            *_in("core/test_identity", "a_parameter_changes_the_identity_unless_it_is_marked_free"),
             *_in("cli/test_errors_vf_eval", "a_run_of_another_configuration_is_not_touched"),
         ),
         _in(RESUME, "without_the_fingerprint_rows_of_another_model_would_count_as_done"),

@@ -58,8 +58,8 @@ def traces(mark, folders=()):
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            told = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
-            if mark.encode() in told or any(bytes(bundle) in told for bundle in bundles):
+            process = (path / "cmdline").read_bytes() + (path / "environ").read_bytes()
+            if mark.encode() in process or any(bytes(bundle) in process for bundle in bundles):
                 found.append(int(path.name))
     return [pid for pid in found if pid != os.getpid()], {bundle for bundle in bundles if bundle.exists()}
 
@@ -206,7 +206,7 @@ written
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTAINERS)
-def test_code_cannot_fill_the_file_that_holds_what_the_program_says(name):
+def test_code_cannot_fill_the_file_that_holds_the_errors_of_the_program(name):
     """Under gVisor it can open what its first process has open; that was a file of the host's."""
     if refusal(name):
         pytest.skip(refusal(name))
@@ -214,11 +214,11 @@ def test_code_cannot_fill_the_file_that_holds_what_the_program_says(name):
     async def use():
         sandbox = await (await backend_for(name)).open(SandboxSpec())
         try:
-            said = sandbox._processes._connection._errors
-            before = os.fstat(said.fileno()).st_size
+            errors = sandbox._processes._connection._errors
+            before = os.fstat(errors.fileno()).st_size
             result = await sandbox.exec(FLOOD, timeout_s=30)
             assert result.error is None
-            return os.fstat(said.fileno()).st_size - before
+            return os.fstat(errors.fileno()).st_size - before
         finally:
             await sandbox.close()
 
@@ -228,7 +228,7 @@ def test_code_cannot_fill_the_file_that_holds_what_the_program_says(name):
 # --- the command lines
 
 PROGRAM = """#!/bin/sh
-printf '%s\\n' "$*" >> {told}
+printf '%s\\n' "$*" >> {log}
 case "$1" in
 run) echo "no such runtime" >&2; exit 125 ;;
 image) exit {known} ;;
@@ -237,20 +237,20 @@ esac
 
 
 def stand_in(tmp_path, monkeypatch, known=0):
-    """A program called docker that says what it was told, and starts nothing."""
-    told = tmp_path / "told"
+    """A program called docker that logs its arguments and starts nothing."""
+    log = tmp_path / "log"
     program = tmp_path / "docker"
-    program.write_text(PROGRAM.format(told=told, known=known))
+    program.write_text(PROGRAM.format(log=log, known=known))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return told
+    return log
 
 
-def test_a_stand_in_engine_is_told_what_confines_and_to_remove_the_container(tmp_path, monkeypatch):
-    told = stand_in(tmp_path, monkeypatch)
+def test_a_stand_in_engine_gets_the_options_that_confine_and_to_remove_the_container(tmp_path, monkeypatch):
+    log = stand_in(tmp_path, monkeypatch)
     with pytest.raises(vf.SandboxUnavailable, match="docker could not start a sandbox: no such runtime"):
         asyncio.run(Docker(options=("--runtime=other",)).open(SandboxSpec(memory_mb=100, num_processes=7)))
-    inspected, run, removed = told.read_text().splitlines()
+    inspected, run, removed = log.read_text().splitlines()
     assert inspected.startswith("image inspect verifiers-sandbox:")
     for option in (
         "--rm --interactive",
@@ -271,21 +271,21 @@ def test_a_stand_in_engine_is_told_what_confines_and_to_remove_the_container(tmp
 
 
 def test_a_stand_in_engine_without_the_image_is_given_one_and_a_network_only_on_request(tmp_path, monkeypatch):
-    told = stand_in(tmp_path, monkeypatch, known=1)
+    log = stand_in(tmp_path, monkeypatch, known=1)
     with pytest.raises(vf.SandboxUnavailable):
         asyncio.run(Docker().open(SandboxSpec(network=True)))
-    _, imported, run, _ = told.read_text().splitlines()
+    _, imported, run, _ = log.read_text().splitlines()
     assert imported.startswith("import ")
     assert "verifiers-sandbox:" in imported
     assert "--network" not in run
 
 
 def test_each_sandbox_has_a_user_of_its_own(tmp_path, monkeypatch):
-    told = stand_in(tmp_path, monkeypatch)
+    log = stand_in(tmp_path, monkeypatch)
     for _ in range(2):
         with pytest.raises(vf.SandboxUnavailable):
             asyncio.run(Docker().open(SandboxSpec()))
-    users = [line.split("--user ")[1].split()[0] for line in told.read_text().splitlines() if line.startswith("run")]
+    users = [line.split("--user ")[1].split()[0] for line in log.read_text().splitlines() if line.startswith("run")]
     assert len({*users}) == 2
     assert "0:0" not in users
 

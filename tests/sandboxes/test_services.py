@@ -90,11 +90,11 @@ def test_modal(monkeypatch):
         assert given["args"][:2] == ("sh", "-c")
         code, printed = await machine.run(given["args"][2], given["timeout"])
 
-        async def told(value):
+        async def later(value):
             return value
 
-        stdout = types.SimpleNamespace(read=aio(lambda: told(printed)))
-        return types.SimpleNamespace(stdout=stdout, wait=aio(lambda: told(code)))
+        stdout = types.SimpleNamespace(read=aio(lambda: later(printed)))
+        return types.SimpleNamespace(stdout=stdout, wait=aio(lambda: later(code)))
 
     async def create(given):
         seen.update(given)

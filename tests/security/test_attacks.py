@@ -180,7 +180,7 @@ def test_nothing_of_the_session_itself_can_be_loosened(name, code):
 
 
 def test_a_worker_that_hides_from_its_owner_is_ended():
-    """It closes the connection and goes on: the session must neither wait for it nor keep it."""
+    """It closes the connection and keeps running: the session must neither wait for it nor leave it alive."""
     if refusal("bubblewrap"):
         pytest.skip(refusal("bubblewrap"))
 

@@ -46,7 +46,7 @@ except Exception as error:
 """
 
 
-def chosen(*without):
+def backend_in_child(*without):
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CHILD), *without], capture_output=True, text=True, timeout=120
     )
@@ -57,7 +57,7 @@ def chosen(*without):
 @pytest.fixture(scope="module")
 def unhindered():
     """Negative control: nothing forbidden."""
-    name, _, rest = chosen().partition(" ")
+    name, _, rest = backend_in_child().partition(" ")
     if name != "bubblewrap":
         pytest.skip(f"bubblewrap does not work here: {name} {rest}")
     assert rest == "42"
@@ -65,7 +65,7 @@ def unhindered():
 
 def test_without_namespaces_the_next_best_is_taken(unhindered):
     pytest.importorskip("sandlock")
-    answer = chosen("namespaces")
+    answer = backend_in_child("namespaces")
     if answer.startswith("SandboxUnavailable"):
         assert "sandlock: " in answer
         pytest.skip(f"sandlock does not work here: {answer}")
@@ -73,7 +73,7 @@ def test_without_namespaces_the_next_best_is_taken(unhindered):
 
 
 def test_without_both_it_refuses_and_names_both(unhindered):
-    answer = chosen("namespaces", "landlock")
+    answer = backend_in_child("namespaces", "landlock")
     assert answer.startswith("SandboxUnavailable No sandbox works here")
     assert "bubblewrap: " in answer
     assert "install Debian's, Fedora's or Arch's package bubblewrap" in answer
@@ -83,4 +83,4 @@ def test_without_both_it_refuses_and_names_both(unhindered):
 
 
 def test_without_landlock_alone_nothing_changes(unhindered):
-    assert chosen("landlock") == "bubblewrap 42"
+    assert backend_in_child("landlock") == "bubblewrap 42"

@@ -8,9 +8,9 @@ import torch
 
 import verifiers_trainer
 from verifiers.errors import ConfigError
-from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.fields import RLFields
-from verifiers_trainer.settings.rules import REFUSED, trackers
+from verifiers_trainer.settings.config import RLConfig, field_names
+from verifiers_trainer.settings.cross_field_rules import trackers
+from verifiers_trainer.settings.fields import RLFields, Unsupported, marker
 
 
 def problems(**settings):
@@ -108,8 +108,10 @@ def test_settings_of_transformers_that_cannot_be_honoured_are_refused_with_the_w
     said = problems(gradient_accumulation_steps=4, torch_compile=True, neftune_noise_alpha=5.0)
     assert "gradient_accumulation_steps is 4, which this trainer cannot honour: batch_size counts all" in said
     assert said.startswith("3 setting(s)")
-    for name, (neutral, _) in REFUSED.items():
-        assert getattr(RLConfig(), name) in neutral
+    unsupported = {name: one for name in field_names() if (one := marker(name, Unsupported))}
+    assert len(unsupported) == 8
+    for name, one in unsupported.items():
+        assert getattr(RLConfig(), name) in one.off
 
 
 # --- what follows from other settings ---------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def test_auto_reports_to_wandb_only_where_it_is_installed_and_configured(monkeyp
     config.resolve()
     assert trackers(config.report_to) == []
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr("verifiers_trainer.settings.rules.find_spec", lambda name: object())
+    monkeypatch.setattr("verifiers_trainer.settings.cross_field_rules.find_spec", lambda name: object())
     assert trackers(config.report_to) == ["wandb"]
 
 

@@ -22,7 +22,7 @@ from verifiers_trainer.grpo import GRPOConfig
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.run import arguments
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.objective_rules import ANCHORED_ON_BATCH, ANCHORED_ON_SAMPLER
+from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, ANCHORED_ON_SAMPLER
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())
 INPUTS = GOLDEN["inputs"]

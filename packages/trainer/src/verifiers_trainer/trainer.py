@@ -53,7 +53,7 @@ from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, 
 from verifiers_trainer.run.serving import ServingTrainer
 from verifiers_trainer.run.trackers import Sinks
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.rules import trackers
+from verifiers_trainer.settings.cross_field_rules import trackers
 
 log = logging.getLogger(__name__)
 

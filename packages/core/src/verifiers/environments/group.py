@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.examples import Table, copy_row, format_row
@@ -23,6 +23,7 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
+from verifiers.storage.identity import Free
 
 OF_THE_MEMBERS = (
     "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args max_seq_len "
@@ -60,7 +61,7 @@ class EnvGroup(Environment):
         self,
         envs: Sequence[Environment],
         env_names: Sequence[str] | None = None,
-        map_kwargs: Mapping[str, Any] | None = None,
+        map_kwargs: Annotated[Mapping[str, Any] | None, Free("accepted for older callers")] = None,
         **parameters: Unpack[GroupOptions],
     ):
         members = list(envs)

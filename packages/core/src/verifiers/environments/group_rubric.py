@@ -6,19 +6,20 @@ It holds no functions: additions go to every member's rubric, and its lists are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.functions import RewardFunction
 from verifiers.rubrics.scoring import Plan
+from verifiers.storage.identity import Free
 
 
 class EnvGroupRubric(Rubric):
     """The rubric of an ``EnvGroup``, which creates it."""
 
-    def __init__(self, group: Any):
+    def __init__(self, group: Annotated[Any, Free("its members tell their identities themselves")]):
         self.group = group
         super().__init__()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from verifiers.data.messages import field, message_text
+from verifiers.storage.identity import Identified
 from verifiers.types import AssistantMessage
 
 
@@ -18,7 +19,7 @@ def identity(text: Any) -> Any:
     return text
 
 
-class Parser:
+class Parser(Identified):
     """Gives ``extract_fn`` of the last thing the assistant said; every format is as good as another.
 
     A completion is a list of messages in any form, or text (completion mode), which counts as one assistant message.

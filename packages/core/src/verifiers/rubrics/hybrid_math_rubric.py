@@ -7,7 +7,7 @@ Judge failures leave the reward unknown, as in ``JudgeRubric``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from verifiers.rubrics.judge_rubric import JudgeOptions, JudgeRubric
 from verifiers.rubrics.judging import MATH_JUDGE_PROMPT
@@ -15,6 +15,7 @@ from verifiers.rubrics.math_rubric import boxed_answer_parser, has_answer, verif
 from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.storage.identity import Free
 
 if TYPE_CHECKING:
     from verifiers.parsers import Parser
@@ -35,7 +36,7 @@ class HybridMathRubric(JudgeRubric):
         self,
         *,
         timeout_seconds: float = 5,
-        max_workers: int | None = None,
+        max_workers: Annotated[int | None, Free("only how fast")] = None,
         max_verify_chars: int = 50_000,
         parser: Parser | None = None,
         **kwargs: Unpack[JudgeOptions],

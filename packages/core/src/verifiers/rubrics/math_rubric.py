@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from verifiers.data.text import extract_boxed_answer
 from verifiers.errors import ScoringError
@@ -20,6 +20,7 @@ from verifiers.rubrics.math_verification import MathVerifier, Outcome
 from verifiers.rubrics.rubric import Rubric, ScoringOptions
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.storage.identity import Free
 
 TIMEOUTS = "math_verify_timeouts"
 
@@ -48,7 +49,7 @@ class MathRubric(Rubric):
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
         timeout_seconds: float = 5,
-        max_workers: int | None = None,
+        max_workers: Annotated[int | None, Free("only how fast")] = None,
         max_verify_chars: int = 50_000,
         **kwargs: Unpack[ScoringOptions],
     ):

@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from verifiers import compat
 from verifiers.errors import ConfigError, EnvironmentFault, RunError
@@ -28,6 +28,7 @@ from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
 from verifiers.runtime.sync_async import blocking
+from verifiers.storage.identity import Free, Identified, describe
 
 if TYPE_CHECKING:
     from verifiers.parsers import Parser
@@ -56,7 +57,7 @@ class RubricOptions(ScoringOptions, total=False):
     parser: Parser | None
 
 
-class Rubric:
+class Rubric(Identified):
     """Reward functions with weights.
 
     ``timeout_s`` limits each call of a function, in seconds; None sets no limit. ``parallelize_scoring`` runs the
@@ -86,7 +87,7 @@ class Rubric:
         funcs: Sequence[Callable[..., Any]] | None = None,
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
-        parallelize_scoring: bool = False,
+        parallelize_scoring: Annotated[bool, Free("only how fast")] = False,
         timeout_s: float | None = 300.0,
         **kwargs: Unpack[ExtraAttributes],
     ):
@@ -105,6 +106,20 @@ class Rubric:
         self._add_functions(funcs, weights)
         self._add_decorated()
         _set_extra_attributes(self, kwargs)
+
+    def identity(self) -> dict[str, Any]:
+        """As every part; ``funcs`` are all registered functions in order, methods of a subclass among them."""
+        registered = {
+            "funcs": [
+                {"name": f.name, **describe(f.function), "is_group": f.is_group, "isolated": f.isolated}
+                for f in self._functions
+            ],
+            "weights": [f.weight for f in self._functions],
+            "group_weights": self.get_group_weights(),
+        }
+        if self._advantage is not None:
+            registered["advantage"] = describe(self._advantage.function)
+        return super().identity() | registered
 
     # --- declarations
 

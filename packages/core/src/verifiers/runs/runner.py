@@ -32,6 +32,7 @@ from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import ArgumentResolver
 from verifiers.rubrics.functions import finite_value, scoring_error
 from verifiers.rubrics.scoring import leave_unscored, overrides
+from verifiers.runtime.redaction import redacted
 from verifiers.runtime.sync_async import is_awaitable
 from verifiers.types import StopReason
 
@@ -62,6 +63,10 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     changes: dict[str, Any]
     """Settings changed since it was loaded."""
 
+    def identity(self) -> dict[str, Any]:
+        """Its constructor parameters as JSON; see ``storage.identity``."""
+        ...
+
     @property
     def train_table(self) -> Table | None: ...
 
@@ -82,6 +87,34 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     def rollout(self, *args: Any, **keywords: Any) -> Any: ...
 
     def set_kwargs(self, **settings: Any) -> None: ...
+
+
+def identity_of(env: RunEnvironment) -> dict[str, Any]:
+    """What identifies an environment: two that agree in this generate and score alike. Secrets are taken out.
+
+    The first entries are those that every version has stored; ``environment``, ``parser`` and ``rubric`` hold every
+    constructor parameter that they do not show.
+    """
+    rubric, described = env.rubric, env.identity()
+    shown = {
+        "env_id": env.env_id,
+        "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
+        "env_version": env.env_version,
+        "env_args": redacted(env.env_args),
+        "message_type": env.message_type,
+        "system_prompt": env.system_prompt,
+        "reward_functions": rubric.get_reward_func_names(),
+        "reward_weights": rubric.get_reward_weights(),
+        "group_weights": rubric.get_group_weights(),
+        "max_turns": env.max_turns,
+        "max_seq_len": env.max_seq_len,
+        "max_total_completion_tokens": env.max_total_completion_tokens,
+        "timeout_seconds": env.timeout_seconds,
+    }
+    parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
+    of_the_run = ("class", "sampling_args", "score_rollouts")  # the class is env_class, the others a run may overrule
+    further = {name: value for name, value in described.items() if name not in shown and name not in of_the_run}
+    return shown | {"environment": further} | parts
 
 
 class Sink(Protocol):

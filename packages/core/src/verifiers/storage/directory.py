@@ -27,7 +27,13 @@ import msgspec
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
-from verifiers.storage.identity import config_differences, fingerprint, frozen_config
+from verifiers.storage.identity import (
+    config_differences,
+    fingerprint,
+    frozen_config,
+    resume_differences,
+    uncompared_parts,
+)
 from verifiers.storage.journal import Journal
 
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
@@ -51,12 +57,19 @@ def run_path(
     *,
     output_dir: str | os.PathLike[str] | None = None,
     resume: bool = True,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """The directory this run should use: ``<root>/outputs/evals/<env_id>--<model>/<run id>``. Creates nothing.
 
     The run id is the first 8 hex digits of the fingerprint, then ``-2``, ``-3`` …: the first that is free or, with
-    ``resume``, that holds an unfinished run of this fingerprint. ``output_dir`` replaces ``<root>/outputs``.
+    ``resume``, that holds an unfinished run of this fingerprint. ``output_dir`` replaces ``<root>/outputs``. With
+    ``config``, an unfinished run of another version of this library or of Python is found by its configuration.
     """
+    first = next(_candidates(root, env_id, model, fingerprint, output_dir))
+    if resume and config is not None and not first.exists() and first.parent.is_dir():
+        for older in sorted(first.parent.iterdir()):
+            if older.is_dir() and _is_resumable(older, fingerprint, config):
+                return older
     for candidate in _candidates(root, env_id, model, fingerprint, output_dir):
         if not candidate.exists() or (resume and _is_resumable(candidate, fingerprint)):
             return candidate
@@ -70,9 +83,10 @@ def find_resumable(
     fingerprint: str,
     *,
     output_dir: str | os.PathLike[str] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Path | None:
     """The directory of this run that was begun and is not complete; None when there is none."""
-    candidate = run_path(root, env_id, model, fingerprint, output_dir=output_dir)
+    candidate = run_path(root, env_id, model, fingerprint, output_dir=output_dir, config=config)
     return candidate if candidate.exists() else None
 
 
@@ -99,14 +113,15 @@ def _safe_name(name: str) -> str:
     return safe
 
 
-def _is_resumable(path: Path, fingerprint: str) -> bool:
+def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None = None) -> bool:
     try:
         stored = read_config(path)
     except ConfigError:
         return False
     if stored is None:  # stopped before its configuration was written: nothing in it yet
         return not (path / RESULTS_NAME).exists()
-    return stored["fingerprint"] == fingerprint and not is_complete(path)
+    is_same = stored["fingerprint"] == fingerprint if config is None else _is_same_run(stored, fingerprint, config)
+    return is_same and not is_complete(path)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -159,7 +174,15 @@ class RunDirectory:
     ...         run.write_metadata({"status": "complete"})
     """
 
-    def __init__(self, path: Path, lock: HeldFile, stored: Mapping[str, Any], resumed: bool, noted: Mapping[str, Any]):
+    def __init__(
+        self,
+        path: Path,
+        lock: HeldFile,
+        stored: Mapping[str, Any],
+        resumed: bool,
+        config: Mapping[str, Any],
+        noted: Mapping[str, Any],
+    ):
         self.path = path
         self.config: dict[str, Any] = stored["config"]
         """The frozen configuration, as JSON gives it back."""
@@ -168,6 +191,8 @@ class RunDirectory:
         """Whether the directory already held this run."""
         self.noted_changes = config_differences(stored.get("noted") or {}, noted)
         """Dotted key -> (stored, given) for what was noted, differs now, and does not stop the run."""
+        self.uncompared = uncompared_parts(stored["config"], config) if resumed else []
+        """Sections of the configuration that only the stored or only the given one has."""
         self._lock = lock
 
     @classmethod
@@ -201,7 +226,7 @@ class RunDirectory:
                     lock.path.unlink(missing_ok=True)
                 lock.release()
                 raise
-        return cls(path, lock, stored or given, stored is not None, noted)
+        return cls(path, lock, stored or given, stored is not None, config, noted)
 
     def open_journal(self, on_row: Callable[[dict[str, Any]], None] | None = None) -> Journal:
         """The run's journal, open for appending; ``on_row`` gets each row already in it. Close it before this."""
@@ -233,9 +258,11 @@ def _refuse_other(path: Path, given: Mapping[str, Any]) -> dict[str, Any] | None
                 path=str(path),
             )
         return None
-    if stored["fingerprint"] != given["fingerprint"]:
-        differences = config_differences(stored["config"], given["config"])
-        listed = "; ".join(f"{key} was {old!r:.80}, now {new!r:.80}" for key, (old, new) in differences.items())
+    if not _is_same_run(stored, given["fingerprint"], given["config"]):
+        differences = resume_differences(stored["config"], given["config"])
+        listed = "; ".join(
+            f"{key} was {old}, now {new}" for key, pair in differences.items() for old, new in [_shown(*pair)]
+        )
         raise RunMismatch(
             f"{path} holds a run of another configuration: {listed or 'its fingerprint was changed by hand'}. "
             "Repeat the old settings to resume it, or choose another folder.",
@@ -243,6 +270,24 @@ def _refuse_other(path: Path, given: Mapping[str, Any]) -> dict[str, Any] | None
             path=str(path),
         )
     return stored
+
+
+def _is_same_run(stored: Mapping[str, Any], given_fingerprint: str, given: Mapping[str, Any]) -> bool:
+    """Whether rows of ``given`` belong to a stored run; one of an older version is compared in what it stored."""
+    if stored["fingerprint"] == given_fingerprint:
+        return True
+    is_untouched = bool(stored["fingerprint"] == fingerprint(stored["config"]))
+    return is_untouched and not resume_differences(stored["config"], given)
+
+
+def _shown(old: Any, new: Any) -> tuple[str, str]:
+    """Two values, each in at most 80 characters; of long texts the place where they begin to differ."""
+    if isinstance(old, str) and isinstance(new, str):
+        pairs = enumerate(zip(old, new, strict=False))
+        first = next((place for place, (a, b) in pairs if a != b), min(len(old), len(new)))
+        if first > 60:
+            old, new = (f"…{text[first - 20 :]}" for text in (old, new))
+    return f"{old!r:.80}", f"{new!r:.80}"
 
 
 @contextlib.contextmanager

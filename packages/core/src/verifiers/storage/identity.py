@@ -1,27 +1,71 @@
-"""Names made from content: the fingerprint of a run's configuration, and the key of a rollout.
+"""What a part of a run is, as JSON: which parameters it was built with, and the fingerprint of a whole configuration.
 
-The promise: equal content has equal names on every machine and in every process, and two configurations that differ
-have two fingerprints. What belongs into a configuration is decided by the runner, an example's hash by the dataset.
+Promises: two parts that were built alike have equal identities on every machine and in every process, and two that
+differ in a constructor parameter have different ones, unless the parameter is marked as ``Free``. An identity holds no
+address, no secret and no dataset (every row has a content hash), and making one never raises.
+
+Complete by default: ``Identified`` records the arguments of every constructor, an author's own subclass included.
+Nothing is hashed when a part is constructed; the identity is made once per run.
+
+This module does not know what a run consists of (``runs.metadata``) and compares nothing on disk (``directory``).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+import os
+import re
+import sys
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
+from verifiers import compat
 from verifiers.errors import ConfigError
 from verifiers.runtime.json import canonical_json
+from verifiers.runtime.redaction import HIDDEN, MIN_SECRET_CHARS, redacted_text
 
 NOT_SET = "<not set>"
-"""Stands in ``differences`` for a key that one of the two configurations does not have."""
+"""Stands in ``config_differences`` for a key that one of the two configurations does not have."""
+
+PARTS = ("client", "environment", "parser", "rubric")
+"""Sections of a configuration that are compared only where both runs have them: version 0.2.0 stored none of them, and
+a client without ``identity()`` has nothing to compare."""
+
+MAX_STORED_CHARS = 10_000
+"""Longer data in an argument (a corpus, a word list) is stored as its hash; prompts are shorter."""
+
+_OUR_PACKAGES = ("verifiers", "verifiers_trainer")
+_OLD_SPELLINGS = compat.ENVIRONMENT_PARAMETERS | compat.JUDGE_PARAMETERS
+_FREE = re.compile(r"\bFree\(")
+_SECRET_NAME = re.compile(
+    r"(?i:(?:^|[_-])(?:api[_-]?key|(?:api|access|auth|bearer|session)[_-]token|secret|password|passwd|credentials?)$)"
+    r"|(?i:^(?:token|cookie|(?:proxy-)?authorization)$)"
+    r"|^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*$"
+)
+"""Names of parameters, headers and environment variables; ``eos_token`` and ``question_key`` are none."""
+_PYTHON = f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}"
+_CODE = re.compile(r"([a-z]+-\d+\.\d+):[0-9a-f]{16}")
+_in_progress: ContextVar[tuple[int, ...]] = ContextVar("verifiers_identity", default=())
+
+
+# --- a configuration and its fingerprint --------------------------------------------------------------------------
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """SHA-256 in hex of a configuration's canonical JSON; 1 and 1.0 are one number.
 
-    Raises: ``ConfigError`` naming the key whose value JSON cannot hold.
+    *Raises* ``ConfigError`` naming the key whose value JSON cannot hold.
     """
     return hashlib.sha256(canonical_json(frozen_config(config))).hexdigest()
 
@@ -38,11 +82,37 @@ def config_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     {'env_args.n': (1, 2)}
     """
     before, now = dict(_leaves(frozen_config(stored))), dict(_leaves(frozen_config(given)))
-    return {
+    differences = {
         key: (before.get(key, NOT_SET), now.get(key, NOT_SET))
         for key in sorted(before.keys() | now.keys())
         if key not in before or key not in now or canonical_json(before[key]) != canonical_json(now[key])
     }
+    emptied = [key for key, pair in differences.items() if NOT_SET in pair and ([] in pair or {} in pair)]
+    for key in emptied:  # the other side's members say it: ``tools[0].function`` was <not set>
+        if any(other.startswith((f"{key}[", f"{key}.")) for other in differences):
+            del differences[key]
+    return differences
+
+
+def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """``config_differences`` of what both runs can tell: what keeps rows of ``given`` out of the run ``stored``.
+
+    Not compared: sections of ``PARTS`` that only one of the two has, and the bytecode of functions across versions of
+    Python, which compile the same source differently.
+
+    >>> resume_differences({"model": "a"}, {"model": "a", "parser": {"class": "verifiers.Parser"}})
+    {}
+    """
+    alone = uncompared_parts(stored, given)
+    before = {key: value for key, value in stored.items() if key not in alone}
+    now = {key: value for key, value in given.items() if key not in alone}
+    differences = config_differences(before, now)
+    return {key: pair for key, pair in differences.items() if not _is_code_of_two_pythons(key, *pair)}
+
+
+def uncompared_parts(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The sections of ``PARTS`` that only one of two configurations has."""
+    return [part for part in PARTS if (part in stored) is not (part in given)]
 
 
 def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,8 +139,370 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key -> value; the members of a list of mappings by their place, ``tools[0].function``."""
     for key, value in config.items():
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _leaves(value, f"{name}.")
+        elif isinstance(value, list) and value and all(isinstance(member, Mapping) and member for member in value):
+            for place, member in enumerate(value):
+                yield from _leaves(member, f"{name}[{place}].")
         else:
-            yield f"{prefix}{key}", value
+            yield name, value
+
+
+def _is_code_of_two_pythons(key: str, before: Any, now: Any) -> bool:
+    if key.rpartition(".")[2] != "code" or not isinstance(before, str) or not isinstance(now, str):
+        return False
+    matches = _CODE.fullmatch(before), _CODE.fullmatch(now)
+    return matches[0] is not None and matches[1] is not None and matches[0][1] != matches[1][1]
+
+
+# --- parts that tell their identity -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Marks a constructor parameter that a resumed run may change: ``Annotated[int | None, Free("only how fast")]``.
+
+    Every parameter without this mark belongs to the identity. A class attribute may be marked the same way, for a
+    keyword that no constructor names.
+
+    >>> from typing import Annotated
+    >>> class Lenient(vf.Parser):
+    ...     def __init__(self, tolerance: float, cache_size: Annotated[int, Free("only how fast")] = 8):
+    ...         super().__init__()
+    >>> Lenient(0.1).identity() == Lenient(0.1, cache_size=99).identity(), Lenient(0.2).identity()["tolerance"]
+    (True, 0.2)
+    """
+
+    reason: str
+
+
+class Identified:
+    """Base of environments, rubrics, parsers and clients: tells what the object was built with.
+
+    The arguments are recorded before ``__init__`` runs, so a subclass with its own constructor needs to do nothing. An
+    attribute with a parameter's name speaks for the parameter, so that what was changed later counts too.
+    """
+
+    _constructor_arguments: _Arguments
+
+    if not TYPE_CHECKING:  # a type checker reads the parameters of ``__init__``
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            self = super().__new__(cls)
+            object.__setattr__(self, "_constructor_arguments", constructor_of(cls).named(args, kwargs))
+            return self
+
+    def identity(self) -> dict[str, Any]:
+        """``class`` and every constructor parameter that is not marked ``Free``, as JSON values without secrets.
+
+        Override it to add what the arguments do not show: ``return super().identity() | {"version": 2}``.
+        """
+        constructor = constructor_of(type(self))
+        described: dict[str, Any] = {"class": type_name(type(self))}
+        names = dict.fromkeys((*constructor.names, *self._constructor_arguments, *self._changed_names()))
+        token = _in_progress.set((*_in_progress.get(), id(self)))  # a rubric may hold its environment
+        try:
+            values = {name: _parameter(self, name, constructor) for name in names if name not in constructor.free}
+        finally:
+            _in_progress.reset(token)
+        return described | {name: value for name, value in values.items() if value is not _UNKNOWN}
+
+    def _changed_names(self) -> Iterable[str]:
+        """Names of attributes that were set after construction and count as parameters."""
+        return ()
+
+
+class _Arguments(dict[str, Any]):
+    """Recorded arguments; they stay behind when their object is pickled for another process or copied deeply."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Arguments, ()
+
+    def __deepcopy__(self, memo: Any) -> _Arguments:
+        return self
+
+
+class _Unknown:
+    """No value: neither given nor a default."""
+
+
+_UNKNOWN: Any = _Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Constructor:
+    """The parameters of a class's constructor, and of the base constructors that its ``**kwargs`` reach."""
+
+    positional: tuple[str, ...]
+    names: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    """Of the class's own constructor: what a base's parameter gets, the constructor decides."""
+    free: AbstractSet[str]
+
+    def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
+        """Arguments by name, without the free ones: a dataset is not kept alive for its identity."""
+        arguments = _Arguments(zip(self.positional, args, strict=False))
+        if len(args) > len(self.positional):
+            arguments["args"] = args[len(self.positional) :]
+        for name, value in kwargs.items():
+            if name not in self.names and _OLD_SPELLINGS.get(name) in self.names:
+                name = _OLD_SPELLINGS[name]
+            arguments[name] = value
+        for name in self.free & arguments.keys():
+            del arguments[name]
+        return arguments
+
+
+_constructors: weakref.WeakKeyDictionary[type, Constructor] = weakref.WeakKeyDictionary()
+
+
+def constructor_of(cls: type) -> Constructor:
+    """What is known of a class's constructor; read once per class."""
+    known = _constructors.get(cls)
+    if known is None:
+        known = _constructors[cls] = _read_constructor(cls)
+    return known
+
+
+def _read_constructor(cls: type) -> Constructor:
+    names: dict[str, None] = {}
+    free: set[str] = set()
+    positional: tuple[str, ...] = ()
+    defaults: dict[str, Any] = {}
+    is_first = passes_on = True
+    for base in cls.__mro__:
+        free |= {name for name, annotation in _annotations(base).items() if is_free(annotation)}
+        init = vars(base).get("__init__")
+        if not inspect.isfunction(init):
+            continue
+        annotations = _annotations(init)
+        free |= {name for name, annotation in annotations.items() if is_free(annotation)}
+        if not passes_on:
+            continue
+        code = init.__code__
+        by_place = code.co_varnames[1 : code.co_argcount]
+        by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        if is_first:
+            positional, defaults = by_place, _defaults(init)
+        names |= dict.fromkeys((*by_place, *by_name))
+        is_first, passes_on = False, bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return Constructor(positional, tuple(names), defaults, frozenset(free))
+
+
+def _parameter(part: Identified, name: str, constructor: Constructor) -> Any:
+    """A parameter's value, described; the argument where the attribute of that name tells less than it did."""
+    argument = part._constructor_arguments.get(name, constructor.defaults.get(name, _UNKNOWN))
+    attribute = vars(part).get(name, _UNKNOWN)
+    if attribute is _UNKNOWN and _is_our_property(type(part), name):
+        attribute = getattr(part, name)
+    if attribute is _UNKNOWN or (attribute is None and argument is not _UNKNOWN):
+        return argument if argument is _UNKNOWN else describe(argument, name)
+    described = describe(attribute, name)
+    if isinstance(described, dict) and described.keys() == {"class"} and argument is not _UNKNOWN:
+        return describe(argument, name) if argument is not None else described
+    return described
+
+
+def _annotations(owner: Any) -> Mapping[str, Any]:
+    try:
+        return inspect.get_annotations(owner)
+    except Exception:  # noqa: BLE001  Python 3.14 evaluates them here, and an author's may name what is not imported
+        return {}
+
+
+def is_free(annotation: Any) -> bool:
+    """Whether an annotation holds a ``Free`` mark; one kept as text is searched, because its names may not resolve."""
+    if isinstance(annotation, str):
+        return _FREE.search(annotation) is not None
+    return any(isinstance(mark, Free) for mark in get_args(annotation))
+
+
+def _is_our_property(cls: type, name: str) -> bool:
+    """Whether ``name`` is a property of one of our classes, which is cheap to read; an author's may not be."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return isinstance(vars(base)[name], property) and base.__module__.partition(".")[0] in _OUR_PACKAGES
+    return False
+
+
+# --- any value as JSON --------------------------------------------------------------------------------------------
+
+
+def type_name(cls: Any) -> str:
+    """``module.qualname``; of our own packages ``verifiers.Name``, because their modules may move."""
+    return _qualified(getattr(cls, "__module__", None), getattr(cls, "__qualname__", type(cls).__qualname__))
+
+
+def _qualified(module: Any, name: str) -> str:
+    top = str(module or "").partition(".")[0]
+    if top in _OUR_PACKAGES:
+        return f"{top}.{name}"
+    return name if module in (None, "builtins") else f"{module}.{name}"
+
+
+def describe(value: Any, name: str = "") -> Any:
+    """A value as JSON: equal for equal values in every process, without addresses and secrets. Never raises.
+
+    A part is its identity, a function its name and a hash of its bytecode, a class its name; what has no stable
+    representation is the name of its type. ``name`` is what the value is called: a text named like a secret is hidden.
+
+    >>> describe({"pattern": re.compile("a+"), "api_key": "x", "at": float("inf"), "kind": int, "lock": object()})
+    {'pattern': {'pattern': 'a+', 'flags': 32}, 'api_key': '***', 'at': 'inf', 'kind': {'type': 'int'}, \
+'lock': {'class': 'object'}}
+    """
+    if value is None or type(value) in (bool, int):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else str(value)
+    if type(value) is str:
+        return _text(value, name)
+    active = _in_progress.get()
+    if id(value) in active:  # a part that holds itself
+        return {"class": type_name(type(value))}
+    token = _in_progress.set((*active, id(value)))
+    try:
+        return _described(value, name)
+    except Exception:  # noqa: BLE001  an author's object may raise anything; its type is what can be said of it
+        return {"class": type_name(type(value))}
+    finally:
+        _in_progress.reset(token)
+
+
+def _described(value: Any, name: str) -> Any:
+    if isinstance(value, enum.Enum):
+        return f"{type_name(type(value))}.{value.name}"
+    if isinstance(value, str | int | float):  # a subclass
+        return describe(next(base for base in (str, int, float) if isinstance(value, base))(value), name)
+    if isinstance(value, bytes | bytearray):
+        return {"sha256": hashlib.sha256(value).hexdigest()[:16], "size_bytes": len(value)}
+    if isinstance(value, os.PathLike):
+        return _text(os.fsdecode(value), name)
+    if isinstance(value, re.Pattern):
+        return {"pattern": describe(value.pattern), "flags": value.flags}
+    if isinstance(value, type):
+        return {"type": type_name(value)}
+    if callable(tell := getattr(type(value), "identity", None)):
+        told = tell(value)
+        if isinstance(told, Mapping):
+            is_ours = str(getattr(tell, "__module__", "")).partition(".")[0] in _OUR_PACKAGES
+            return told if is_ours else _plain(told)
+    if (function := _function(value)) is not None:
+        return function
+    if dataclasses.is_dataclass(value):
+        fields = [field for field in dataclasses.fields(value) if not is_free(field.type)]
+        described = {field.name: describe(getattr(value, field.name), field.name) for field in fields}
+        return {"class": type_name(type(value))} | described
+    if isinstance(value, Mapping):
+        return _bounded({_key(key): describe(member, _key(key)) for key, member in value.items()}, len(value))
+    if isinstance(value, list | tuple):
+        return _bounded([describe(member) for member in value], len(value))
+    if isinstance(value, AbstractSet):
+        return _bounded(sorted((describe(member) for member in value), key=canonical_json), len(value))
+    if isinstance(value, range | complex) or type_name(type(value)) in _NUMBERS_AND_TIMES:
+        return str(value)
+    named = getattr(value, "name_or_path", None)  # a tokenizer or a model that lives in this process
+    return {"class": type_name(type(value))} | ({"name_or_path": named} if isinstance(named, str) else {})
+
+
+_NUMBERS_AND_TIMES = frozenset(
+    ("decimal.Decimal", "fractions.Fraction", "datetime.datetime", "datetime.date", "datetime.timedelta", "uuid.UUID")
+)
+
+
+def _text(text: str, name: str = "") -> Any:
+    if text and _SECRET_NAME.search(name):
+        return HIDDEN
+    if len(text) >= MIN_SECRET_CHARS:
+        text = redacted_text(text)
+    return text if len(text) <= MAX_STORED_CHARS else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
+
+
+def _plain(told: Any) -> Any:
+    """What an ``identity()`` told, made JSON: an author's may hold anything."""
+    if isinstance(told, Mapping):
+        return {_key(key): _plain(member) for key, member in told.items()}
+    return [_plain(member) for member in told] if isinstance(told, list) else describe(told)
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else str(describe(key))
+
+
+def _bounded(members: Any, length: int) -> Any:
+    """The members, or their hash where they are long."""
+    encoded = canonical_json(members)
+    return members if len(encoded) <= MAX_STORED_CHARS else _hashed(encoded, length)
+
+
+def _hashed(content: bytes, length: int) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(content).hexdigest()[:16], "length": length}
+
+
+# --- functions ----------------------------------------------------------------------------------------------------
+
+
+def _function(value: Any) -> dict[str, Any] | None:
+    """A callable's name, its code, and what it was bound to; None for what is no function."""
+    if isinstance(value, functools.partial):
+        bound = {"args": describe(value.args), "keywords": describe(value.keywords)}
+        return {"function": "functools.partial", "of": describe(value.func)} | {k: v for k, v in bound.items() if v}
+    if isinstance(value, types.MethodType):
+        described = _function(value.__func__) or {"function": type_name(value.__func__)}
+        return described | {"of": describe(value.__self__)}
+    if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType | types.MethodDescriptorType):
+        return {"function": type_name(value)}
+    wrapped = getattr(value, "__wrapped__", None)
+    if not isinstance(value, types.FunctionType):
+        return None if wrapped is None else {"function": type_name(value), "of": describe(wrapped)}
+    described = {"function": type_name(value)}
+    if value.__module__ is None or value.__module__.partition(".")[0] not in _STABLE_MODULES:
+        described["code"] = f"{_PYTHON}:{_code_hash(value.__code__)}"
+    closure = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    bound_names = {"defaults": _defaults(value), "closure": {name: _content(cell) for name, cell in closure}}
+    for name, members in bound_names.items():
+        if members:
+            described[name] = {key: describe(member, key) for key, member in members.items()}
+    return described | ({"of": describe(wrapped)} if wrapped is not None else {})
+
+
+_STABLE_MODULES = sys.stdlib_module_names | set(_OUR_PACKAGES)
+"""Their code changes with a version of Python or of this library, which a resumed run may change."""
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    values = function.__defaults__ or ()
+    num_parameters = function.__code__.co_argcount
+    names = function.__code__.co_varnames[num_parameters - len(values) : num_parameters]
+    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that was not bound yet
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_hash(code: types.CodeType) -> str:
+    """16 hex digits of what a function does: bytecode, constants and names; not where it stands in which file."""
+    return hashlib.sha256(repr(_code_content(code)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _code_content(code: types.CodeType) -> tuple[Any, ...]:
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return code.co_code, code.co_exceptiontable, names, counts, tuple(_constant(const) for const in code.co_consts)
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _code_content(value)
+    if isinstance(value, tuple):
+        return tuple(_constant(member) for member in value)
+    if isinstance(value, frozenset):  # its order depends on the process
+        return sorted(repr(_constant(member)) for member in value)
+    return type(value).__name__, value

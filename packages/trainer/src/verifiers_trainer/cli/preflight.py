@@ -25,7 +25,7 @@ from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.forward_checks import check_head, check_packing
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.rules import trackers
+from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.trainer import RLTrainer
 
 SIBLINGS = 4

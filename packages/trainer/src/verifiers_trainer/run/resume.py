@@ -25,21 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DECISIVE = """advantage aggregation anchor batch_size beta credit delta deterministic difficulty_key
-difficulty_schedule dual_clip env_weights epsilon epsilon_high frequency_penalty gamma geo_mask history kl_type
-learning_rate lora_alpha lora_modules_to_save lora_rank lora_target_modules lora_use_rslora loss loss_kwargs
-lr_scheduler_type mask_env_responses mask_ratio_high mask_ratio_low mask_truncated_completions
-max_completion_len max_grad_norm max_off_policy_steps max_prompt_len max_seq_len max_tokens min_group_fraction
-min_p num_iterations opsm_delta overlong oversample presence_penalty prompt_overflow ratio_cap ratio_floor
-ref_model_mixup_alpha ref_model_sync_steps repetition_penalty reward_weights_schedule rollouts_per_example
-sampling_args seed sequence_mask_cap shuffle_dataset skip_solved stop sync_ref_model temperature tis_cap top_k top_p
-use_lora weight_decay zero_truncated_completions zero_variance""".split()
-"""Fields that must be equal for a checkpoint to be continued: they decide what is sampled and what is minimised."""
 WEIGHTS_ONLY = "weights_only"
 
 
 def configuration(trainer: RLTrainer) -> dict[str, Any]:
-    """What must be equal for a checkpoint to be continued, in values that JSON keeps."""
+    """What must be the same when a checkpoint is resumed, in values that JSON keeps."""
     env, table = trainer.env, trainer.examples
     return {
         "env_id": env.env_id,
@@ -48,7 +38,7 @@ def configuration(trainer: RLTrainer) -> dict[str, Any]:
         "examples": digest(table),
         "chat_template": hashlib.sha256(str(trainer.processing_class.chat_template).encode()).hexdigest()[:16],
         "vocabulary": len(trainer.processing_class),
-        **{name: _plain(getattr(trainer.args, name)) for name in DECISIVE},
+        **trainer.args.resume_values(),
     }
 
 
@@ -163,18 +153,11 @@ def start_afresh(trainer: RLTrainer) -> None:
     trainer.metrics_file.start(anew=earlier)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return str(value)
-    return value if isinstance(value, (int, float, str, type(None))) else getattr(value, "__name__", str(value))
-
-
 def _require_same(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
-    differences = {k: (saved.get(k), current.get(k)) for k in {*saved, *current} if saved.get(k) != current.get(k)}
+    """Refuse settings that differ; warn of those that only one side has, such as in a checkpoint of version 0.2.0."""
+    if apart := sorted(saved.keys() ^ current.keys()):
+        log.warning("%s cannot be compared in what it or this version does not record: %s", folder, ", ".join(apart))
+    differences = {k: (saved[k], current[k]) for k in saved.keys() & current.keys() if saved[k] != current[k]}
     if differences:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in sorted(differences.items()))
         raise RunMismatch(

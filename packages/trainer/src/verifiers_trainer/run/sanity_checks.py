@@ -22,7 +22,7 @@ from verifiers_trainer.policy.forward_checks import HALF_TOLERANCE, check_head, 
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.run.meters import RatioMeter
 from verifiers_trainer.settings.config import RLConfig
-from verifiers_trainer.settings.rules import RESHAPING
+from verifiers_trainer.settings.fields import RESHAPING
 
 log = logging.getLogger(__name__)
 

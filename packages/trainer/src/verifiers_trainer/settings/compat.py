@@ -1,8 +1,8 @@
-"""Older and other names of settings: one table, read at the border, so that the rest knows canonical names alone.
+"""Other spellings of settings: tables that ``config`` and the commands read, so that the rest uses one name each.
 
-A row is one of four kinds: another name (``RENAMED``), a name whose value means something else here (``TRANSLATED``),
-a second field of transformers for the same thing (``TWINS``), or a name that asks for nothing this trainer has to do
-(``WITHOUT_EFFECT``). All of them work as keywords and as attributes, read and written. Only ``config`` reads this.
+There are four kinds: another name (``RENAMED``), a name whose value has to be converted (``TRANSLATED``), a second
+field of transformers for the same setting (``TWINS``), and a name without effect (``WITHOUT_EFFECT``). All of them work
+as keywords and as attributes, read and written.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RENAMED: dict[str, str] = {
     "wandb_log_unique_prompts": "log_unique_prompts",
     "warmup_ratio": "warmup_steps",  # transformers reads a number below 1 as a share of the steps
 }
-"""Another name -> the canonical one, of the same value."""
+"""Other name -> canonical name, with the same value."""
 
 Current = Callable[[str], Any]
-"""The value that a canonical setting has now."""
+"""Returns the present value of a canonical setting."""
 Translation = Callable[[Any, Current], dict[str, Any]]
 
 ADVANTAGES = {True: "mean_std", "group": "mean_std", "batch": "batch_std", False: "mean", "none": "mean"}
@@ -50,7 +50,7 @@ def _generation_batch_size(value: Any, current: Current) -> dict[str, Any]:
 
 
 def _max_prompt_length(value: Any, current: Current) -> dict[str, Any]:
-    cut = value is not None and current("prompt_overflow") is None  # this name always meant: keep the end
+    cut = value is not None and current("prompt_overflow") is None  # in older versions this name implied truncation
     return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if cut else {})}
 
 
@@ -64,30 +64,30 @@ TRANSLATED: dict[str, tuple[str, Translation]] = {
     "scale_rewards": ("advantage", _scale_rewards),
     "steps_per_generation": ("max_off_policy_steps", _steps_per_generation),
 }
-"""Name -> the setting it bears on, and what its value means there."""
+"""Name -> (canonical setting, function that converts the value into canonical settings)."""
 
 TWINS: tuple[tuple[str, str], ...] = (
     ("gradient_checkpointing", "activation_checkpointing"),
     ("micro_batch_size", "per_device_train_batch_size"),
     ("use_liger", "use_liger_kernel"),
 )
-"""Pairs of fields that are one setting; both always have one value. The second is transformers'."""
+"""Pairs of fields that are one setting and always have the same value. The second is transformers'."""
 
-NEVER_SHARDED = "generation never runs inside a sharded model"
+NEVER_SHARDED = "generation does not run inside a sharded model"
 WITHOUT_EFFECT: dict[str, str] = {
     "async_max_queue_size": "max_off_policy_steps bounds how many rollouts wait",
     "ds3_gather_for_generation": NEVER_SHARDED,
     "gae_lambda": "there is no critic, so no generalised advantage estimation",
     "max_data_workers": "rollouts run on one event loop; max_concurrent bounds them",
 }
-"""Name -> why nothing follows from it."""
+"""Name -> why it has no effect."""
 
 SPELLINGS = frozenset({*RENAMED, *TRANSLATED, *WITHOUT_EFFECT})
-"""Names that are no fields and are understood all the same."""
+"""Keywords of ``RLConfig`` that are not fields."""
 SPELLED = frozenset({*SPELLINGS, *(name for pair in TWINS for name in pair)})
-"""Every name that needs a look into these tables."""
+"""Every name in these tables."""
 GRPO_NAMES = frozenset({*SPELLINGS, "gradient_accumulation_steps", "per_device_train_batch_size"})
-"""Names by which a file says that it means ``GRPOConfig``."""
+"""Names that make a file of settings one for ``GRPOConfig``."""
 
 PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Settings of the trainer by another name", RENAMED),
@@ -104,7 +104,7 @@ _TWIN = {name: other for pair in TWINS for name, other in (pair, pair[::-1])}
 
 
 def settings_of(name: str, value: Any, current: Current) -> dict[str, Any]:
-    """What setting ``name`` to ``value`` means in fields; a name that is no spelling means itself.
+    """The fields, with their values, that ``name=value`` sets; a name that is in no table sets its own field.
 
     >>> settings_of("num_generations", 16, {}.get), settings_of("temperature", 1.0, {}.get)
     ({'rollouts_per_example': 16}, {'temperature': 1.0})
@@ -119,28 +119,30 @@ def settings_of(name: str, value: Any, current: Current) -> dict[str, Any]:
     return {name: value, _TWIN[name]: value} if name in _TWIN else {name: value}
 
 
-def canonical(given: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
-    """Keywords in canonical names. Raises ``ConfigError`` when two names of one setting have different values.
+def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
+    """Keywords in canonical names.
+
+    *Raises* ``ConfigError`` when two names of one setting have different values.
 
     >>> canonical({"group_size": 4, "num_epochs": 3}, {}.get)
     {'rollouts_per_example': 4, 'num_train_epochs': 3}
     """
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for name in sorted(given, key=TRANSLATED.__contains__):  # those last: they look at what the others made
+    for name in sorted(settings, key=TRANSLATED.__contains__):  # those last: they read the values of others
 
         def current(field: str) -> Any:
-            return made.get(field, defaults(field))
+            return fields.get(field, defaults(field))
 
-        for field, value in settings_of(name, given[name], current).items():
-            if field in made and name not in TRANSLATED and made[field] != value:
+        for field, value in settings_of(name, settings[name], current).items():
+            if field in fields and name not in TRANSLATED and fields[field] != value:
                 raise ConfigError(f"{name} is another name of {origin[field]}, and their values differ: give one")
-            made[field], origin[field] = value, name
-    return made
+            fields[field], origin[field] = value, name
+    return fields
 
 
 def read(name: str, spelled: Mapping[str, Any], current: Current) -> Any:
-    """The value of a spelling: what it was set to, else what the setting has that it bears on."""
+    """The value of another spelling: what it was set to, else the value of its canonical setting."""
     if name in RENAMED:
         return current(RENAMED[name])
     if name in spelled:

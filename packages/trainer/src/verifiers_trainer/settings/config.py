@@ -1,14 +1,11 @@
 """``RLConfig``: every setting of a training run, checked all at once before any work.
 
-The fields are in ``fields``; of those inherited from transformers, the ones this trainer cannot honour are refused.
-``resolve`` reports every violated rule in one ``ConfigError`` with the nearest valid values. Nothing is decided finally
-at construction, so a setting that is changed afterwards (``config.temperature = 0.7``) is honoured, and so is what
-follows from it. The rules are in ``rules``.
+``resolve`` derives values from other settings and reports every violated rule in one ``ConfigError`` with the nearest
+valid values. It runs when training starts, so a setting that is changed after construction
+(``config.temperature = 0.7``) takes effect, with everything derived from it.
 
-Names of older versions are resolved by ``compat``'s table. To add a setting: a field in ``fields``, its rule in
-``rules``, and perhaps a row in ``compat``.
-
-This module imports transformers (for ``TrainingArguments``) but runs nothing.
+To add a setting: one line in ``fields``; a rule over several settings goes to ``cross_field_rules``, another spelling
+to ``compat``.
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat
-from verifiers_trainer.settings.fields import RLFields
-from verifiers_trainer.settings.rules import CHECKS, INFERENCE, RESHAPING, choice_problem
+from verifiers_trainer.settings.cross_field_rules import CHECKS, INFERENCE
+from verifiers_trainer.settings.fields import RESHAPING, RLFields, problem_of, resume_values
 
 log = logging.getLogger(__name__)
 
@@ -40,26 +37,26 @@ OBJECTIVES = {
     "dr_grpo": ("ppo", "constant_length"),  # arXiv 2503.20783
     "gspo": ("gspo", "sequence_mean"),  # arXiv 2507.18071
 }
-"""Names of the field that mean a loss and an aggregation together; a given ``aggregation`` wins."""
+"""Value of ``loss`` that names a loss and an aggregation -> both; an explicit ``aggregation`` wins."""
 
 
 OWN_BOUNDS = {
     "gspo": {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"},  # of ratios of sequences, so thousandths
     "masked_is": {"mask_ratio_low": "mask_ratio_low", "mask_ratio_high": "mask_ratio_high"},  # it is nothing without
 }
-"""Loss -> its parameters that keep their own default, unless the field was given."""
+"""Loss -> parameter with a default of the loss's own -> the setting that overrides it when the caller sets it."""
 
 
 class RLConfig(RLFields):
     """Settings of ``RLTrainer``; also takes every field of ``transformers.TrainingArguments``.
 
-    Raises ``ConfigError`` at once for unknown names, with the nearest known one.
+    *Raises* ``ConfigError`` for unknown names, with the nearest known one.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
-    """What a subclass sets differently."""
+    """Defaults of a subclass that differ."""
     batch_is = ""
-    """Where ``batch_size`` comes from, for messages, when it was not simply given."""
+    """How ``batch_size`` was derived, for messages; empty when the caller set it."""
     _asked_for_bf16 = False
 
     def _init(self, **settings: Any) -> None:
@@ -67,7 +64,7 @@ class RLConfig(RLFields):
         spelled = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
         for name in ("eval_strategy", "save_strategy"):  # transformers refuses these itself, without their names
-            if name in settings and (problem := choice_problem(name, settings[name])):
+            if name in settings and (problem := problem_of(name, settings[name])):
                 raise ConfigError(problem)
         try:
             super().__init__(**{**compat.canonical(self.DEFAULTS, self.default_of), **settings})
@@ -80,7 +77,7 @@ class RLConfig(RLFields):
 
     @classmethod
     def default_of(cls, name: str) -> Any:
-        """The value of a field that nobody set; None for one that is made anew each time."""
+        """The default of a field; None where it is a new object each time."""
         return cls.DEFAULTS.get(name, getattr(cls, name, None))
 
     def __post_init__(self) -> None:
@@ -98,7 +95,7 @@ class RLConfig(RLFields):
             deepspeed.load_models_whole()
 
     def _set_precision(self) -> None:
-        """Half precision where an accelerator has it, float32 elsewhere, with a warning if more was asked for."""
+        """Half precision where the accelerator supports it, else float32, with a warning if half was requested."""
         if self.use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()):
             if self.bf16 or self.fp16:
                 log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
@@ -109,11 +106,11 @@ class RLConfig(RLFields):
 
     @property
     def keeps_base_in_bf16(self) -> bool:
-        """Whether a LoRA run holds the weights it does not train in bfloat16 on a CPU.
+        """Whether a LoRA run on a CPU holds its frozen weights in bfloat16: generation is several times as fast.
 
-        Where ``bf16=True`` was given, and the CPU has instructions for it: generation is then several times as fast.
+        Needs ``bf16=True`` and a CPU with instructions for it.
         """
-        able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch that we run with
+        able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older versions of torch
         has_bf16 = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return bool(self.use_cpu and has_bf16 and self._asked_for_bf16 and self.is_given("bf16"))
 
@@ -129,7 +126,7 @@ class RLConfig(RLFields):
             self._spelled[name] = value
 
     def __getattr__(self, name: str) -> Any:
-        """Read a setting under another name; called for what is no attribute."""
+        """Read a setting under another name; Python calls this for missing attributes only."""
         if name in compat.SPELLINGS:
             return compat.read(name, self.__dict__.get("_spelled", {}), lambda field: getattr(self, field))
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
@@ -158,9 +155,9 @@ class RLConfig(RLFields):
 
     @property
     def server_url(self) -> str | None:
-        """The inference server that was asked for, or several with commas between them; None for the embedded engine.
+        """URL of the inference server, or of several with commas between them; None for the embedded engine.
 
-        With ``inference="auto"`` and no address, whether there is a server is seen when the engine is opened.
+        With ``inference="auto"`` and no URL, the engine looks for a server when it starts.
         """
         if self.inference == "embedded":
             return None
@@ -197,7 +194,7 @@ class RLConfig(RLFields):
         return min(bounds, default=None)
 
     def loss_parameters(self) -> dict[str, Any]:
-        """Every parameter a registered loss may take, by the loss's own name for it."""
+        """Every parameter of a registered loss, by the loss's name for it."""
         named = {
             "ratio_cap": self.ratio_cap,
             "ratio_floor": self.ratio_floor,
@@ -208,14 +205,24 @@ class RLConfig(RLFields):
             "delta": self.delta,
             "dual_clip": self.dual_clip,
         }
+        return {name: value for name, value in named.items() if value is not None and name not in self._loss_defaults()}
+
+    def _loss_defaults(self) -> list[str]:
+        """Parameters of the loss that keep the loss's own default, since the caller did not set them."""
         own = OWN_BOUNDS.get(self.loss, {}) if isinstance(self.loss, str) else {}
-        left = {parameter for parameter, field in own.items() if not self.is_given(field)}
-        return {name: value for name, value in named.items() if value is not None and name not in left}
+        return [parameter for parameter, field in own.items() if not self.is_given(field)]
+
+    def resume_values(self) -> dict[str, Any]:
+        """What must be the same when the training is resumed, in values that JSON keeps.
+
+        Complete by default: every setting whose line in ``fields`` does not say that it may change.
+        """
+        return resume_values(self) | {"loss_defaults": self._loss_defaults()}
 
     def resolve(self, world_size: int = 1) -> None:
-        """Settle what follows from other settings, and check everything together.
+        """Derive values from other settings and check all of them together.
 
-        Raises ``ConfigError`` naming every violated rule and how to mend it.
+        *Raises* ``ConfigError`` with every violated rule and how to fix it.
         """
         problems = self.problems(world_size)
         if problems:
@@ -225,12 +232,12 @@ class RLConfig(RLFields):
             log.warning("%s: tokens are sampled from another distribution than the one trained", ", ".join(reshaping))
 
     def problems(self, world_size: int = 1) -> list[str]:
-        """Settle what follows from other settings; every violated rule as a sentence."""
+        """Derive values from other settings; return every violated rule as a sentence."""
         self._derive(world_size)
         return [problem for check in CHECKS for problem in check(self, world_size)]
 
     def _derive(self, world_size: int) -> None:
-        """Decide again what was not given, and may follow from what was changed since construction."""
+        """Derive settings that the caller did not set, from the present values of the others."""
         derived: dict[str, Any] = {}
         if not self.is_given("learning_rate") and "learning_rate" not in self.DEFAULTS:
             derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
@@ -246,17 +253,18 @@ class RLConfig(RLFields):
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
 
     def _derive_batch(self, world_size: int) -> None:
-        """Rollouts of a step where they follow from other settings; here they are a setting."""
+        """Derive ``batch_size``, in subclasses that compute it from other settings."""
 
     def _set(self, **settings: Any) -> None:
-        """Set fields that follow from others, without counting them as given."""
+        """Set derived fields without marking them as set by the caller."""
         for name, value in settings.items():
             self.__dict__.update(compat.settings_of(name, value, self.__dict__.get))
 
     def steps_for(self, num_examples: int, num_batches: int | None = None) -> int:
-        """Optimizer steps of the run: ``max_steps``, unless passes over the examples were asked for.
+        """Optimizer steps of the run: ``max_steps``, unless the caller set ``num_train_epochs`` alone.
 
-        A pass has ``num_batches``; None = as many as its examples make. Each is used ``num_iterations`` times.
+        ``num_batches`` are the batches of one epoch; None = derived from ``num_examples``. Each batch is used
+        ``num_iterations`` times.
         """
         by_epochs = self.is_given("num_train_epochs") and not self.is_given("max_steps")
         if self.max_steps > 0 and not by_epochs:
@@ -267,7 +275,7 @@ class RLConfig(RLFields):
 
 @functools.cache
 def known_names() -> frozenset[str]:
-    """Every name that ``RLConfig`` takes, other names of fields included."""
+    """Every keyword of ``RLConfig``, other spellings included."""
     return field_names() | compat.SPELLINGS
 
 

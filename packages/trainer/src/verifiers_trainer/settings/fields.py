@@ -1,279 +1,605 @@
-"""Every setting of a training run as a field: its type, its default, and what it does, said once.
+"""Every setting of a training run on a line of its own: type, values it may have, resuming, default, meaning.
 
-Of transformers' own fields those with other defaults are here. What follows from a setting is ``config``'s, what it may
-be is ``rules``', and by which other names it is known ``compat``'s.
+A line is ``name: Annotated[type, markers] = default``. ``Between``, ``OneOf`` and ``Unsupported`` limit the values. A
+setting must be the same when a training is resumed unless its line has a ``MayChange``; that holds for the fields of
+``transformers.TrainingArguments`` too, whose markers stand in ``Inherited``. Nothing else lists settings by name but
+``compat``, which holds their other spellings. Rules over several settings are in ``cross_field_rules``, values that
+follow from others in ``config``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
+import math
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from transformers import TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from verifiers.runtime.suggest import closest
+from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
+from verifiers_trainer.algorithm.losses import KL_TYPES
+
+# --- markers ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A number in [``low``, ``high``]; a whole number where ``low`` is one.
+
+    ``zero=False`` excludes 0. ``none=False`` excludes None although the type has it: None is a value to be derived.
+    """
+
+    low: float
+    high: float
+    zero: bool = True
+    none: bool = True
+
+    def problem(self, name: str, value: Any) -> str | None:
+        """Why ``value`` cannot be the setting ``name``; None when it can."""
+        is_whole = isinstance(self.low, int)
+        is_number = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
+        if not is_number or not self.low <= value <= self.high:
+            kind = "a whole number" if is_whole else "a number"
+            return f"{name} is {value!r}; it must be {kind} in [{self.low:g}, {self.high:g}]"
+        if value == 0 and not self.zero:
+            return f"{name} is 0; it must be {self.low:g} or at least 1"
+        return None
+
+
+class OneOf:
+    """One of a few texts, or of the members of an enumeration by their values."""
+
+    none = True
+
+    def __init__(self, *choices: str | enum.Enum):
+        self.choices = tuple(str(getattr(choice, "value", choice)) for choice in choices)
+
+    def problem(self, name: str, value: Any) -> str | None:
+        """Why ``value`` cannot be the setting ``name``; None when it can."""
+        text = getattr(value, "value", value)
+        if text in self.choices:
+            return None
+        return f"{name} is {text!r}{closest(str(text), self.choices)}; it must be one of {', '.join(self.choices)}"
+
+
+class Unsupported:
+    """A field of transformers that this trainer does not implement: what to do instead, and the values that are off."""
+
+    none = False
+
+    def __init__(self, instead: str, *off: Any):
+        self.instead, self.off = instead, off
+
+    def problem(self, name: str, value: Any) -> str | None:
+        """Why ``value`` cannot be the setting ``name``; None when it is off."""
+        if value in self.off:
+            return None
+        return f"{name} is {value!r}, which this trainer cannot honour: {self.instead}"
+
+
+@dataclass(frozen=True, slots=True)
+class MayChange:
+    """A resumed training may give the setting another value, or, with ``keys``, only those entries of it."""
+
+    because: str
+    keys: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class OnceSet:
+    """Must match from the time it has a value: a resumed training may set what was None."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingArgument:
+    """A sampling argument with a setting of its own.
+
+    ``reshapes``: whether it makes the sampled distribution another than the trained one.
+    """
+
+    reshapes: bool
+
+
+RUN_LENGTH = MayChange("how long the run is")
+LOGGING = MayChange("what is logged")
+SAVING = MayChange("which checkpoints are written, and where copies go")
+EVALUATION = MayChange("how the policy is evaluated, not how it is trained")
+SPEED = MayChange("speed and memory; gradients and the sampled distribution stay")
+PLACEMENT = MayChange("devices, processes, servers and folders")
+TIMEOUTS = MayChange("how long to wait")
+ALARMS = MayChange("when to warn, refuse or stop")
+RESUMING = MayChange("how a checkpoint is resumed")
+LOADING = MayChange(
+    "where the files of the model are, and how they are read",
+    frozenset(
+        "attn_implementation cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory "
+        "offload_folder proxies token use_safetensors".split()  # also keeps a token out of the checkpoint
+    ),
+)
+ADAPTER = MayChange(
+    "where the base model is, and the version of peft",
+    frozenset(("base_model_name_or_path", "revision", "peft_version")),
+)
+SAMPLES, RESHAPES = SamplingArgument(reshapes=False), SamplingArgument(reshapes=True)
+
+# --- settings ---------------------------------------------------------------------------------------------------
+
+
+class Inherited:
+    """Markers of the fields of ``transformers.TrainingArguments``; types and defaults are theirs.
+
+    A field that is not listed, such as one of a newer transformers, takes any value and must match.
+    """
+
+    # --- optimizer and arithmetic
+    adam_beta1: Annotated[Any, Between(0.0, 1.0)]
+    num_train_epochs: Annotated[Any, RUN_LENGTH]
+    per_device_train_batch_size: Annotated[Any, SPEED]
+    gradient_accumulation_steps: Annotated[
+        Any,
+        Unsupported(
+            "batch_size counts all rollouts of a step, micro_batch_size splits them; GRPOConfig multiplies them "
+            "instead",
+            1,
+        ),
+    ]
+    label_smoothing_factor: Annotated[Any, Unsupported("there are no labels to smooth", 0.0)]
+    neftune_noise_alpha: Annotated[Any, Unsupported("noise makes sampler and trainer disagree", None)]
+    auto_find_batch_size: Annotated[Any, Unsupported("lower micro_batch_tokens instead", False)]
+    torch_compile: Annotated[Any, Unsupported("rows differ in length, so every step would compile anew", False)]
+    torch_empty_cache_steps: Annotated[Any, Unsupported("lower micro_batch_tokens instead", None)]
+    train_sampling_strategy: Annotated[Any, Unsupported("shuffle_dataset decides the order of the examples", "random")]
+    fp16: Annotated[Any, PLACEMENT]
+    tf32: Annotated[Any, PLACEMENT]
+    activation_checkpointing: Annotated[Any, SPEED]
+    activation_checkpointing_kwargs: Annotated[Any, SPEED]
+    gradient_checkpointing: Annotated[Any, SPEED]
+    gradient_checkpointing_kwargs: Annotated[Any, SPEED]
+    use_liger_kernel: Annotated[Any, SPEED]
+    liger_kernel_config: Annotated[Any, SPEED]
+
+    # --- logging
+    logging_strategy: Annotated[Any, LOGGING]
+    logging_first_step: Annotated[Any, LOGGING]
+    logging_nan_inf_filter: Annotated[Any, LOGGING]
+    log_on_each_node: Annotated[Any, LOGGING]
+    log_level: Annotated[Any, LOGGING]
+    log_level_replica: Annotated[Any, LOGGING]
+    include_num_input_tokens_seen: Annotated[Any, Unsupported("metrics.jsonl counts tokens", False, "no"), LOGGING]
+    disable_tqdm: Annotated[Any, LOGGING]
+    project: Annotated[Any, LOGGING]
+    trackio_space_id: Annotated[Any, LOGGING]
+    trackio_bucket_id: Annotated[Any, LOGGING]
+    trackio_static_space_id: Annotated[Any, LOGGING]
+    debug: Annotated[Any, LOGGING]
+    skip_memory_metrics: Annotated[Any, LOGGING]
+
+    # --- evaluation
+    do_eval: Annotated[Any, EVALUATION]
+    do_predict: Annotated[Any, EVALUATION]
+    eval_delay: Annotated[Any, EVALUATION]
+    eval_on_start: Annotated[Any, EVALUATION]
+    per_device_eval_batch_size: Annotated[Any, EVALUATION]
+    prediction_loss_only: Annotated[Any, EVALUATION]
+    eval_do_concat_batches: Annotated[Any, EVALUATION]
+    eval_use_gather_object: Annotated[Any, EVALUATION]
+    eval_accumulation_steps: Annotated[Any, EVALUATION]
+    include_for_metrics: Annotated[Any, EVALUATION]
+    batch_eval_metrics: Annotated[Any, EVALUATION]
+    bf16_full_eval: Annotated[Any, EVALUATION]
+    fp16_full_eval: Annotated[Any, EVALUATION]
+    load_best_model_at_end: Annotated[Any, EVALUATION]
+    metric_for_best_model: Annotated[Any, OnceSet()]  # the best value so far is one of this metric
+    greater_is_better: Annotated[Any, OnceSet()]
+
+    # --- saving and resuming
+    save_only_model: Annotated[Any, SAVING]
+    save_on_each_node: Annotated[Any, SAVING]
+    save_total_limit: Annotated[Any, Between(1, 10**9), SAVING]
+    enable_jit_checkpoint: Annotated[Any, SAVING]
+    push_to_hub: Annotated[Any, SAVING]
+    hub_token: Annotated[Any, SAVING]
+    hub_private_repo: Annotated[Any, SAVING]
+    hub_model_id: Annotated[Any, SAVING]
+    hub_strategy: Annotated[Any, SAVING]
+    hub_always_push: Annotated[Any, SAVING]
+    hub_revision: Annotated[Any, SAVING]
+    resume_from_checkpoint: Annotated[Any, RESUMING]
+    ignore_data_skip: Annotated[Any, RESUMING]
+    restore_callback_states_from_checkpoint: Annotated[Any, RESUMING]
+    do_train: Annotated[Any, RESUMING]
+
+    # --- devices and processes
+    use_cpu: Annotated[Any, PLACEMENT]
+    local_rank: Annotated[Any, PLACEMENT]
+    accelerator_config: Annotated[Any, PLACEMENT]
+    parallelism_config: Annotated[Any, PLACEMENT]
+    fsdp: Annotated[Any, PLACEMENT]
+    fsdp_config: Annotated[Any, PLACEMENT]
+    deepspeed: Annotated[Any, PLACEMENT]
+    ddp_find_unused_parameters: Annotated[Any, PLACEMENT]
+    ddp_bucket_cap_mb: Annotated[Any, PLACEMENT]
+    ddp_broadcast_buffers: Annotated[Any, PLACEMENT]
+    ddp_static_graph: Annotated[Any, PLACEMENT]
+    ddp_backend: Annotated[Any, PLACEMENT]
+    ddp_timeout: Annotated[Any, TIMEOUTS]
+    dataloader_num_workers: Annotated[Any, SPEED]
+    dataloader_pin_memory: Annotated[Any, SPEED]
+    dataloader_persistent_workers: Annotated[Any, SPEED]
+    dataloader_prefetch_factor: Annotated[Any, SPEED]
+    dataloader_multiprocessing_context: Annotated[Any, SPEED]
 
 
 @dataclass
 class RLFields(TrainingArguments):
-    """The fields of ``RLConfig``."""
+    """The fields of ``RLConfig``: those of ``transformers.TrainingArguments``, and our own."""
 
-    # --- what transformers already has, with other defaults -----------------------------------------------------
-    output_dir: str | None = None
+    # --- fields of transformers with other defaults -------------------------------------------------------------
+    output_dir: Annotated[str | None, PLACEMENT] = None
     """Folder of the run; default ``outputs/<run_name or the time>``."""
-    learning_rate: float | None = None  # type: ignore[assignment]
+    learning_rate: Annotated[float | None, Between(0.0, 1e3, none=False)] = None  # type: ignore[assignment]
     """Default 1e-5 with LoRA, else 1e-6."""
     lr_scheduler_type: str = "constant"
-    max_steps: int = 500
+    max_steps: Annotated[int, Between(-1, 10**12, zero=False), RUN_LENGTH] = 500
     """Optimizer steps; -1, or giving ``num_train_epochs`` alone, counts them from passes over the examples."""
-    bf16: bool | None = None  # type: ignore[assignment]
-    """Compute in bfloat16; None = where an accelerator can. Without one training is in float32; True then keeps the
-    frozen weights under a LoRA adapter in bfloat16, if the CPU has instructions for it."""
-    max_grad_norm: float = 1.0
-    logging_steps: float = 1
-    save_strategy: str = "steps"
-    save_steps: float = 50
-    eval_strategy: str = "no"
-    eval_steps: float | None = 50
-    report_to: Any = "none"
-    """Trackers that get every step's numbers: wandb, trackio, tensorboard, a list of them, none, or auto:
-    wandb where it is installed and configured."""
+    bf16: Annotated[bool | None, PLACEMENT] = None  # type: ignore[assignment]
+    """Compute in bfloat16; None = where the accelerator supports it. Without an accelerator training computes in
+    float32; True then keeps the frozen weights under a LoRA adapter in bfloat16, if the CPU has instructions for it."""
+    max_grad_norm: Annotated[float, Between(0.0, 1e9)] = 1.0
+    logging_steps: Annotated[float, LOGGING] = 1
+    save_strategy: Annotated[str, OneOf(*SaveStrategy), SAVING] = "steps"
+    save_steps: Annotated[float, SAVING] = 50
+    eval_strategy: Annotated[str, OneOf(*IntervalStrategy), EVALUATION] = "no"
+    eval_steps: Annotated[float | None, EVALUATION] = 50
+    report_to: Annotated[Any, LOGGING] = "none"
+    """Trackers that log every step's metrics: wandb, trackio, tensorboard, a list of them, none, or auto (wandb where
+    it is installed and configured)."""
 
     # --- model --------------------------------------------------------------------------------------------------
-    model_init_kwargs: dict[str, Any] | None = None
-    """For ``from_pretrained`` when the model is given as a name."""
-    use_liger: bool = True
+    model_init_kwargs: Annotated[dict[str, Any] | None, LOADING] = None
+    """Keywords of ``from_pretrained`` when the model is given by name."""
+    use_liger: Annotated[bool, SPEED] = True
     """Liger's layer kernels (norm, MLP, rotary) for a model given by name, on CUDA where they are installed."""
-    master_weights: str = "fp32"
-    """Trained parameters in float32 ("fp32"), since bf16 loses small updates, or as they were loaded ("model")."""
+    master_weights: Annotated[str, OneOf("fp32", "model")] = "fp32"
+    """Data type of the trained parameters: float32 ("fp32"), since bf16 loses small updates, or as loaded ("model")."""
     disable_dropout: bool = True
-    """Dropout makes sampler and trainer disagree for no reason; with True every dropout is 0."""
+    """Set every dropout to 0: dropout makes the log-probabilities of sampler and trainer differ."""
     use_lora: bool = True
     """Train a LoRA adapter when the model has none and no ``peft_config`` is given."""
-    lora_rank: int = 8
-    lora_alpha: int = 32
-    lora_dropout: float = 0.0
+    lora_rank: Annotated[int, Between(1, 10**6)] = 8
+    lora_alpha: Annotated[int, Between(1, 10**6)] = 32
+    lora_dropout: Annotated[float, Between(0.0, 0.999)] = 0.0
     lora_target_modules: list[str] | str | None = None
     """None: every linear layer but the head."""
     lora_modules_to_save: list[str] | None = None
-    """Modules trained whole, beside the adapter."""
+    """Modules that are fully trained, in addition to the adapter."""
     lora_use_rslora: bool = False
     """Scale the adapter by alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732)."""
-    lora_config: Any = None
+    lora_config: Annotated[Any, ADAPTER] = None
     """A ``peft.LoraConfig`` in place of all ``lora_*`` above."""
 
     # --- batch --------------------------------------------------------------------------------------------------
-    rollouts_per_example: int = 16
-    """Siblings of one example, the group whose mean reward is the baseline."""
-    batch_size: int = 512
+    rollouts_per_example: Annotated[int, Between(1, 10**6)] = 16
+    """Size of a group: the rollouts of one example, whose mean reward is the baseline."""
+    batch_size: Annotated[int, Between(1, 10**9)] = 512
     """Rollouts per optimizer step; a multiple of ``rollouts_per_example`` and of ``micro_batch_size``."""
-    micro_batch_size: int = 8
+    micro_batch_size: Annotated[int, Between(1, 10**9), SPEED] = 8
     """Rollouts of the longest length that one forward pass holds: with packing, the tokens of a row are bounded by
     ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention has no kernel for them)."""
-    micro_batch_tokens: int | None = None
-    """Tokens of one packed row, instead of what follows from ``micro_batch_size``; a longer sample stands alone."""
-    packing: bool = True
+    micro_batch_tokens: Annotated[int | None, Between(2, 10**9), SPEED] = None
+    """Tokens of one packed row, in place of the bound by ``micro_batch_size``; a longer sample has a row of its own."""
+    packing: Annotated[bool, SPEED] = True
     """Pack samples end to end into rows; False gives each sample a row of its own."""
-    share_prompts: bool = True
-    """Compute the prompt that the rollouts of a group share once for all of them that stand in a row. The gradient is
-    the same. Only with ``packing``, and where the model's attention is PyTorch's own over the whole context."""
-    max_seq_len: int = 2048
-    """Tokens of one conversation; longer rollouts carry no loss and are never cut."""
-    max_prompt_len: int | None = None
+    share_prompts: Annotated[bool, SPEED] = True
+    """Compute the prompt that the rollouts of a group share once per packed row. The gradient is the same. Only with
+    ``packing``, and with PyTorch's own attention over the whole context."""
+    max_seq_len: Annotated[int, Between(2, 10**9)] = 2048
+    """Tokens of one conversation; longer rollouts carry no loss and are never truncated."""
+    max_prompt_len: Annotated[int | None, Between(1, 10**9)] = None
     """Tokens of an example's prompt; see ``prompt_overflow``."""
-    prompt_overflow: str | None = None
-    """What happens to longer prompts: "skip" (the default: such examples are not used) or "truncate_left" (the prompt
-    keeps its end; environments of one turn alone)."""
-    max_completion_len: int | None = None
-    """Tokens of everything after the first prompt: bounds each turn, and longer rollouts carry no loss. Also the
+    prompt_overflow: Annotated[str | None, OneOf("skip", "truncate_left")] = None
+    """Longer prompts: "skip" the example (the default) or "truncate_left" (keep the end of the prompt; single-turn
+    environments only)."""
+    max_completion_len: Annotated[int | None, Between(1, 10**9)] = None
+    """Tokens of everything after the first prompt. Bounds each turn, and longer rollouts carry no loss. Also the
     denominator of the aggregation "constant_length", which is otherwise ``max_seq_len``."""
     shuffle_dataset: bool = True
-    num_iterations: int = 1
-    """Optimizer steps on each batch. The lag of ``max_off_policy_steps`` is counted in batches."""
+    num_iterations: Annotated[int, Between(1, 10**6)] = 1
+    """Optimizer steps on each batch. ``max_off_policy_steps`` then counts batches."""
 
     # --- data schedule ------------------------------------------------------------------------------------------
     difficulty_schedule: list[Any] | None = None
-    """Pairs (epoch, difficulty), epochs rising: until that epoch rows of this difficulty are trained on, after the last
-    epoch those of the last difficulty. A difficulty is a value of ``difficulty_key``, a list of them, or a function of
-    the row that says whether it belongs."""
+    """Pairs (epoch, difficulty) in rising order of epochs: train on examples of this difficulty until that epoch, after
+    the last epoch on those of the last difficulty. A difficulty is a value of ``difficulty_key``, a list of values, or
+    a predicate over the example's row."""
     difficulty_key: Any = "difficulty"
-    """Column that holds a row's difficulty ("easy" where it is missing), a function of the row, or its import path
+    """Column with an example's difficulty ("easy" where it is missing), a function of the row, or its import path
     ``"package.module:function"``."""
     reward_weights_schedule: dict[Any, Any] | None = None
     """Weights of the reward functions (of a ``RubricGroup``: of its rubrics) by epoch: number -> weights in their
-    order, or by name; "default" for the epochs that are not named. Rollouts are not scored again."""
+    order, or by name; "default" for all other epochs. Rollouts are not scored again."""
     env_weights: dict[str, float] | None = None
-    """Share of the groups that each environment of an ``EnvGroup`` gets, by its name; None: as large as its dataset."""
+    """Share of the groups per environment of an ``EnvGroup``, by name; None: in proportion to the datasets."""
 
     # --- sampling -----------------------------------------------------------------------------------------------
-    max_tokens: int | None = None
+    max_tokens: Annotated[int | None, Between(1, 10**9), SAMPLES] = None
     """Tokens per turn; None = what is left of ``max_seq_len``."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    stop: list[str] | str | None = None
+    temperature: Annotated[float, Between(1e-6, 2.0), SAMPLES] = 1.0
+    top_p: Annotated[float, Between(1e-9, 1.0), RESHAPES] = 1.0
+    top_k: Annotated[int | None, Between(-1, 10**9), RESHAPES] = None
+    min_p: Annotated[float, Between(0.0, 1.0), RESHAPES] = 0.0
+    repetition_penalty: Annotated[float, Between(1e-6, 1e6), RESHAPES] = 1.0
+    presence_penalty: Annotated[float, Between(-2.0, 2.0), RESHAPES] = 0.0
+    frequency_penalty: Annotated[float, Between(-2.0, 2.0), RESHAPES] = 0.0
+    stop: Annotated[list[str] | str | None, SAMPLES] = None
     """Texts that end a turn."""
     guided_regex: str | None = None
-    """A regular expression that completions must match; needs a server that can constrain its sampling."""
-    truncated_sampling: str = "warn"
-    """When top_p, top_k, min_p or a penalty makes the sampled distribution another than the trained one: "warn" or
-    "refuse"."""
+    """A regular expression that completions must match; needs an inference server with constrained decoding."""
+    truncated_sampling: Annotated[str, OneOf("warn", "refuse"), ALARMS] = "warn"
+    """Whether to "warn" about or "refuse" top_p, top_k, min_p and penalties, which make the sampled distribution
+    another than the trained one."""
     sampling_args: dict[str, Any] = field(default_factory=dict)
-    """Further sampling arguments of every request."""
+    """Additional sampling arguments of every request."""
 
     # --- objective ----------------------------------------------------------------------------------------------
     loss: Any = "cispo"
     """A name of ``losses.LOSSES`` or ``OBJECTIVES``, ``"package.module:function"``, or a function."""
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the loss, over the ones below."""
-    ratio_cap: float = 5.0
-    ratio_floor: float = 0.0
-    mask_ratio_low: float = 0.125
-    mask_ratio_high: float = 8.0
+    """Parameters of the loss; they override the settings below."""
+    ratio_cap: Annotated[float, Between(0.0, math.inf)] = 5.0
+    ratio_floor: Annotated[float, Between(0.0, math.inf)] = 0.0
+    mask_ratio_low: Annotated[float, Between(0.0, math.inf)] = 0.125
+    mask_ratio_high: Annotated[float, Between(0.0, math.inf)] = 8.0
     """Tokens whose ratio of probabilities lies outside [mask_ratio_low, mask_ratio_high] carry no loss."""
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
+    epsilon: Annotated[float, Between(1e-9, 1e9)] = 0.2
+    epsilon_high: Annotated[float | None, Between(1e-9, 1e9)] = None
     """None: as ``epsilon``."""
-    delta: float | None = None
-    """Two-sided clip of "ppo": the ratio is bounded from above before anything else (arXiv 2505.07291)."""
-    dual_clip: float | None = None
+    delta: Annotated[float | None, Between(0.0, math.inf)] = None
+    """Two-sided clip of "ppo": an upper bound of the ratio, applied first (arXiv 2505.07291)."""
+    dual_clip: Annotated[float | None, Between(1.0 + 1e-9, 1e9)] = None
     advantage: Any = "mean"
     """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function."""
-    credit: str = "rollout"
-    """What an advantage belongs to: the whole "rollout", or each "turn", which gets the discounted rewards from there
-    on minus the mean of the siblings' same turn."""
-    gamma: float = 1.0
-    """Discount from turn to turn, with ``credit="turn"``."""
-    aggregation: str = "token_mean"
-    anchor: str = "sampler"
-    """What ratios are relative to: the policy that sampled, or the policy when the batch was built ("recomputed")."""
-    tis_cap: float | None = None
-    """Weight of a token: min(o/μ, tis_cap), o the policy of the batch, μ the sampler."""
-    sequence_mask_cap: float | None = None
+    credit: Annotated[str, OneOf("rollout", "turn")] = "rollout"
+    """Unit of credit: the whole "rollout", or each "turn", whose advantage is its discounted return minus the mean
+    return of the same turn in the group."""
+    gamma: Annotated[float, Between(1e-9, 1.0)] = 1.0
+    """Discount per turn, with ``credit="turn"``."""
+    aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "token_mean"
+    anchor: Annotated[str, OneOf("sampler", "recomputed")] = "sampler"
+    """Denominator of the ratio: the log-probabilities of the "sampler", or those of the policy when the batch was built
+    ("recomputed")."""
+    tis_cap: Annotated[float | None, Between(1e-9, math.inf)] = None
+    """Truncated importance sampling: weight min(o/μ, tis_cap) per token, o the policy of the batch, μ the sampler."""
+    sequence_mask_cap: Annotated[float | None, Between(1.0, math.inf)] = None
     """Samples whose product of o/μ is larger carry no loss."""
     geo_mask: list[float] | tuple[float, float] | None = None
     """Samples whose geometric mean of o/μ is outside (low, high) carry no loss."""
-    opsm_delta: float | None = None
+    opsm_delta: Annotated[float | None, Between(0.0, math.inf)] = None
     """Samples with a negative advantage whose mean of log μ - log π is larger carry no loss."""
-    beta: float = 0.0
-    """Weight of the penalty that keeps the policy near the reference, which is the policy before training."""
-    kl_type: str = "k3"
-    """Estimate of the penalty: k1, k2 or k3."""
+    beta: Annotated[float, Between(0.0, 1e9)] = 0.0
+    """Weight of the KL penalty to the reference, which is the policy before training."""
+    kl_type: Annotated[str, OneOf(*KL_TYPES)] = "k3"
+    """KL estimator: k1, k2 or k3."""
     sync_ref_model: bool = False
-    """Whether the reference follows the policy: every ``ref_model_sync_steps`` steps it becomes
+    """Update the reference: every ``ref_model_sync_steps`` steps it becomes
     alpha · policy + (1 - alpha) · reference, with alpha = ``ref_model_mixup_alpha``."""
-    ref_model_sync_steps: int = 100
-    ref_model_mixup_alpha: float = 0.5
+    ref_model_sync_steps: Annotated[int, Between(1, 10**9)] = 100
+    ref_model_mixup_alpha: Annotated[float, Between(0.0, 1.0)] = 0.5
 
     # --- pipeline -----------------------------------------------------------------------------------------------
-    max_off_policy_steps: int = 1
-    """How many optimizer steps older than the trained policy a token may be; 0 = synchronous."""
-    max_concurrent: int = 1024
+    max_off_policy_steps: Annotated[int, Between(0, 16)] = 1
+    """Largest age of a token's policy in optimizer steps; 0 = synchronous."""
+    max_concurrent: Annotated[int, Between(1, 10**9), SPEED] = 1024
     """Rollouts in flight."""
-    max_concurrent_scoring: int | None = None
+    max_concurrent_scoring: Annotated[int | None, Between(1, 10**9), SPEED] = None
     """Rollouts being scored at a time."""
-    max_concurrent_tools: int | None = None
+    max_concurrent_tools: Annotated[int | None, Between(1, 10**9), SPEED] = None
     """Tool calls at a time."""
-    stale_policy: str = "wait"
-    """Rollouts at their last chance to be trained: "wait" for them, or train on what is finished first and "drop" them
-    once they are too old, which favours short ones."""
-    generation_timeout: float = 600.0
+    stale_policy: Annotated[str, OneOf("wait", "drop")] = "wait"
+    """Rollouts that reach ``max_off_policy_steps``: "wait" for them, or train on finished ones first and "drop" those
+    that become too old, which favours short rollouts."""
+    generation_timeout: Annotated[float, Between(1e-3, 1e9), TIMEOUTS] = 600.0
     """Seconds to wait for the rollouts of one optimizer step."""
-    rollout_timeout: float | None = None
+    rollout_timeout: Annotated[float | None, Between(1e-3, 1e9), TIMEOUTS] = None
     """Seconds for one rollout; None = ``generation_timeout``."""
-    zero_variance: str = "drop"
+    zero_variance: Annotated[str, OneOf("drop", "keep")] = "drop"
     """Groups of equal rewards: "drop" and sample others, or "keep" with weight 0."""
-    oversample: float = 2.0
+    oversample: Annotated[float, Between(1.0, 1000.0)] = 2.0
     """At most this many times ``batch_size`` rollouts are generated for one step."""
-    min_group_fraction: float = 0.75
-    """Share of siblings with a known reward that a group needs."""
-    max_error_fraction: float = 0.5
+    min_group_fraction: Annotated[float, Between(1e-9, 1.0)] = 0.75
+    """Smallest share of a group's rollouts that must have a reward."""
+    max_error_fraction: Annotated[float, Between(0.0, 1.0), ALARMS] = 0.5
     """Share of failed rollouts, over the last four batches, above which training stops."""
-    no_signal_steps: int = 8
+    no_signal_steps: Annotated[int, Between(0, 10**9), ALARMS] = 8
     """Consecutive batches without any group of differing rewards before training stops; 0 = only warn."""
     skip_solved: bool = False
-    """Begin no more rollouts of an example once its groups were solved twice in a row: a mean reward of at least 0.9
-    of the best reward seen in the run. When all examples are solved, all are played, and so are rows that a subclass
-    chooses."""
-    num_env_workers: int = 0
-    """Processes that play and score the rollouts to train on, so that the code of the environment (given by its id)
-    uses more than one core; 0 = this process."""
-    env_worker_backend: str = "process"
-    """Where these are: a "process" of this machine, or an actor of a "ray" cluster."""
+    """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of the best reward
+    seen in the run. When all examples are solved, all are sampled again. Does not apply to batches that a subclass
+    selects."""
+    num_env_workers: Annotated[int, Between(0, 4096), SPEED] = 0
+    """Processes that run and score the training rollouts, so that the code of the environment (given by its id) uses
+    more than one core; 0 = this process."""
+    env_worker_backend: Annotated[str, OneOf("process", "ray"), PLACEMENT] = "process"
+    """Where these run: a "process" of this machine, or an actor of a "ray" cluster."""
     deterministic: bool = False
-    """Two runs of one seed are identical bit for bit on the same machine; slower generation."""
+    """Make two runs with one seed identical bit for bit on the same machine; generation is slower."""
 
-    # --- which tokens carry loss --------------------------------------------------------------------------------
+    # --- loss mask ----------------------------------------------------------------------------------------------
     mask_env_responses: bool = True
     """Tokens that the policy did not sample carry no loss."""
     mask_truncated_completions: bool = False
     """Rollouts cut by a length limit carry no loss."""
     zero_truncated_completions: bool = False
-    """Rollouts cut by a length limit get the reward 0, whatever the rubric says of them."""
-    overlong: str = "mask"
+    """Rollouts cut by a length limit get the reward 0 in place of the rubric's."""
+    overlong: Annotated[str, OneOf("mask", "drop")] = "mask"
     """Rollouts longer than ``max_seq_len`` or ``max_completion_len``, which carry no loss: "mask" lets their rewards
     count in the baseline of their group, "drop" makes them unknown."""
-    history: str = "template"
-    """What a later turn of a conversation is asked with: the whole conversation as the chat "template" writes it now,
-    or the "exact" tokens of the turns so far and what is new. With "exact" a conversation is one sample even where the
-    template drops earlier thoughts, and the model sees those thoughts again."""
-    require_increasing_context: bool = False
-    """Refuse a chat template that rewrites earlier turns, instead of warning: with it every turn of a multi-turn
-    rollout is a sample of its own, unless ``history`` is "exact"."""
+    history: Annotated[str, OneOf("template", "exact")] = "template"
+    """Prompt of a later turn: the whole conversation rendered anew by the chat "template", or the "exact" tokens of the
+    turns so far plus the new messages. With "exact" a conversation is one sample even where the template drops earlier
+    reasoning, and the model sees that reasoning again."""
+    require_increasing_context: Annotated[bool, ALARMS] = False
+    """Refuse, in place of warning about, a chat template that rewrites earlier turns: every turn of a multi-turn
+    rollout is then a separate sample, unless ``history`` is "exact"."""
 
     # --- inference ----------------------------------------------------------------------------------------------
-    inference: str = "auto"
+    inference: Annotated[str, PLACEMENT] = "auto"
     """Where rollouts are sampled: "embedded" (in this process, on the trained parameters themselves), "vllm" (the
     server at ``vllm_server_host`` and ``_port``), the URL of a vLLM server, several with commas between them, or
-    "auto": the server when an address is given or the default one serves this model, else embedded."""
-    inference_base_url: str | None = None
-    """The URL of the server, or of several, when ``inference`` does not say it."""
-    vllm_server_host: str = "0.0.0.0"
-    """0.0.0.0 is called as 127.0.0.1."""
-    vllm_server_port: int = 8000
-    vllm_server_timeout: float = 300.0
+    "auto": the server when a URL is given or the default one serves this model, else embedded."""
+    inference_base_url: Annotated[str | None, PLACEMENT] = None
+    """URL of the server, or of several, when ``inference`` is not a URL."""
+    vllm_server_host: Annotated[str, PLACEMENT] = "0.0.0.0"
+    """0.0.0.0 means 127.0.0.1 to the client."""
+    vllm_server_port: Annotated[int, Between(1, 65535), PLACEMENT] = 8000
+    vllm_server_timeout: Annotated[float, Between(1e-3, 1e9), TIMEOUTS] = 300.0
     """Seconds to wait for the server to be up."""
-    weight_sync: str = "auto"
-    """How weights reach a server: lora_dir (adapter files under new names), reload (model files read again), nccl
-    (broadcast to its GPUs), ipc (memory of one GPU), or auto: the best of them that can work."""
-    sync_dir: str | None = None
+    weight_sync: Annotated[str, OneOf("auto", "lora_dir", "reload", "nccl", "ipc"), PLACEMENT] = "auto"
+    """How weights are sent to a server: lora_dir (adapter files under new names), reload (the server reloads the model
+    files), nccl (broadcast to its GPUs), ipc (memory of one GPU), or auto (the fastest that works)."""
+    sync_dir: Annotated[str | None, PLACEMENT] = None
     """Folder for the files of lora_dir and reload, on a disk that the server sees; default ``<output_dir>/sync``."""
-    sync_timeout: float = 300.0
-    """Seconds that one push of weights may take, its repetition included; also how long a server may be away."""
-    sync_every: int = 1
+    sync_timeout: Annotated[float, Between(1e-3, 1e9), TIMEOUTS] = 300.0
+    """Seconds for one push of weights, its retry included; also how long a server may be unreachable."""
+    sync_every: Annotated[int, Between(1, 10**6)] = 1
     """Optimizer steps per push; at most ``max_off_policy_steps`` + 1."""
-    embedded_mode: str = "auto"
+    embedded_mode: Annotated[str, OneOf("auto", "padded", "continuous", "deterministic"), SPEED] = "auto"
     """How the embedded engine decodes: auto, padded, continuous, deterministic."""
-    embedded_concurrency: int | None = None
-    """Requests that decode together; None = what may be in flight, at most four batches."""
-    embedded_num_blocks: int | None = None
-    embedded_page_size: int = 32
+    embedded_concurrency: Annotated[int | None, Between(1, 10**6), SPEED] = None
+    """Requests that decode together; None = the rollouts in flight, at most four batches."""
+    embedded_num_blocks: Annotated[int | None, Between(1, 10**9), SPEED] = None
+    embedded_page_size: Annotated[int, Between(1, 10**6), SPEED] = 32
     """Blocks of the key/value cache of the mode "continuous", and tokens in each; None = as memory allows."""
-    embedded_max_batch_tokens: int | None = None
+    embedded_max_batch_tokens: Annotated[int | None, Between(1, 10**9), SPEED] = None
     """Most tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192 on a GPU, and in the mode
     "continuous" one for each row that decodes, at least 256."""
-    tool_call_parser: str = "auto"
-    """How tool calls are read from a completion: auto (what the chat template shows), hermes, llama3_json, or none."""
-    embedded_threads: int | None = None
+    tool_call_parser: Annotated[str, OneOf("auto", "hermes", "llama3_json", "none")] = "auto"
+    """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json, or none."""
+    embedded_threads: Annotated[int | None, Between(1, 10**4), SPEED] = None
     """Threads of torch's CPU kernels, for the whole process."""
 
     # --- evaluation ---------------------------------------------------------------------------------------------
-    eval_num_examples: int = 64
+    eval_num_examples: Annotated[int, Between(-1, 10**9, zero=False), EVALUATION] = 64
     """-1 = all."""
-    eval_rollouts_per_example: int = 1
-    eval_sampling_args: dict[str, Any] = field(default_factory=dict)
-    eval_required: bool = False
-    """Whether an evaluation that fails ends the training; otherwise it is reported and training goes on."""
+    eval_rollouts_per_example: Annotated[int, Between(1, 10**6), EVALUATION] = 1
+    eval_sampling_args: Annotated[dict[str, Any], EVALUATION] = field(default_factory=dict)
+    eval_required: Annotated[bool, EVALUATION] = False
+    """Stop training when an evaluation fails; otherwise the failure is logged and training continues."""
 
     # --- logging ------------------------------------------------------------------------------------------------
-    run_name: str | None = None
-    log_completions: bool = True
+    run_name: Annotated[str | None, LOGGING] = None
+    log_completions: Annotated[bool, LOGGING] = True
     """Write every step's rollouts to ``completions/step-<n>.jsonl``."""
-    num_completions_to_print: int = 0
+    num_completions_to_print: Annotated[int, Between(0, 10**6), LOGGING] = 0
     """Rollouts to print every ``logging_steps``, with ``log_completions``."""
-    log_unique_prompts: bool = False
-    """Of the siblings of an example, log the first alone."""
-    keep_every: int | None = None
-    """Checkpoints of every n-th step are kept, whatever ``save_total_limit`` says."""
+    log_unique_prompts: Annotated[bool, LOGGING] = False
+    """Log only the first rollout of each group."""
+    keep_every: Annotated[int | None, Between(1, 10**9), SAVING] = None
+    """Keep the checkpoint of every n-th step in addition to ``save_total_limit``."""
+
+
+# --- reading the markers ----------------------------------------------------------------------------------------
+
+Marker = TypeVar("Marker")
+
+
+@functools.cache
+def _hints(config_class: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Field -> (type, markers), of every field of the class, inherited ones included."""
+    types = typing.get_type_hints(config_class)
+    own = typing.get_type_hints(config_class, include_extras=True)
+    inherited = typing.get_type_hints(Inherited, include_extras=True)
+    return {
+        name: (
+            types[name],
+            getattr(own[name], "__metadata__", ()) or getattr(inherited.get(name), "__metadata__", ()),
+        )
+        for name in (one.name for one in dataclasses.fields(config_class))
+    }
+
+
+def marker(name: str, kind: type[Marker], config_class: type = RLFields) -> Marker | None:
+    """The marker of that kind on the line of a setting, if it has one.
+
+    >>> marker("seed", MayChange), marker("logging_steps", MayChange)
+    (None, MayChange(because='what is logged', keys=frozenset()))
+    """
+    return next((one for one in _hints(config_class)[name][1] if isinstance(one, kind)), None)
+
+
+def problem_of(name: str, value: Any, config_class: type = RLFields) -> str | None:
+    """Why the setting ``name`` cannot be ``value``, by its own line; None when it can.
+
+    >>> problem_of("temperature", 0.7), problem_of("top_k", None)
+    (None, None)
+    >>> problem_of("temperature", 0.0)
+    'temperature is 0.0; it must be a number in [1e-06, 2]'
+    """
+    hint, markers = _hints(config_class)[name]
+    for one in markers:
+        if isinstance(one, (Between, OneOf, Unsupported)):
+            if value is None and one.none and type(None) in typing.get_args(hint):
+                continue
+            if problem := one.problem(name, value):
+                return problem
+    return None
+
+
+RESHAPING = frozenset(name for name in _hints(RLFields) if marker(name, SamplingArgument) == RESHAPES)
+"""Sampling arguments under which the sampled distribution is another than the trained one, on purpose."""
+SAMPLING_FIELDS = frozenset(name for name in _hints(RLFields) if marker(name, SamplingArgument))
+"""Sampling arguments that are settings of their own, and so cannot be in ``sampling_args``."""
+
+
+def resume_values(config: RLFields) -> dict[str, Any]:
+    """The settings that must be the same when the training is resumed, in values that JSON keeps."""
+    config_class: type = type(config)
+    values = {}
+    for name in _hints(config_class):
+        may_change = marker(name, MayChange, config_class)
+        value = plain(getattr(config, name))
+        if may_change is not None and not may_change.keys:
+            continue
+        if may_change is not None and isinstance(value, dict):
+            value = {key: member for key, member in value.items() if key not in may_change.keys}
+        if value is not None or marker(name, OnceSet, config_class) is None:
+            values[name] = value
+    return values
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON keeps it, the same in every process.
+
+    Of a dataclass, such as peft's ``LoraConfig``, only what differs from its defaults: a newer version of the library
+    has more fields. Functions are their names.
+
+    >>> plain({"r": (1, 2.5), "cap": float("inf"), "modules": {"v", "q"}, "loss": len})
+    {'r': [1, 2.5], 'cap': 'inf', 'modules': ['q', 'v'], 'loss': 'len'}
+    """
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value) if _is_set(value, one)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(member) for key, member in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((plain(member) for member in value), key=repr)
+    if isinstance(value, list | tuple):
+        return [plain(member) for member in value]
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    if isinstance(value, int | float | str | None):
+        return value
+    text = getattr(value, "__name__", str(value))
+    return type(value).__qualname__ if " at 0x" in text else text  # an address is another in every process
+
+
+def _is_set(value: Any, one: dataclasses.Field[Any]) -> bool:
+    default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+    return bool(getattr(value, one.name) != default)

@@ -101,12 +101,13 @@ class Prepared:
                 )
             return
         name = self.env.env_id or type(self.env).__name__
-        identity = fingerprint(self._config())
-        place = (default_root(name), name, self.choice.model, identity)
-        if settings.resume is not None and find_resumable(*place, output_dir=settings.output_dir) is None:
+        config = self._config()
+        place = (default_root(name), name, self.choice.model, fingerprint(config))
+        within: dict[str, Any] = {"output_dir": settings.output_dir, "config": config}
+        if settings.resume is not None and find_resumable(*place, **within) is None:
             folder = run_path(*place, output_dir=settings.output_dir).parent
             raise ConfigError(f"--resume: there is no unfinished run of this configuration in {folder}; leave it out")
-        self.path = run_path(*place, output_dir=settings.output_dir, resume=not settings.fresh)
+        self.path = run_path(*place, **within, resume=not settings.fresh)
         _check_writable(self.path)
 
     async def connect(self) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from verifiers.data.messages import message_text
 from verifiers.environments.integrations import extras
@@ -26,6 +26,7 @@ from verifiers.rubrics import Rubric
 from verifiers.rubrics.rubric import RubricOptions
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.sync_async import maybe_await
+from verifiers.storage.identity import Free
 from verifiers.types import Messages
 
 
@@ -68,8 +69,8 @@ class GymEnv(MultiTurnEnv):
         env_kwargs: Mapping[str, Any] | None = None,
         action_parser: Callable[[str], Any] | None = None,
         obs_to_text: Callable[[Any], Any] | None = None,
-        num_train_episodes: int = 1000,
-        num_eval_episodes: int = 20,
+        num_train_episodes: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_eval_episodes: Annotated[int, Free("how many rows; every row has a content hash")] = 20,
         max_episode_steps: int | None = None,
         seed: int = 0,
         **parameters: Unpack[MultiTurnOptions],

@@ -25,6 +25,7 @@ from verifiers.errors import ConfigError, ToolCallError
 from verifiers.rollouts.decorators import setup, teardown
 from verifiers.rollouts.state import State
 from verifiers.runtime.signatures import spell_out
+from verifiers.storage.identity import describe
 from verifiers.types import ImageUrlContentPart, InputAudioContentPart, TextContentPart, Tool
 
 
@@ -81,6 +82,13 @@ class MCPEnv(ToolEnv):
         self._servers = Servers(specs, start_timeout_s)
         self._joining = threading.Lock()
         self._joined: list[Tool] | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """As every part; the servers stand for their tools, which are known only once they run."""
+        joined = {tool["name"] for tool in self._joined or ()}
+        own = [tool for name, tool in self._functions.items() if name not in joined]
+        offered = [tool for tool in self.tool_defs if field(tool.get("function") or tool, "name") not in joined]
+        return super().identity() | {"tools": describe([tool.function for tool in own]), "tool_defs": describe(offered)}
 
     @setup(priority=100)
     async def offer_server_tools(self, state: State) -> None:

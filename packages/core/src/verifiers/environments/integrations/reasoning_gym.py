@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 from verifiers.environments.base import RowOptions
 from verifiers.environments.integrations import extras
@@ -27,6 +27,7 @@ from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import check_keywords, closest
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
+from verifiers.storage.identity import Free
 
 MAX_KEPT_ENTRIES = 1024
 
@@ -70,8 +71,8 @@ class ReasoningGymEnv(SingleTurnEnv):
     def __init__(
         self,
         gym: str | Sequence[str | Mapping[str, Any]],
-        num_train_examples: int = 1000,
-        num_eval_examples: int = 100,
+        num_train_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_eval_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 100,
         system_prompt: str | None = None,
         parser: Parser | None = None,
         seed: int = 0,

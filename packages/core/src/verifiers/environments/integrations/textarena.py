@@ -16,7 +16,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import closest
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
+from verifiers.storage.identity import Free
 from verifiers.types import Messages
 
 WORD_LIST_SIZE = 1000
@@ -72,8 +73,8 @@ class TextArenaEnv(MultiTurnEnv):
     def __init__(
         self,
         game: str = "Wordle-v0",
-        num_train_examples: int = 1000,
-        num_eval_examples: int = 0,
+        num_train_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 1000,
+        num_eval_examples: Annotated[int, Free("how many rows; every row has a content hash")] = 0,
         system_prompt: str | None = None,
         parser: Parser | None = None,
         rubric: Rubric | None = None,

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, WorkerLost
-from verifiers.runs.run import identity_of
-from verifiers.runs.runner import RunContext, RunEnvironment, play_and_score
+from verifiers.runs.runner import RunContext, RunEnvironment, identity_of, play_and_score
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
     Answer,

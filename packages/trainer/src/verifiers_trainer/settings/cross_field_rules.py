@@ -1,0 +1,317 @@
+"""Rules over several settings of a training run: which combinations are refused, each with how to fix it.
+
+A check takes a configuration and the number of processes and returns its problems as sentences; ``RLConfig.resolve``
+and the commands collect all of them. A check changes nothing. Limits of a single setting are on its line in ``fields``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import closest
+from verifiers_trainer.algorithm.advantages import ADVANTAGES
+from verifiers_trainer.algorithm.losses import LOSSES, loss_parameters
+from verifiers_trainer.settings.fields import RESHAPING, SAMPLING_FIELDS, problem_of
+
+INFERENCE = ("auto", "embedded", "vllm")
+"""Values of ``inference`` that are not URLs."""
+
+Check = Callable[[Any, int], list[str]]
+
+TRACKERS = ("wandb", "trackio", "tensorboard")
+ANCHORED_ON_SAMPLER = frozenset("cispo masked_is importance_sampling dppo_tv dppo_kl ipo".split())
+"""Losses in ρ = π/μ, which includes the gap between trainer and sampler."""
+ANCHORED_ON_BATCH = frozenset("ppo gspo sapo vespo dro".split())
+"""Losses in r: π/o with anchor="recomputed", ρ otherwise."""
+SEQUENCE_CORRECTIONS = ("sequence_mask_cap", "geo_mask", "opsm_delta")
+CREDITED = ("mean", "none")
+"""Advantages for which credit per turn is defined."""
+
+
+def check_batch(config: Any, world_size: int) -> list[str]:
+    """Divisibility of the batch, and the size of a group."""
+    problems = []
+    group, batch, per_device = config.rollouts_per_example, config.batch_size, config.micro_batch_size
+    if not all(isinstance(number, int) for number in (group, batch, per_device)):
+        return []  # reported by check_fields
+    if group < 2 and config.advantage != "none":
+        problems.append(f"rollouts_per_example is {group}: a group baseline needs at least 2 siblings")
+    divisors = {"rollouts_per_example": group, "micro_batch_size x processes": per_device * world_size}
+    broken = [f"{name} = {d}" for name, d in divisors.items() if d > 0 and batch > 0 and batch % d]
+    if broken:
+        step = math.lcm(*(d for d in divisors.values() if d > 0))
+        below, above = batch // step * step, (batch // step + 1) * step
+        near = f"{below} or {above}" if below else f"{above}"
+        divisor = " and ".join(broken)
+        problems.append(
+            f"batch_size {batch}{config.batch_is} is not divisible by {divisor}; the nearest that are: {near}"
+        )
+    if isinstance(config.max_concurrent, int) and 0 < config.max_concurrent < group:
+        problems.append(
+            f"max_concurrent {config.max_concurrent} is below rollouts_per_example = {group}, but the siblings of an "
+            f"example start together; use at least {group}"
+        )
+    return problems
+
+
+def check_fields(config: Any, world_size: int) -> list[str]:
+    """Each setting by the markers on its own line in ``fields``."""
+    return [
+        problem
+        for field in dataclasses.fields(config)
+        if (problem := problem_of(field.name, getattr(config, field.name), type(config)))
+    ]
+
+
+def check_objective(config: Any, world_size: int) -> list[str]:
+    """The loss with its parameters, the advantage, and the order of bounds."""
+    problems = []
+    for name, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
+        try:
+            registry.resolve(getattr(config, name))
+        except ConfigError as error:
+            problems.append(f"{name} cannot be used: {error}")
+    if not any(problem.startswith("loss ") for problem in problems):
+        accepted = loss_parameters(config.loss)
+        for name in [name for name in config.loss_kwargs if accepted is not None and name not in accepted]:
+            problems.append(
+                f"loss_kwargs has {name!r}, which the loss {config.loss} does not take"
+                f"{closest(name, accepted or ())}; it takes {', '.join(sorted(accepted or ())) or 'none'}"
+            )
+    return problems + _check_bounds(config)
+
+
+def _check_bounds(config: Any) -> list[str]:
+    values = [config.mask_ratio_low, config.mask_ratio_high, config.ratio_cap, config.ratio_floor, config.epsilon]
+    values += [value for value in (config.epsilon_high, config.delta) if value is not None]
+    if not all(isinstance(value, (int, float)) for value in values):
+        return []  # reported by check_fields
+    problems = []
+    if not config.mask_ratio_low < 1 < config.mask_ratio_high:
+        problems.append(
+            f"mask_ratio_low {config.mask_ratio_low} and mask_ratio_high {config.mask_ratio_high} must lie on both "
+            "sides of 1"
+        )
+    if config.ratio_cap < max(1, config.ratio_floor):
+        problems.append(f"ratio_cap is {config.ratio_cap}; it must be at least 1 and not below ratio_floor")
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    if config.delta is not None and config.delta <= 1 + high:
+        problems.append(f"delta is {config.delta}; it must be above 1 + epsilon_high = {1 + high:g}")
+    return problems
+
+
+def check_anchor(config: Any, world_size: int) -> list[str]:
+    """Anchor, corrections, and parameters that the loss does not read."""
+    name = config.loss if isinstance(config.loss, str) and config.loss in LOSSES else None
+    problems = []
+    if config.tis_cap is not None and name in ANCHORED_ON_SAMPLER:
+        problems.append(
+            f"tis_cap weighs tokens by o/μ, and the loss {name!r} weighs them by π/μ already, so the gap to the "
+            "sampler would count twice: leave tis_cap out, or use ppo, gspo, sapo, vespo or dro with "
+            "anchor='recomputed'"
+        )
+    elif config.tis_cap is not None and config.anchor == "sampler":
+        problems.append(
+            "tis_cap weighs tokens by o/μ, and with anchor='sampler' the ratio of the loss is π/μ, so the gap to the "
+            "sampler would count twice: set anchor='recomputed', or leave tis_cap out"
+        )
+    drops = any(getattr(config, correction) is not None for correction in SEQUENCE_CORRECTIONS)
+    unread = name is not None and name not in ANCHORED_ON_BATCH and config.tis_cap is None and not drops
+    if config.anchor == "recomputed" and unread:
+        problems.append(
+            f"anchor is 'recomputed', and the loss {name!r} compares with the sampler only, so nothing would read it: "
+            f"leave it out, or use {', '.join(sorted(ANCHORED_ON_BATCH))}"
+        )
+    return problems + _check_unread(config, name) + _check_geo_mask(config.geo_mask)
+
+
+def _check_unread(config: Any, name: str | None) -> list[str]:
+    problems = []
+    accepted = None if name is None else loss_parameters(name)
+    for parameter in ("delta", "dual_clip"):
+        value = getattr(config, parameter)
+        if value is not None and name is not None and (name != "ppo" or parameter not in (accepted or ())):
+            own = ", its own delta is a parameter in loss_kwargs" if parameter in (accepted or ()) else ""
+            problems.append(f"{parameter} is {value!r}, a bound of the loss 'ppo', and the loss is {name!r}{own}")
+    return problems
+
+
+def _check_geo_mask(pair: Any) -> list[str]:
+    if pair is None:
+        return []
+    numbers = isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(n, int | float) for n in pair)
+    if not numbers or not 0 < pair[0] < 1 < pair[1]:
+        return [f"geo_mask is {pair!r}; it must be two numbers on both sides of 1, such as (0.99, 1.01)"]
+    return []
+
+
+def check_reference(config: Any, world_size: int) -> list[str]:
+    """A reference needs a KL penalty."""
+    if config.sync_ref_model and config.is_given("sync_ref_model") and config.beta == 0:
+        return ["sync_ref_model=True and beta is 0: without a penalty there is no reference; set beta, or leave it out"]
+    return []
+
+
+def check_iterations(config: Any, world_size: int) -> list[str]:
+    """A run ends at the end of a batch: the state within a batch is not saved in a checkpoint."""
+    n, steps = config.num_iterations, config.max_steps
+    by_epochs = config.is_given("num_train_epochs") and not config.is_given("max_steps")
+    if by_epochs or not all(isinstance(value, int) and value > 0 for value in (n, steps)) or steps % n == 0:
+        return []
+    near = f"{steps // n * n} or {(steps // n + 1) * n}" if steps > n else f"{n}"
+    return [f"max_steps {steps} is not a multiple of num_iterations = {n}: a batch would be left half used; use {near}"]
+
+
+def check_credit(config: Any, world_size: int) -> list[str]:
+    """Settings of credit per turn."""
+    if config.credit == "turn" and config.advantage not in CREDITED:
+        return [
+            f"credit='turn' compares returns of turns with the mean of the siblings', and advantage is "
+            f"{config.advantage!r}: use {' or '.join(map(repr, CREDITED))}"
+        ]
+    if config.credit != "turn" and config.gamma != 1.0:
+        return [f"gamma is {config.gamma!r}, which discounts from turn to turn: it needs credit='turn'"]
+    return []
+
+
+def check_schedules(config: Any, world_size: int) -> list[str]:
+    """Difficulty schedule, reward weights and shares of environments."""
+    problems = _check_difficulties(config.difficulty_schedule)
+    weights = config.reward_weights_schedule
+    if weights is not None and not _is_weights_schedule(weights):
+        problems.append(
+            f"reward_weights_schedule is {weights!r}; it must map epochs, or 'default', to a list of weights or to "
+            "weights by name"
+        )
+    shares = config.env_weights
+    if shares is not None and (not shares or not all(_positive(share) for share in shares.values())):
+        problems.append(f"env_weights is {shares!r}; it must map names of environments to numbers above 0")
+    if shares is not None and config.difficulty_schedule is not None:
+        problems.append("env_weights and difficulty_schedule both decide which example comes next: give one of them")
+    return problems
+
+
+def _check_difficulties(schedule: Any) -> list[str]:
+    if schedule is None:
+        return []
+    pairs = (
+        isinstance(schedule, list | tuple)
+        and schedule
+        and all(isinstance(entry, list | tuple) and len(entry) == 2 and _positive(entry[0]) for entry in schedule)
+    )
+    if not pairs:
+        return [f"difficulty_schedule is {schedule!r}; it must be pairs (epoch, difficulty) with epochs above 0"]
+    epochs = [entry[0] for entry in schedule]
+    if any(later <= earlier for earlier, later in itertools.pairwise(epochs)):
+        return [f"difficulty_schedule has epochs {', '.join(f'{e:g}' for e in epochs)}; they must rise"]
+    return []
+
+
+def _is_weights_schedule(schedule: Any) -> bool:
+    return (
+        isinstance(schedule, Mapping)
+        and bool(schedule)
+        and all(key == "default" or str(key).isdecimal() for key in schedule)
+        and all(isinstance(weights, Mapping | list | tuple) and weights for weights in schedule.values())
+    )
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def check_combinations(config: Any, world_size: int) -> list[str]:
+    """Settings that exclude each other."""
+    problems = []
+    if config.deterministic and config.embedded_mode not in ("auto", "deterministic"):
+        problems.append(f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}")
+    if config.skip_solved and config.difficulty_schedule:
+        problems.append("skip_solved and difficulty_schedule both decide which examples are sampled: use one of them")
+    length, tokens = config.max_seq_len, config.max_tokens
+    if isinstance(tokens, int) and isinstance(length, int) and tokens >= length:
+        problems.append(
+            f"max_tokens {tokens} leaves no room for a prompt in max_seq_len {length}: lower one or raise the other"
+        )
+    problems += _check_lengths(config)
+    if config.guided_regex is not None and config.server_url is None:
+        problems.append("guided_regex needs a server that constrains its sampling, and the embedded engine does not")
+    if config.truncated_sampling == "refuse" and (reshaping := sorted(config.sampling().keys() & RESHAPING)):
+        problems.append(
+            f"truncated_sampling='refuse' and {', '.join(reshaping)}: tokens would be sampled from another "
+            "distribution than the one trained"
+        )
+    for name in sorted(SAMPLING_FIELDS & config.sampling_args.keys()):
+        problems.append(f"sampling_args has {name!r}, which training must know: set the field {name} instead")
+    for tracker in trackers(config.report_to):
+        if tracker not in TRACKERS:
+            known = (*TRACKERS, "auto", "none")
+            problems.append(f"report_to has {tracker!r}{closest(tracker, known)}; it may have {', '.join(known)}")
+    return problems
+
+
+def check_inference(config: Any, world_size: int) -> list[str]:
+    """Inference server and weight updates."""
+    problems = []
+    inference, url = config.inference, config.inference_base_url
+    if inference not in INFERENCE and not _is_url(inference):
+        problems.append(
+            f"inference is {inference!r}{closest(str(inference), INFERENCE)}; it must be {', '.join(INFERENCE)} or "
+            "the URL of a server, such as http://127.0.0.1:8000/v1"
+        )
+    if url is not None and not _is_url(url):
+        problems.append(f"inference_base_url is {url!r}; it must be a URL, such as http://127.0.0.1:8000/v1")
+    if url is not None and inference not in ("auto", "vllm"):
+        problems.append(f"inference is {inference!r} and inference_base_url {url!r}: give one of them")
+    if config.deterministic and config.server_url is not None:
+        problems.append(
+            "deterministic=True needs the embedded engine (inference='embedded'): a server's draws depend on what else "
+            "it computes"
+        )
+    every, lag = config.sync_every, config.max_off_policy_steps
+    if isinstance(every, int) and isinstance(lag, int) and every > lag + 1:
+        problems.append(
+            f"sync_every is {every}, so that rollouts would be older than max_off_policy_steps = {lag} allows; use at "
+            f"most {lag + 1}"
+        )
+    return problems
+
+
+def _is_url(text: Any) -> bool:
+    """Whether ``text`` is one URL or several with commas between them."""
+    return isinstance(text, str) and all(
+        part.strip().startswith(("http://", "https://")) for part in text.split(",") if part.strip()
+    )
+
+
+def _check_lengths(config: Any) -> list[str]:
+    length, problems = config.max_seq_len, []
+    if not isinstance(length, int):
+        return []  # reported by check_fields
+    for name in ("max_prompt_len", "max_completion_len"):
+        value = getattr(config, name)
+        if isinstance(value, int) and value >= length:
+            problems.append(
+                f"{name} {value} leaves no room for the rest in max_seq_len {length}: lower one or raise the other"
+            )
+    return problems
+
+
+def trackers(report_to: Any) -> list[str]:
+    """Names of the trackers in ``report_to``; "auto" is wandb where it is installed and configured, else none."""
+    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
+    configured = bool({"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys()) and find_spec("wandb") is not None
+    names = ["wandb" if name == "auto" and configured else name for name in names]
+    return [name for name in names if name not in ("none", "auto")]
+
+
+CHECKS: tuple[Check, ...] = (
+    *(check_batch, check_fields, check_objective, check_anchor, check_reference, check_iterations, check_credit),
+    *(check_schedules, check_combinations, check_inference),
+)

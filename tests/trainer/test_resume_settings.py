@@ -1,0 +1,210 @@
+"""Which settings a resumed training may change: every field, inherited ones included, must match unless marked."""
+
+import dataclasses
+import enum
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import TrainingArguments
+
+from support.training import losses_of, run, small_trainer
+from verifiers.errors import RunMismatch
+from verifiers_trainer.pipeline.saved_state import load_pipeline
+from verifiers_trainer.run import resume
+from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.fields import Between, Inherited, MayChange, OnceSet, OneOf, marker, problem_of
+
+SAVED = Path(__file__).parents[1] / "data" / "saved_0_2_0"
+STEPS = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 0}
+SILENT_IN_0_2_0 = {
+    "optim": "sgd",
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-6,
+    "warmup_steps": 5,
+    "lora_dropout": 0.1,
+    "disable_dropout": False,
+    "master_weights": "model",
+    "stale_policy": "drop",
+    "tool_call_parser": "hermes",
+}
+FIELDS = [field for field in dataclasses.fields(RLConfig) if field.init]
+MUST_MATCH = [field.name for field in FIELDS if not marker(field.name, MayChange)]
+MAY_CHANGE = [field.name for field in FIELDS if (one := marker(field.name, MayChange)) and not one.keys]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of two steps with its checkpoint."""
+    folder = tmp_path_factory.mktemp("run")
+    run(small_trainer(folder, **STEPS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resumed(folder):
+    """Loads the checkpoint into a trainer with another value of one setting; returns the step."""
+    trainer = small_trainer(folder, **STEPS | {"max_steps": 4})
+    same = dict(trainer.args.__dict__)
+
+    def load(name):
+        trainer.args.__dict__[name] = other_value(name, same[name])
+        try:
+            return resume.load(trainer, folder / "checkpoint-2")[1]
+        finally:
+            trainer.args.__dict__.update(same)
+
+    return load
+
+
+def other_value(name, value):
+    """A value that the setting may have by its own line, other than ``value``."""
+    between, one_of = marker(name, Between), marker(name, OneOf)
+    if one_of:
+        other = next(choice for choice in one_of.choices if choice != getattr(value, "value", value))
+    elif isinstance(value, bool):
+        return not value
+    elif isinstance(value, enum.Enum):
+        other = next(member for member in type(value) if member is not value)
+    elif between:
+        candidates = [between.low, between.high, 1, 2, 0.5]
+        other = next(number for number in candidates if number != value and problem_of(name, number) is None)
+    elif isinstance(value, int | float):
+        other = value + 1
+    else:
+        other = {"other": 1} if isinstance(value, dict) else ["other"] if isinstance(value, list) else f"other {value}"
+    assert other != value
+    return other
+
+
+@pytest.mark.parametrize(("name", "value"), SILENT_IN_0_2_0.items())
+def test_a_setting_that_version_0_2_0_let_pass_is_refused(folder, name, value):
+    trainer = small_trainer(folder, **STEPS | {"max_steps": 4, name: value})
+    with pytest.raises(RunMismatch, match=rf"belongs to another configuration: {name} was .*, is {value!r}") as raised:
+        trainer.train(resume_from_checkpoint=True)
+    assert set(raised.value.differences) == {name}
+
+
+def test_every_field_is_classified_one_way_or_the_other():
+    parts = [name for field in FIELDS if (one := marker(name := field.name, MayChange)) and one.keys]
+    assert parts == ["model_init_kwargs", "lora_config"]
+    assert {*MUST_MATCH, *MAY_CHANGE, *parts} == {field.name for field in FIELDS}
+    assert all(marker(name, MayChange).because for name in MAY_CHANGE)
+
+
+def test_markers_of_inherited_fields_name_fields_that_exist():
+    assert set(Inherited.__annotations__) <= {field.name for field in dataclasses.fields(TrainingArguments)}
+
+
+@pytest.mark.parametrize("name", [*MUST_MATCH, "model_init_kwargs", "lora_config"])
+def test_a_setting_without_a_mark_must_match(resumed, caplog, name):
+    if marker(name, OnceSet):
+        resumed(name)  # None in the checkpoint
+        assert name in caplog.text
+        return
+    with pytest.raises(RunMismatch, match=rf"{name} was ") as raised:
+        resumed(name)
+    assert set(raised.value.differences) == {name}
+
+
+@pytest.mark.parametrize("name", MAY_CHANGE)
+def test_a_setting_marked_so_may_change(resumed, name):
+    assert resumed(name) == 2
+
+
+def test_a_field_that_nobody_classified_must_match():
+    @dataclasses.dataclass(init=False)
+    class Extended(RLConfig):
+        brand_new: int = 1
+
+    config = Extended()
+    assert config.resume_values()["brand_new"] == 1
+    assert set(config.resume_values()) == {*RLConfig().resume_values(), "brand_new"}
+
+
+def test_what_follows_from_a_setting_being_given_counts(tmp_path, folder):
+    """With "gspo", epsilon = 0.2 given is another bound than epsilon = 0.2 by default."""
+    run(small_trainer(tmp_path, **STEPS, loss="gspo"))
+    with pytest.raises(RunMismatch, match="loss_defaults was"):
+        small_trainer(tmp_path, **STEPS | {"max_steps": 4}, loss="gspo", epsilon=0.2).train(resume_from_checkpoint=True)
+
+
+def test_a_metric_for_the_best_model_may_be_set_later_and_not_changed(tmp_path):
+    settings = STEPS | {"eval_strategy": "steps", "eval_steps": 2}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
+    run(small_trainer(tmp_path, **settings))
+    run(small_trainer(tmp_path, **settings | best | {"max_steps": 4}), resume_from_checkpoint=True)
+    with pytest.raises(RunMismatch, match="metric_for_best_model was 'eval_reward', is 'eval_tokens'"):
+        small_trainer(tmp_path, **settings | best | {"max_steps": 6, "metric_for_best_model": "eval_tokens"}).train(
+            resume_from_checkpoint=True
+        )
+
+
+def test_how_a_model_is_read_may_change_and_its_token_is_not_written():
+    def values(**kwargs):
+        return RLConfig(model_init_kwargs=kwargs).resume_values()["model_init_kwargs"]
+
+    assert values(revision="a", token="secret", attn_implementation="sdpa") == values(revision="a", device_map="cpu")
+    assert values(revision="a") != values(revision="b")
+    assert "secret" not in json.dumps(values(token="secret"))
+
+
+def test_a_lora_config_is_compared_by_what_it_sets():
+    def values(modules, **options):
+        config = LoraConfig(r=7, lora_dropout=0.1, target_modules=modules, base_model_name_or_path="here", **options)
+        return RLConfig(lora_config=config).resume_values()["lora_config"]
+
+    modules = ["k_proj", "q_proj", "v_proj"]  # a set in the LoraConfig, whose order differs from process to process
+    assert values(modules) == {"lora_dropout": 0.1, "peft_type": "LORA", "r": 7, "target_modules": modules}
+    assert values(modules[::-1]) == values(modules)
+    assert values(modules, use_rslora=True) != values(modules)
+
+
+def test_a_function_is_its_name_and_an_object_its_class():
+    class Own:
+        def __call__(self, rewards):
+            return rewards
+
+    values = RLConfig(loss=len, advantage=Own()).resume_values()
+    assert values["loss"] == "len"
+    assert values["advantage"].endswith("Own")
+
+
+# --- checkpoints of version 0.2.0 -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved_by_0_2_0(tmp_path):
+    return Path(shutil.copytree(SAVED / "training", tmp_path / "run"))
+
+
+OLD_RUN = {
+    **{"deterministic": True, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 1},
+    **{"log_completions": True, "max_steps": 4},
+}
+
+
+def test_a_checkpoint_of_0_2_0_resumes_to_the_same_losses(saved_by_0_2_0, caplog):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with caplog.at_level(logging.WARNING):
+            log = run(small_trainer(saved_by_0_2_0, **OLD_RUN), resume_from_checkpoint=True)
+    finally:
+        torch.set_num_threads(threads)
+    before = json.loads((SAVED / "training-losses.json").read_text())
+    assert log.losses == before[2:]
+    assert [loss for _, loss in losses_of(saved_by_0_2_0)] == before
+    assert "adam_beta2" in caplog.text  # it cannot be compared
+    _, _, configuration = load_pipeline(saved_by_0_2_0 / "checkpoint-4")
+    assert configuration["adam_beta2"] == 0.999
+
+
+def test_a_checkpoint_of_0_2_0_is_compared_in_what_it_records(saved_by_0_2_0):
+    with pytest.raises(RunMismatch) as raised:
+        small_trainer(saved_by_0_2_0, **OLD_RUN, weight_decay=0.1, optim="sgd").train(resume_from_checkpoint=True)
+    assert raised.value.differences == {"weight_decay": (0.0, 0.1)}
