@@ -78,8 +78,8 @@ def memory_mb(name: str) -> float:
 def open_ours(given: dict[str, Any], run: Path, callbacks: list[TrainerCallback]) -> Any:
     """An ``RLTrainer`` whose ``get_batch`` returns the recorded groups, so that nothing is played."""
     import verifiers as vf
-    from verifiers_trainer.algorithm.batch import Group, Record
-    from verifiers_trainer.algorithm.samples import Turn
+    from verifiers.types import Rollout, Turn
+    from verifiers_trainer.algorithm.batch import Group
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.settings.config import RLConfig
     from verifiers_trainer.trainer import RLTrainer
@@ -88,9 +88,9 @@ def open_ours(given: dict[str, Any], run: Path, callbacks: list[TrainerCallback]
     model, tokenizer = get_model_and_tokenizer(str(Path(given["folder"]) / "model"))
     text = {"prompt": "", "completion": "", "answer": ""}
 
-    def record(prompt_ids: list[int], completion_ids: list[int], logprobs: list[float], reward: float) -> Record:
+    def record(prompt_ids: list[int], completion_ids: list[int], logprobs: list[float], reward: float) -> Rollout:
         turn = Turn(prompt_ids, completion_ids, logprobs, version=0)  # type: ignore[arg-type]
-        return Record((turn,), reward, {}, None, None, False, text)
+        return Rollout((turn,), reward, {}, None, None, False, text)
 
     class Recorded(RLTrainer):
         def get_batch(self, epoch: int = 0, step: int = 0) -> list[Group]:

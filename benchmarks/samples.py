@@ -2,8 +2,8 @@
 
     python benchmarks/samples.py [--quick] [--pairs 5] [--store]
 
-Ours is the trainer's own way: ``Record.of`` takes the turns off the state, ``rollout_samples`` merges those that share
-a prefix into samples with loss mask, log-probabilities, versions and advantages, as arrays. It is compared with
+Ours is what the trainer does: ``State.rollout`` takes the turns off the state, ``rollout_samples`` merges those that
+share a prefix into samples with loss mask, log-probabilities, versions and advantages, as arrays. It is compared with
 
 * keeping ids: per turn append what is new of the prompt, the completion, a mask and the log-probabilities to Python
   lists, trusting that prompts continue each other. No arrays, no check, no versions, no advantages: the least there is;
@@ -88,10 +88,9 @@ def keep_as_arrays(sent: list[Sent]) -> tuple[np.ndarray, ...]:
 
 def trainers_way() -> Callable[[State], Any]:
     """A finished state in, the trainer's samples out. Imported when it is needed: the trainer brings torch."""
-    from verifiers_trainer.algorithm.batch import Record
     from verifiers_trainer.algorithm.samples import rollout_samples
 
-    return lambda state: rollout_samples(Record.of(state).turns, 0.5, rollout=3, group=1)
+    return lambda state: rollout_samples(state.rollout().turns, 0.5, rollout=3, group=1)
 
 
 def retokeniser() -> Callable[[Any], Any]:
@@ -121,7 +120,7 @@ def check(train_ready: Callable[[State], Any], sent: list[Sent], state: State) -
     ids, mask, logprobs = keep(sent)
     assert sample.token_ids.tolist() == ids
     assert sample.loss_mask.tolist() == mask
-    assert np.allclose(sample.logprobs, logprobs)
+    assert np.allclose(sample.sampler_logprobs, logprobs)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def head_mb(num_tokens: int, vocabulary: int, width: int = 32) -> float:
 
 
 def head(quick: bool, report: Report) -> None:
-    from verifiers_trainer.policy.logprobs import KEPT_LOGITS_BYTES
+    from verifiers_trainer.policy.logprobs import STORED_LOGITS_BYTES
 
     tokens, vocabularies = (512, (8_000, 16_000)) if quick else (1024, (16_000, 64_000))
     head_mb(CHUNK, 1000)  # what torch sets up once
@@ -74,7 +74,7 @@ def head(quick: bool, report: Report) -> None:
         for times in (1, 4):
             found[vocabulary, times] = head_mb(times * tokens, vocabulary)
             logits = times * tokens * vocabulary * 4 / 1e6
-            chunk = max(CHUNK * vocabulary * 4, KEPT_LOGITS_BYTES) / 1e6
+            chunk = max(CHUNK * vocabulary * 4, STORED_LOGITS_BYTES) / 1e6
             shown = (logits, chunk, found[vocabulary, times], found[vocabulary, times] / chunk)
             rows.append([f"{times * tokens} tokens, vocabulary {vocabulary}", *(f"{value:.1f}" for value in shown)])
     print_table("memory of the head, forward and backward", ["", "all logits MB", "a chunk MB", "MB", "chunks"], rows)

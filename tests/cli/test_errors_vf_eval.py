@@ -146,7 +146,7 @@ def test_a_file_that_is_not_there_and_an_id_beside_a_file(refused, eval_folder):
         (["--max-concurrent-tools", "0"], "--max-concurrent-tools must be a whole number of at least 1, not 0"),
         (["--progress", "loud"], "--progress must be one of auto, bar, plain, json, none, not 'loud'"),
         (["--api-client-type", "soap"], "--api-client-type must be one of"),
-        (["--fresh", "-R"], "--fresh starts a new run and --resume goes on with an old one"),
+        (["--fresh", "-R"], "--fresh starts a new run and --resume continues an old one"),
         (["-H"], "--save-to-hf-hub needs a name"),
         (["-m"], "Option '-m' requires an argument"),
         (["other"], "'other': one more argument than expected"),
@@ -239,7 +239,7 @@ def test_failure_after_failure_stops_the_run_with_3_and_says_how_to_go_on(vf_eva
         assert (ran.code, broken.count) == (3, 4)
         assert ran.json["error"]["type"] == "TooManyFaults"
         assert "4 rollouts in a row failed with ModelRefused" in ran.json["error"]["message"]
-        assert "to go on: vf-eval toy" in ran.err
+        assert "to resume: vf-eval toy" in ran.err
 
 
 def test_errors_above_the_allowed_share_are_exit_3_and_below_it_0(vf_eval):

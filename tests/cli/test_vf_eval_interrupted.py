@@ -58,7 +58,7 @@ def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what
     before = server.count
     ran = end(start(folder, *words))
     assert ran.code == 0, ran.err
-    assert "unfinished; it goes on" in ran.err
+    assert "unfinished; resuming it" in ran.err
     assert server.count - before == 24 - durable
     rows = rows_on_disk(folder)
     assert len(rows) == len({row["rollout_key"] for row in rows}) == 24
@@ -96,7 +96,7 @@ def test_a_signal_keeps_what_is_finished_and_prints_the_command_that_goes_on(fol
     asked, durable = server.count, len(rows_on_disk(folder))
     assert 4 <= durable < 24
     (command,) = [
-        line.removeprefix("to go on: vf-eval ") for line in ran.err.splitlines() if line.startswith("to go on")
+        line.removeprefix("to resume: vf-eval ") for line in ran.err.splitlines() if line.startswith("to resume")
     ]
     assert server.count == asked  # nothing calls the model after the end
     assert end(start(folder, *shlex.split(command), "-A")).code == 0

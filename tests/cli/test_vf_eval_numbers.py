@@ -145,7 +145,7 @@ def test_an_inspect_log_is_written_or_its_absence_said_before_any_request(vf_eva
     ("words", "said"),
     [
         (["--export", "parqet"], "--export must be of parquet, hf, inspect, not 'parqet'"),
-        (["--export", "parquet", "--no-save"], "--export writes beside what is kept"),
+        (["--export", "parquet", "--no-save"], "--export writes beside the saved run"),
     ],
 )
 def test_a_format_that_cannot_be_written_is_refused_before_any_request(vf_eval, words, said):

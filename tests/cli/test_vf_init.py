@@ -192,7 +192,7 @@ def test_files_that_are_there_are_kept_and_named(vf_init, tmp_path):
     assert (folder / "tests/test_word_game.py").is_file()
     assert "kept      src/vf_word_game/__init__.py" in ran.out
     assert "written   tests/test_word_game.py" in ran.out
-    assert "4 files were there already" in ran.err
+    assert "4 files existed already" in ran.err
     assert "--rewrite-readme replaces the README" in ran.err
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.fresh_python import Ran, make_fresh_python
 from verifiers.cli.evaluate.command import run_command as vf_eval_command
-from verifiers.cli.install import setup_installs
+from verifiers.cli.install import setup as setup_command
 from verifiers.cli.install.setup import (
     ACCELERATE,
     COMMAND,
@@ -84,7 +84,7 @@ def test_files_that_are_there_stay_unless_forced(vf_setup, tmp_path):
     ran = vf_setup()
     assert (ran.code, mine.read_text()) == (0, "mine")
     assert "kept      configs/lab/gsm8k.toml" in ran.out
-    assert "10 files were there and are unchanged; --force replaces" in ran.err
+    assert "10 files existed already and are unchanged; --force replaces" in ran.err
     ran = vf_setup("--force", "--json")
     assert mine.read_text() == (TEMPLATES / "lab/gsm8k.toml").read_text()
     assert set(ran.json["files"].values()) == {"replaced"}
@@ -238,7 +238,7 @@ def prime_rl(tmp_path, monkeypatch):
     who = ["-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
     for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
         subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True)
-    monkeypatch.setattr(setup_installs, "PRIME_RL_URL", root.as_uri())
+    monkeypatch.setattr(setup_command, "PRIME_RL_URL", root.as_uri())
     monkeypatch.setenv("UV_OFFLINE", "1")
     monkeypatch.setenv("UV_PYTHON", sys.executable)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
@@ -295,5 +295,5 @@ def test_the_server_of_the_local_model_is_pinned_and_a_failing_installer_is_exit
     ran = python.command("setup", "--local-model", "--json")
     assert ran.code == 3
     assert "+ uv pip install --python" in ran.err
-    assert f"{setup_installs.SERVER} verifiers==" in ran.err
+    assert f"{setup_command.SERVER} verifiers==" in ran.err
     assert ran.json["error"]["type"] == "RunError"

@@ -9,7 +9,6 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, row, single_turn
 from verifiers.rollouts.author_code import Hook
-from verifiers.rollouts.loop import play
 from verifiers.testing import ScriptedClient
 
 
@@ -17,7 +16,7 @@ async def rollout(env, replies="ok", given=None, timeout_s=None, **client):
     """The played state, and the client it was played with."""
     scripted = replies if isinstance(replies, ScriptedClient) else ScriptedClient(replies, **client)
     state = await env.init_state(given or row(), scripted, "m")
-    return await play(env, state, timeout_s)
+    return await generate(env, state, timeout_s)
 
 
 def texts(messages):
@@ -323,7 +322,7 @@ async def test_is_completed_can_be_asked_from_outside():
     env = Talk(max_turns=1)
     state = await env.init_state(row(), ScriptedClient("x"), "m")
     assert not await env.is_completed(state)
-    await play(env, state)
+    await generate(env, state)
     assert await env.is_completed(state)
 
 

@@ -32,6 +32,9 @@ SOURCE = """
     def raises(answer): raise LookupError("no such unit")
     def text(answer): return object()
     def path_of(name): return name
+    done = []
+    def prepare(name): done.append(name)
+    def preparations(): return done
 """
 
 
@@ -155,6 +158,19 @@ def test_processes_end_with_the_loop(functions):
     pid = asyncio.run(use())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_an_initializer_runs_once_in_each_process_and_its_processes_serve_no_other_pool(functions):
+    prepared, plain = process_pool(1, functions.prepare, ("ready",)), process_pool(1)
+    assert prepared is process_pool(1, functions.prepare, ("ready",))
+    assert [await prepared.run(functions.preparations, {}, 10, "prepared") for _ in range(2)] == [["ready"]] * 2
+    assert await plain.run(functions.preparations, {}, 10, "plain") == []  # negative control
+    assert prepared.num_processes == plain.num_processes == 1
+
+
+async def test_an_initializer_that_fails_is_a_scoring_error(functions):
+    with pytest.raises(ScoringError, match="LookupError: no such unit"):
+        await process_pool(1, functions.raises, ("",)).run(functions.pid, {"answer": ""}, 10, "pid")
 
 
 async def test_many_at_a_time_share_a_few_processes(functions):

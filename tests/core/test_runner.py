@@ -11,7 +11,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, add_one, exact, row, single_turn, sums
 from verifiers.data.examples import examples_from
-from verifiers.runs.runner import Job, Progress, RunContext, Runner, play_group
+from verifiers.runs.runner import Job, Progress, RunContext, Runner, generate_group
 from verifiers.testing import ScriptedClient
 
 
@@ -172,7 +172,7 @@ async def test_advantages_are_computed_once_from_the_final_reward():
 async def test_play_group_plays_siblings_side_by_side():
     env = single_turn(1)
     client = ScriptedClient(["1", "2", "1"], delay_s=0.02)
-    states = await play_group(env, jobs_of(env, 3), RunContext(client, "m"))
+    states = await generate_group(env, jobs_of(env, 3), RunContext(client, "m"))
     assert client.max_in_flight == 3
     assert sorted(s["reward"] for s in states) == [0.0, 1.0, 1.0]
     assert sum(s["advantage"] for s in states) == pytest.approx(0)
@@ -182,7 +182,9 @@ async def test_a_cancelled_group_leaves_no_coroutine_behind():
     env = single_turn(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        task = asyncio.ensure_future(play_group(env, jobs_of(env, 5), RunContext(ScriptedClient("x", delay_s=60), "m")))
+        task = asyncio.ensure_future(
+            generate_group(env, jobs_of(env, 5), RunContext(ScriptedClient("x", delay_s=60), "m"))
+        )
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -194,7 +196,7 @@ async def test_a_run_error_of_one_sibling_is_raised_as_itself():
     env = single_turn(1)
     client = ScriptedClient("x", errors={1: vf.AuthenticationFailed("no key")}, delay_s=0.01)
     with pytest.raises(vf.AuthenticationFailed):
-        await play_group(env, jobs_of(env, 3), RunContext(client, "m"))
+        await generate_group(env, jobs_of(env, 3), RunContext(client, "m"))
     assert client.in_flight == 0
 
 
@@ -353,7 +355,7 @@ async def test_an_overridden_rollout_may_call_the_loop_it_replaces():
     env = Wrapping(2, max_turns=2)
     client = ScriptedClient("x", tokens=True)
     context = RunContext(client, "m", require_tokens=True, seed=7)
-    states = await play_group(env, jobs_of(env), context)
+    states = await generate_group(env, jobs_of(env), context)
     assert all(s["wrapped"] and s["turn"] == 2 and s.run is context for s in states)
     assert all(r.require_tokens and r.seed is not None for r in client.requests)
 

@@ -34,7 +34,7 @@ def test_the_site_builds_and_works_from_the_disk(tmp_path):
     assert not serious, "\n".join(serious)
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS).with_suffix(".html")).exists(), page
-    assert "play_group" in (site / "reference/api/verifiers/verifiers.html").read_text(encoding="utf-8")
+    assert "generate_group" in (site / "reference/api/verifiers/verifiers.html").read_text(encoding="utf-8")
     index = (site / "index.html").read_text(encoding="utf-8")
     assert "not run:" not in (site / "getting-started.html").read_text(encoding="utf-8")
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://[^\"]+", index), "it asks another host"

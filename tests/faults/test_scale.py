@@ -14,7 +14,7 @@ import asyncio, resource, sys, time
 import verifiers as vf
 from verifiers.storage.journal import Journal
 from verifiers.runs.plan import Plan
-from verifiers.runs.runner import RunContext, Runner, play_and_score
+from verifiers.runs.runner import RunContext, Runner, generate_and_score
 from verifiers.testing import ScriptedClient
 
 def exact(completion, answer):
@@ -77,7 +77,7 @@ async def main():
     places, context = asyncio.Semaphore(1024), RunContext(Model(), "m")
     async def one(job):
         async with places:
-            return await play_and_score(env, job, context)
+            return await generate_and_score(env, job, context)
     jobs = list(Plan(env.eval_table, [siblings] * 500).jobs())
     tasks = [asyncio.ensure_future(one(job)) for job in jobs]
     await asyncio.gather(*tasks)

@@ -105,7 +105,7 @@ def test_a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_hal
     assert indices(batch) == [0, 2]  # 0 with three of four, 1 replaced by 2
     assert np.isnan(batch.groups[0].rewards).sum() == 1
     assert np.isnan(batch.advantages_G[0]).sum() == 1
-    assert batch.num_tokens == sum(r.num_sampled for g in batch.groups for r in g.records if not np.isnan(r.reward))
+    assert batch.num_tokens == sum(r.num_sampled for g in batch.groups for r in g.rollouts if not np.isnan(r.reward))
 
 
 def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():
@@ -122,7 +122,7 @@ def test_the_end_of_the_generator_is_the_end_of_training_within_a_second(monkeyp
     async def gone(env, jobs, context, play):
         raise LookupError("the generator is gone")
 
-    monkeypatch.setattr(module, "play_group", gone)
+    monkeypatch.setattr(module, "generate_group", gone)
     with pipeline(Policy(), generation_timeout=60.0) as orchestrator:
         started = time.monotonic()
         with pytest.raises(LookupError, match="the generator is gone"):

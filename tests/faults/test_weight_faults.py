@@ -57,7 +57,7 @@ class Restarts(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         copied = {name: tensor.clone() for name, tensor in exported(self.trainer.model).items()}
         self.weights[state.global_step] = copied
-        turns = [t for group in self.trainer._batch.groups for r in group.records for t in r.turns]
+        turns = [t for group in self.trainer._batch.groups for r in group.rollouts for t in r.turns]
         self.trained.append((state.global_step - 1, turns))
         if state.global_step == self.after_step:
             self.server.restart()
@@ -74,7 +74,7 @@ class Restarts(TrainerCallback):
                     logits = model(ids, use_cache=False).logits[0].float()
                 at = slice(len(turn.prompt_ids) - 1, -1)
                 logprobs = torch.log_softmax(logits[at], -1).gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0]
-                found.append(float((logprobs - torch.from_numpy(turn.logprobs)).abs().max()))
+                found.append(float((logprobs - torch.from_numpy(turn.sampler_logprobs)).abs().max()))
         return found
 
 
@@ -235,7 +235,7 @@ def overtaken(lag):
         for _ in range(lag + 1):
             advance(orchestrator, policy)
         batch = orchestrator.next_batch()
-        turns = [turn for group in batch.groups for record in group.records for turn in record.turns]
+        turns = [turn for group in batch.groups for record in group.rollouts for turn in record.turns]
         return [orchestrator.version - int(turn.version) for turn in turns], batch.stats["groups/dropped_stale"]
 
 

@@ -17,11 +17,11 @@ from verifiers_trainer.integrations import common
 from verifiers_trainer.integrations.common import (
     TokenClient,
     export_samples,
+    generate_group,
     group_worth,
     limit,
     offline_groups,
     peer_task,
-    play_group,
     row_of,
     worth,
 )
@@ -39,7 +39,7 @@ def engine():
 async def play(engine, env=None, count=2, **options):
     env = env or tool_env()
     client = TokenClient(engine, engine.tokenizer, **options)
-    return await play_group(env, [peer_task(env.get_dataset()[0])] * count, client, "m", {"max_tokens": 64})
+    return await generate_group(env, [peer_task(env.get_dataset()[0])] * count, client, "m", {"max_tokens": 64})
 
 
 async def test_the_samples_are_the_ids_that_were_sampled(engine):
@@ -140,9 +140,9 @@ async def test_trajectories_go_through_a_file_to_groups_unchanged(engine, tmp_pa
     path = tmp_path / "t.jsonl"
     assert write_trajectories(results, path) == 4
     groups = offline_groups(path)
-    assert [len(group.records) for group in groups] == [2, 2]
+    assert [len(group.rollouts) for group in groups] == [2, 2]
     for group, outputs in zip(groups, (results.outputs[:2], results.outputs[2:]), strict=True):
-        for record, output in zip(group.records, outputs, strict=True):
+        for record, output in zip(group.rollouts, outputs, strict=True):
             again, direct = _merged(record.turns), _merged(common.record_of(output).turns)
             for name in ("token_ids", "loss_mask", "logprobs"):
                 np.testing.assert_array_equal(getattr(again, name), getattr(direct, name))
@@ -170,7 +170,7 @@ def test_an_unknown_reward_stays_unknown_through_the_file(tmp_path):
     write_trajectories(results, tmp_path / "t.jsonl")
     assert '"reward":null' in (tmp_path / "t.jsonl").read_text().replace(" ", "")
     assert math.isnan(read_trajectories(tmp_path / "t.jsonl")[0].reward)
-    assert math.isnan(offline_groups(tmp_path / "t.jsonl")[0].records[0].reward)
+    assert math.isnan(offline_groups(tmp_path / "t.jsonl")[0].rollouts[0].reward)
 
 
 GOOD = {

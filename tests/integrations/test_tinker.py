@@ -13,10 +13,10 @@ from support.integration_envs import ScriptedTokens, tool_env
 from support.peer_double import install
 from support.tinker_service import REPLACED, Service
 from verifiers.errors import CheckpointError, ModelError, RunError, RunMismatch
-from verifiers.types import ModelRequest
+from verifiers.types import ModelRequest, Turn
 from verifiers_trainer.algorithm.packing import pack
-from verifiers_trainer.algorithm.samples import Turn, rollout_samples
-from verifiers_trainer.integrations.common import peer_task, play_group
+from verifiers_trainer.algorithm.samples import rollout_samples
+from verifiers_trainer.integrations.common import generate_group, peer_task
 from verifiers_trainer.integrations.tinker import TinkerClient, TinkerConfig, TinkerTrainer
 from verifiers_trainer.integrations.tinker.__main__ import main
 from verifiers_trainer.integrations.tinker.data import datum
@@ -209,7 +209,7 @@ class Engine(ScriptedTokens):
 async def test_tools_work_through_the_client():
     engine, env = Engine(), tool_env(2)
     rows = [peer_task(env.get_dataset()[n]) for n in range(2)]
-    made = await play_group(env, rows, TinkerClient(engine, version=3), "m", {"temperature": 1.0, "max_tokens": 50})
+    made = await generate_group(env, rows, TinkerClient(engine, version=3), "m", {"temperature": 1.0, "max_tokens": 50})
     assert [one["reward"] for one in made] == [1.0, 1.0]
     asked = engine.calls[0][1]
     assert (asked["max_tokens"], asked["temperature"]) == (50, 1.0)
@@ -327,7 +327,7 @@ async def test_a_group_for_the_cookbook(monkeypatch):
 
     env = tool_env(1, funcs=[lambda completion: 1.0])
     engine = Engine()
-    rollouts = await play_group(env, [peer_task(env.get_dataset()[0])] * 3, TinkerClient(engine), "m", {})
+    rollouts = await generate_group(env, [peer_task(env.get_dataset()[0])] * 3, TinkerClient(engine), "m", {})
     rewards = [1.0, float("nan"), 0.0]
     for rollout, reward in zip(rollouts, rewards, strict=True):
         rollout["reward"] = reward

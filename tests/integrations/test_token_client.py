@@ -11,7 +11,7 @@ from verifiers.errors import MalformedResponse, ModelError
 from verifiers.types import ModelRequest
 from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.integrations import token_client
-from verifiers_trainer.integrations.common import export_samples, peer_task, play_group
+from verifiers_trainer.integrations.common import export_samples, generate_group, peer_task
 from verifiers_trainer.integrations.token_client import TokenClient
 
 TOOLS = tool_env(1).tool_defs
@@ -52,8 +52,8 @@ async def test_both_ways_of_asking_give_an_environment_the_same(engine):
 
     env = tool_env(1)
     row = peer_task(env.get_dataset()[0])
-    (direct,) = await play_group(env, [row], client_of(engine), "m", {})
-    (wrapped,) = await play_group(env, [row], OnlyOpenAI(client_of(ScriptedTokens())), "m", {})
+    (direct,) = await generate_group(env, [row], client_of(engine), "m", {})
+    (wrapped,) = await generate_group(env, [row], OnlyOpenAI(client_of(ScriptedTokens())), "m", {})
     assert export_samples(direct)[0].response_ids == export_samples(wrapped)[0].response_ids
     assert direct["reward"] == wrapped["reward"] == 1.0
 
@@ -106,14 +106,14 @@ async def test_what_the_peer_raises_belongs_to_its_rollout(engine):
     seen.clear()
     env = tool_env(1)
     row = peer_task(env.get_dataset()[0])
-    rollouts = await play_group(env, [row] * 3, TokenClient(counted, engine.tokenizer), "m", {})
+    rollouts = await generate_group(env, [row] * 3, TokenClient(counted, engine.tokenizer), "m", {})
     assert [one["error"] is None for one in rollouts].count(False) == 1
     assert [one["reward"] for one in rollouts].count(1.0) == 2
 
 
 async def test_a_prompt_that_is_too_long_ends_the_rollout_as_truncated(engine):
     env = tool_env(1)
-    (rollout,) = await play_group(env, [peer_task(env.get_dataset()[0])], client_of(engine, max_seq_len=5), "m", {})
+    (rollout,) = await generate_group(env, [peer_task(env.get_dataset()[0])], client_of(engine, max_seq_len=5), "m", {})
     assert (rollout["is_truncated"], rollout["error"]) == (True, None)
 
 
@@ -157,7 +157,7 @@ async def samples_with(history, template=FORGETFUL, say=lambda prompt: "<think>h
     engine.tokenizer.chat_template = template
     env = two_turns()
     client = client_of(engine, history=history, **options)
-    (rollout,) = await play_group(env, [peer_task(env.get_dataset()[0])], client, "m", {})
+    (rollout,) = await generate_group(env, [peer_task(env.get_dataset()[0])], client, "m", {})
     return engine, export_samples(rollout)
 
 
@@ -210,7 +210,7 @@ async def test_exact_history_with_tools():
     engine = ScriptedTokens()
     env = tool_env(1)
     client = client_of(engine, history="exact")
-    (rollout,) = await play_group(env, [peer_task(env.get_dataset()[0])], client, "m", {})
+    (rollout,) = await generate_group(env, [peer_task(env.get_dataset()[0])], client, "m", {})
     assert rollout["reward"] == 1.0
     assert engine.calls[1][0][len(engine.calls[0][0]) :][: len(engine.made[0])] == engine.made[0]
 
@@ -230,7 +230,7 @@ async def test_many_at_once_keep_their_own_tokens(engine):
     env = tool_env(8)
     rows = [peer_task(env.get_dataset()[n]) for n in range(8)]
     client = client_of(engine)
-    groups = await asyncio.gather(*(play_group(env, [row], client, "m", {}) for row in rows))
+    groups = await asyncio.gather(*(generate_group(env, [row], client, "m", {}) for row in rows))
     for n, (rollout,) in enumerate(groups):
         (sample,) = export_samples(rollout)
         assert engine.tokenizer.decode(sample.response_ids).startswith(CALL % n)

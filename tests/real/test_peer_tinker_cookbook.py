@@ -16,7 +16,7 @@ from tinker_cookbook.rl.data_processing import assemble_training_data, compute_a
 
 from support.integration_envs import ScriptedTokens, tool_env
 from support.peer_double import differences
-from verifiers_trainer.integrations.common import peer_task, play_group
+from verifiers_trainer.integrations.common import generate_group, peer_task
 from verifiers_trainer.integrations.tinker import TinkerClient, VerifiersGroupBuilder, to_trajectory_group
 
 pytestmark = pytest.mark.real
@@ -36,7 +36,7 @@ class Engine(ScriptedTokens):
 async def group_of(*rewards):
     env, engine = tool_env(1), Engine()
     rows = [peer_task(env.get_dataset()[0])] * len(rewards)
-    rollouts = await play_group(env, rows, TinkerClient(engine), "m", {})
+    rollouts = await generate_group(env, rows, TinkerClient(engine), "m", {})
     for rollout, reward in zip(rollouts, rewards, strict=True):
         rollout["reward"] = reward
     return to_trajectory_group(rollouts), engine

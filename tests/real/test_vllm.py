@@ -131,7 +131,7 @@ class Compares(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         step = state.global_step
         self.weights[step] = self.copied()
-        self.trained += [t for g in self.trainer._batch.groups for r in g.records for t in r.turns]
+        self.trained += [t for g in self.trainer._batch.groups for r in g.rollouts for t in r.turns]
         prompt, tokens, served = ask(self.server, self.trainer.engine.served_model)
         self.differences.append(float((self.logprobs(step, prompt, tokens) - served).abs().max()))
         self.from_first.append(float((self.logprobs(0, prompt, tokens) - served).abs().max()))
@@ -143,7 +143,7 @@ class Compares(TrainerCallback):
             expected = self.logprobs(
                 int(turn.version), turn.prompt_ids.tolist(), turn.completion_ids.tolist(), temperature
             )
-            found.append(float((expected - torch.from_numpy(turn.logprobs)).abs().max()))
+            found.append(float((expected - torch.from_numpy(turn.sampler_logprobs)).abs().max()))
         return found
 
 

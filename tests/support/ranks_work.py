@@ -13,8 +13,8 @@ import torch
 from transformers import TrainerCallback
 
 from support.training import metrics_of, run, small_trainer, toy_env, weights_hash
-from verifiers_trainer.algorithm.batch import Group, Record, build
-from verifiers_trainer.algorithm.samples import Turn
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.policy.logprobs import install_logprob_forward
@@ -66,7 +66,7 @@ def at_step(trainer: Any, rank: int, step: int, act: Any) -> None:
 
 
 def poison(rows: Any) -> None:
-    rows[0].mu[np.flatnonzero(rows[0].loss_mask)[0]] = float("nan")
+    rows[0].sampler_logprobs[np.flatnonzero(rows[0].loss_mask)[0]] = float("nan")
 
 
 def fail(rows: Any) -> None:
@@ -152,7 +152,7 @@ def group(index: int, lengths: list[int]) -> Group:
         ids = np.random.default_rng([index, number]).integers(5, 40, length + 3)
         turn = Turn(ids[:3], ids[3:], np.full(length, -3.6), 0, False)
         text = {"prompt": [], "completion": [], "answer": ""}
-        records.append(Record((turn,), float(number % 2), {}, None, "stop", False, text))
+        records.append(Rollout((turn,), float(number % 2), {}, None, "stop", False, text))
     return Group(index, index, tuple(records))
 
 

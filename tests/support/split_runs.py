@@ -58,8 +58,8 @@ OF_ANOTHER_RUN = -1
 
 
 def of_version(given: Group, version: int) -> Group:
-    records = [replace(r, turns=tuple(replace(t, version=version) for t in r.turns)) for r in given.records]
-    return replace(given, records=tuple(records))
+    rollouts = [replace(r, turns=tuple(replace(t, version=version) for t in r.turns)) for r in given.rollouts]
+    return replace(given, rollouts=tuple(rollouts))
 
 
 def one_written_one_sampled() -> list[Group]:
@@ -80,7 +80,7 @@ class GivenRollouts(RLTrainer):
 
     def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
         rows = inputs.rows_R[self.ranks.rank]
-        self.needed.append(old_logprobs.needs_old(self.args, rows))
+        self.needed.append(old_logprobs.needs_old(rows, self.args.num_iterations, self.args.anchor))
         return super().training_step(model, inputs, *rest)
 
 
@@ -94,7 +94,8 @@ def train_given(folder: str, each_rank_decides: bool = False, **settings: Any) -
     trainer = GivenRollouts(small_policy(), toy_env(), config, build_tiny_tokenizer())
     trainer.needed = []
     if each_rank_decides:
-        old_logprobs.some_rank_needs_old = lambda config, rows, ranks: old_logprobs.needs_old(config, rows)
+        agree = trainer.ranks.any
+        trainer.ranks.any = lambda flags, what: list(flags) if "policy of the batch" in what else agree(flags, what)
     trainer.train()
     return ended(trainer, needed=trainer.needed)
 

@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 import verifiers as vf
-from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.settings.config import RLConfig
@@ -105,7 +105,7 @@ def run(trainer: RLTrainer, **options: Any) -> StepLog:
     return log
 
 
-def first_batch(trainer: RLTrainer) -> StepBatch:
+def first_batch(trainer: RLTrainer) -> TrainBatch:
     """Start engine and pipeline, and take the first batch, without training on it."""
     trainer.begin()
     assert trainer.orchestrator is not None

@@ -15,10 +15,11 @@ import torch
 
 from support.tiny_models import VOCABULARY, tiny_gpt2, tiny_llama, tiny_qwen3
 from verifiers.errors import ConfigError
+from verifiers.types import Turn
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS, step_weights
 from verifiers_trainer.algorithm.losses import LossInput, resolve_loss
 from verifiers_trainer.algorithm.packing import pack
-from verifiers_trainer.algorithm.samples import Sample, Turn, rollout_samples
+from verifiers_trainer.algorithm.samples import Sample, rollout_samples
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())
@@ -125,7 +126,7 @@ def ragged_samples(model, count: int = 13) -> list[Sample]:
             with torch.no_grad():
                 out = model(input_ids=torch.from_numpy(sample.token_ids).long(), inv_temperature=1 / 0.7)
             near = (out.logprobs.numpy() + rng.normal(0, 0.05, sample.num_tokens)) * sample.loss_mask
-            samples.append(replace(sample, logprobs=near.astype(np.float32)))
+            samples.append(replace(sample, sampler_logprobs=near.astype(np.float32)))
     return samples
 
 
@@ -144,7 +145,7 @@ def step_gradient(model, samples, aggregation, *, loss="cispo", world=1, num_chu
                 loss_mask=tensors["loss_mask"],
                 num_chunks=num_chunks,
             )
-            names = ("mu", "advantage", "loss_mask", "seq_ids")
+            names = ("sampler_logprobs", "advantage", "loss_mask", "seq_ids")
             losses = loss_of(LossInput(out.logprobs, *(tensors[n] for n in names)))
             (world * (tensors["weight"] * losses).sum()).backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()]) / world
@@ -200,7 +201,7 @@ def test_a_denominator_of_each_row_would_depend_on_layout():
             t = row.to_tensors()
             out = model(input_ids=t["token_ids"], position_ids=t["position_ids"])
             losses = resolve_loss("cispo")(
-                LossInput(out.logprobs, t["mu"], t["advantage"], t["loss_mask"], t["seq_ids"])
+                LossInput(out.logprobs, t["sampler_logprobs"], t["advantage"], t["loss_mask"], t["seq_ids"])
             )
             (losses.sum() / t["loss_mask"].sum() / len(rows)).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])

@@ -9,16 +9,16 @@ import pytest
 import verifiers as vf
 from support.pipeline import pipeline_config
 from verifiers.rollouts.state import TrajectoryStep, record_tokens
-from verifiers.types import ResponseTokens
-from verifiers_trainer.algorithm.batch import Group, Record, build, reward_histogram
-from verifiers_trainer.algorithm.samples import Turn, merge_turns
+from verifiers.types import ResponseTokens, Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, reward_histogram
+from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.settings.config import RLConfig
 
 
 def record(reward, tokens=3, prompt=2, version=0, error=None, truncated=False, metrics=None):
     turn = Turn(np.arange(prompt) + 1, np.arange(tokens) + 10, np.full(tokens, -0.5), version, truncated)
     turns = (turn,) if tokens else ()
-    return Record(
+    return Rollout(
         turns, reward, metrics or {}, error, "stop", truncated, {"prompt": [], "completion": [], "answer": ""}
     )
 
@@ -44,7 +44,7 @@ def test_every_live_token_is_in_one_row_with_its_advantage_and_its_share():
     assert row.weight[row.loss_mask] == pytest.approx(np.full(24, 1 / 24))
     assert not row.weight[~row.loss_mask].any()
     assert sorted(set(row.advantage[row.loss_mask].tolist())) == [-0.75, -0.5, 0.25, 0.5]
-    assert row.mu[row.loss_mask] == pytest.approx(-0.5)
+    assert row.sampler_logprobs[row.loss_mask] == pytest.approx(-0.5)
 
 
 def test_unknown_rewards_and_dead_groups_carry_no_loss():
@@ -149,11 +149,11 @@ def test_truncated_rollouts_get_the_reward_zero_only_when_asked():
     cut = vf.State(reward=0.9, is_truncated=True)
     whole = vf.State(reward=0.9)
     zero = RLConfig(zero_truncated_completions=True)
-    assert Record.of(cut).reward == 0.9
-    assert Record.of(cut, zero).reward == 0.0
-    assert Record.of(whole, zero).reward == 0.9
+    assert cut.rollout().reward == 0.9
+    assert apply_length_rules(cut.rollout(), zero).reward == 0.0
+    assert apply_length_rules(whole.rollout(), zero).reward == 0.9
     failed = vf.State(reward=float("nan"), is_truncated=True, error=vf.RolloutTimeout("too long"))
-    assert math.isnan(Record.of(failed, zero).reward)
+    assert math.isnan(apply_length_rules(failed.rollout(), zero).reward)
 
 
 # --- the turns of a finished rollout ----------------------------------------------------------------------------
@@ -183,38 +183,38 @@ REWRITTEN = ([1, 2], [3, 4]), ([1, 2, 4, 5], [6]), ([1, 2, 4, 5, 6, 7], [8]), ([
 @pytest.mark.parametrize("drop", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2, 3, 4)])
 @pytest.mark.parametrize("turns", [GROWING, REWRITTEN], ids=["growing", "rewritten"])
 def test_turns_are_what_was_sent_and_sampled_whatever_they_share(turns, drop):
-    record = Record.of(state_of(*turns, drop=drop))
+    record = state_of(*turns, drop=drop).rollout()
 
     kept = [turn for number, turn in enumerate(turns) if number not in drop]
     assert [(t.prompt_ids.tolist(), t.completion_ids.tolist()) for t in record.turns] == list(kept)
     assert [turn.version for turn in record.turns] == [n for n in range(len(turns)) if n not in drop]
     for before, turn in itertools.pairwise(record.turns):
         everything = [*before.prompt_ids.tolist(), *before.completion_ids.tolist()]
-        assert turn.prompt_ids[: turn.shared].tolist() == everything[: turn.shared]
+        assert turn.prompt_ids[: turn.num_shared].tolist() == everything[: turn.num_shared]
     assert [turn.is_truncated for turn in record.turns] == [n == 1 for n in range(len(turns)) if n not in drop]
 
 
 def test_a_hint_of_another_turn_than_the_one_before_would_be_wrong():
     """The twin: taken over as it is, what the third step shares with the second would be claimed of the first."""
     state = state_of(([1, 2], [3]), ([7, 8, 9, 9], [6]), ([7, 8, 9, 9, 6, 5], [4]), drop=(1,))
-    first, third = Record.of(state).turns
+    first, third = state.rollout().turns
     assert state["trajectory"][1]["tokens"].shared == 5
-    assert third.shared == 0
+    assert third.num_shared == 0
     assert len(merge_turns([first, third])) == 2
-    wrong = Turn(third.prompt_ids, third.completion_ids, third.logprobs, shared=5)
+    wrong = Turn(third.prompt_ids, third.completion_ids, third.sampler_logprobs, num_shared=5)
     assert len(merge_turns([first, wrong])) == 1
 
 
 def test_steps_without_tokens_are_no_turns():
     state = state_of(*GROWING)
     state["trajectory"].insert(1, TrajectoryStep([], []))
-    assert len(Record.of(state).turns) == 4
-    assert Record.of(vf.State()).turns == ()
+    assert len(state.rollout().turns) == 4
+    assert vf.State().rollout().turns == ()
 
 
 def test_prompts_that_continue_each_other_are_kept_once():
     turns = [(list(range(1, 4 * n + 2)), [4 * n + 2, 4 * n + 3]) for n in range(20)]
-    record = Record.of(state_of(*turns))
+    record = state_of(*turns).rollout()
     memory = {id(turn.prompt_ids.base): turn.prompt_ids.base.nbytes for turn in record.turns}
     assert list(memory.values()) == [4 * len(turns[-1][0])]
     assert sum(turn.prompt_ids.nbytes for turn in record.turns) > 9 * sum(memory.values())

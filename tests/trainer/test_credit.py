@@ -11,8 +11,8 @@ import verifiers as vf
 from support.training import digits, first_batch, rows, run, small_trainer
 from verifiers.errors import ConfigError
 from verifiers.testing import FakeServer, ScriptedClient
-from verifiers_trainer.algorithm.batch import Group, Record, build
-from verifiers_trainer.algorithm.samples import Turn
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
@@ -24,7 +24,7 @@ def turn(start, size=2):
 
 def record(reward, turn_rewards=(), turns=2, **metrics):
     made, text = tuple(turn(3 + 10 * n) for n in range(turns)), {"prompt": [], "completion": [], "answer": ""}
-    return Record(made, reward, metrics, None, "stop", False, text, turn_rewards)
+    return Rollout(made, reward, metrics, None, "stop", False, text, turn_rewards)
 
 
 def config(**settings):
@@ -95,7 +95,7 @@ def test_rewards_of_turns_reach_the_batch_and_a_run(tmp_path):
     trainer = small_trainer(tmp_path, env, credit="turn", gamma=0.9, temperature=1.5, max_steps=2, inference="embedded")
     batch = first_batch(trainer)
     trainer.close()
-    given = [record.turn_rewards for group in batch.groups for record in group.records if record.turn_rewards]
+    given = [record.turn_rewards for group in batch.groups for record in group.rollouts if record.turn_rewards]
     assert given
     assert all(len(one) == 2 and min(one) >= 0 and max(one) <= 1 for one in given)
     log = run(small_trainer(tmp_path / "run", env, credit="turn", gamma=0.9, temperature=1.5, inference="embedded"))
@@ -113,7 +113,7 @@ def test_a_reward_that_scoring_wrote_into_the_steps_is_not_counted_again(tmp_pat
     trainer = small_trainer(tmp_path, env, credit="turn", temperature=1.5, inference="embedded")
     batch = first_batch(trainer)
     trainer.close()
-    assert {record.turn_rewards for group in batch.groups for record in group.records} == {()}
+    assert {record.turn_rewards for group in batch.groups for record in group.rollouts} == {()}
     results = env.evaluate(ScriptedClient("12"), "m", num_examples=2, keep_states=True)
     assert {step["reward"] for state in results["states"] for step in state["trajectory"]} == {1.0}  # what it wrote
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_keeps_what_advantages_need(tmp_path):
     save_pipeline(tmp_path, PipelineState(ready=[group]), 5, {})
     ((again,), version) = (load_pipeline(tmp_path)[0].ready, load_pipeline(tmp_path)[1])
     assert (again.env, again.weights, version) == ("sums", {"right": 2.0}, 5)
-    assert again.records[0].turn_rewards == (0.5, 0.0)
+    assert again.rollouts[0].turn_rewards == (0.5, 0.0)
     settings = config(credit="turn")
     for one, other in zip(again.turn_advantages(settings), group.turn_advantages(settings), strict=True):
         np.testing.assert_array_equal(one, other)

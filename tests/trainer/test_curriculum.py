@@ -29,7 +29,7 @@ def played(trainer, **options):
     steps = []
     log = StepLog()
     log.on_step_end = lambda *_, **__: steps.append(
-        [group.records[0].text["prompt"][-1]["content"] for group in trainer._batch.groups]
+        [group.rollouts[0].text["prompt"][-1]["content"] for group in trainer._batch.groups]
     )
     trainer.add_callback(log)
     trainer.train(**options)

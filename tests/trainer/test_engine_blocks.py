@@ -70,7 +70,7 @@ def test_code_runs_and_what_it_printed_carries_no_loss(tmp_path, taught):
     tokenizer = blind_tokenizer()
     with trainer_of(tmp_path, env(), taught) as trainer:
         batch = first_batch(trainer)
-    records = [record for group in batch.groups for record in group.records]
+    records = [record for group in batch.groups for record in group.rollouts]
     ran = [record for record in records if len(record.turns) > 1]
     assert len(ran) >= 3, "the model does not write its block"
     for record in ran:

@@ -87,7 +87,7 @@ def test_calls_results_and_answers_are_trained_exactly_as_sampled(tmp_path, teac
     model, tokenizer = teach(), build_tiny_tokenizer()
     with trainer_of(tmp_path, model, embedded_mode=mode, zero_variance="keep") as trainer:
         batch = first_batch(trainer)
-        records = [record for group in batch.groups for record in group.records]
+        records = [record for group in batch.groups for record in group.rollouts]
         called = [record for record in records if len(record.turns) > 1]
         assert len(called) >= 3, "the model does not call its tool"
         for record in called:
@@ -101,7 +101,9 @@ def test_calls_results_and_answers_are_trained_exactly_as_sampled(tmp_path, teac
         spoken = [turn.completion_ids for record in records for turn in record.turns]
         assert sorted(np.concatenate(trained).tolist()) == sorted(np.concatenate(spoken).tolist())
         for row in (row for rows in batch.rows_R for row in rows):
-            assert (row_logprobs(model, row, TEMPERATURE) - torch.from_numpy(row.mu))[row.loss_mask].abs().max() < 1e-3
+            assert (row_logprobs(model, row, TEMPERATURE) - torch.from_numpy(row.sampler_logprobs))[
+                row.loss_mask
+            ].abs().max() < 1e-3
         assert any(record.reward == 1.0 for record in records)
 
 

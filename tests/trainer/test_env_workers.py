@@ -45,7 +45,7 @@ def game(tmp_path, monkeypatch):
 
 
 def pids(batches):
-    return {int(record.metrics["pid"]) for batch in batches for group in batch.groups for record in group.records}
+    return {int(record.metrics["pid"]) for batch in batches for group in batch.groups for record in group.rollouts}
 
 
 def test_rollouts_are_played_and_scored_elsewhere_and_trained_here(game):
@@ -57,7 +57,7 @@ def test_rollouts_are_played_and_scored_elsewhere_and_trained_here(game):
     assert os.getpid() not in workers
     for batch in batches:
         assert [group.rewards.mean() for group in batch.groups] == [0.5, 0.5]
-        assert {len(record.turns) for group in batch.groups for record in group.records} == {1}
+        assert {len(record.turns) for group in batch.groups for record in group.rollouts} == {1}
     for worker in workers:  # none is left behind
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)

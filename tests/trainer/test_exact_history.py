@@ -13,9 +13,8 @@ from support.fake_vllm import FakeVLLM
 from support.integration_envs import ScriptedTokens, tool_env
 from support.training import first_batch, run, small_config, small_policy, small_trainer, toy_env
 from verifiers.errors import ConfigError, ModelRefused, OverlongPromptError
-from verifiers.runs.runner import Job, RunContext, play_and_score
+from verifiers.runs.runner import Job, RunContext, generate_and_score
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens
-from verifiers_trainer.algorithm.batch import Record
 from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.engines.exact.client import ExactClient
 from verifiers_trainer.engines.exact.history import require_exact_history
@@ -110,7 +109,7 @@ class TokenServer:
 async def played(env, client, **sampling):
     example = next(iter(env.train_table))
     context = RunContext(client=client, model="m", sampling_args=sampling, require_tokens=True, seed=0)
-    return await play_and_score(env, Job(example, 0, 1, 0), context)
+    return await generate_and_score(env, Job(example, 0, 1, 0), context)
 
 
 # --- with the trainer and a real engine --------------------------------------------------------------------------
@@ -125,7 +124,7 @@ def trainer_with(tmp_path, env=None, template=REASONING, model=None, **settings)
 
 def samples_per_rollout(trainer):
     with trainer:
-        records = [record for group in first_batch(trainer).groups for record in group.records]
+        records = [record for group in first_batch(trainer).groups for record in group.rollouts]
     assert {record.error for record in records} == {None}
     return [len(merge_turns(record.turns)) for record in records], records
 
@@ -150,7 +149,7 @@ def test_the_tokens_of_a_conversation_are_those_of_a_template_that_only_appends(
         for mine, theirs in zip(a.turns[: cut + 1], b.turns, strict=False):
             assert mine.prompt_ids.tolist() == theirs.prompt_ids.tolist()
             assert mine.completion_ids.tolist() == theirs.completion_ids.tolist()
-            assert mine.logprobs.tolist() == theirs.logprobs.tolist()
+            assert mine.sampler_logprobs.tolist() == theirs.sampler_logprobs.tolist()
 
 
 def test_training_and_the_hooks_go_by_it(tmp_path):
@@ -204,7 +203,7 @@ async def test_thoughts_stay_in_what_the_model_is_asked_with():
     assert second.startswith(f"{first}<think>a</think>1<|im_end|>\n<|im_start|>user\nGo on.<|im_end|>\n")
     assert third.startswith(f"{second}<think>b</think>2<|im_end|>\n<|im_start|>user\nGo on.")
     assert [m["content"] for m in state["completion"]][::2] == [f"<think>{t}</think>{n}" for t, n in ("a1", "b2", "c3")]
-    (sample,) = merge_turns(Record.of(state).turns)
+    (sample,) = merge_turns(state.rollout().turns)
     trained = server.tokenizer.decode(sample.token_ids[sample.loss_mask])
     assert trained == "<think>a</think>1<|im_end|><think>b</think>2<|im_end|><think>c</think>3<|im_end|>"
 
@@ -212,7 +211,7 @@ async def test_thoughts_stay_in_what_the_model_is_asked_with():
 async def test_a_turn_that_was_cut_gets_an_end_that_is_not_trained():
     server = TokenServer("1", ends=False)
     state = await played(talk(), server.client())
-    (sample,) = merge_turns(Record.of(state).turns)
+    (sample,) = merge_turns(state.rollout().turns)
     assert "1<|im_end|>\n<|im_start|>user" in server.prompts()[1]
     assert server.tokenizer.decode(sample.token_ids[sample.loss_mask]) == "111"
 
@@ -227,7 +226,7 @@ async def test_tools_are_called_and_answered():
     first, second = server.prompts()
     assert "<tools>" in first
     assert second.startswith(first + server.script[0] + "<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n")
-    assert len(merge_turns(Record.of(state).turns)) == 1
+    assert len(merge_turns(state.rollout().turns)) == 1
 
 
 async def test_thoughts_are_set_apart_when_asked():

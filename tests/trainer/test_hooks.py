@@ -32,7 +32,7 @@ def trainer_of(kind, folder, env=None, **settings):
 
 
 def questions(batch):
-    return [group.records[0].text["prompt"][-1]["content"] for group in batch.groups]
+    return [group.rollouts[0].text["prompt"][-1]["content"] for group in batch.groups]
 
 
 # --- calling ----------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_fewer_rows_than_a_step_takes_are_played_several_times_and_it_is_said(tm
     batch = first_batch(trainer)
     trainer.close()
     assert questions(batch) == ["only", "only"]
-    texts = [[record.text["completion"][-1]["content"] for record in group.records] for group in batch.groups]
+    texts = [[record.text["completion"][-1]["content"] for record in group.rollouts] for group in batch.groups]
     assert texts[0] != texts[1]  # the same example twice in a step is sampled twice, not copied
     assert "get_batch returned 1 rows, and a step takes 2" in caplog.text
 
@@ -181,7 +181,7 @@ def test_rollouts_that_a_subclass_played_are_trained_on_the_tokens_that_were_sam
     assert [step["staleness/max"] for step in log.steps] == [0, 0]
     assert {line["policy_version"] for line in metrics_of(tmp_path)} == {1, 2}
     group = trainer._batch.groups[0]
-    assert {record.oldest_version for record in group.records} == {1}
+    assert {record.oldest_version for record in group.rollouts} == {1}
     assert trainer.state.epoch == 4 / 40
 
 
@@ -211,7 +211,7 @@ class TwoTurns(vf.MultiTurnEnv):
 def test_several_turns_of_a_rollout_keep_their_tokens(tmp_path):
     trainer = trainer_of(PlaysItself, tmp_path, TwoTurns(), max_steps=1)
     log = run(trainer)
-    assert {len(record.turns) for group in trainer._batch.groups for record in group.records} == {2}
+    assert {len(record.turns) for group in trainer._batch.groups for record in group.rollouts} == {2}
     assert log.steps[0]["sampler/log_ratio_abs"] < 1e-4
 
 
@@ -242,7 +242,7 @@ def test_groups_may_be_returned_and_equal_rewards_end_the_run(tmp_path):
     kept = first_batch(source := small_trainer(tmp_path / "source")).groups
     source.close()
     trainer = trainer_of(Again, tmp_path / "again", max_steps=1)
-    assert run(trainer).steps[0]["rollouts/trained"] == sum(len(group.records) for group in kept)
+    assert run(trainer).steps[0]["rollouts/trained"] == sum(len(group.rollouts) for group in kept)
 
     class Equal(PlaysItself):
         def get_batch(self):
@@ -285,7 +285,7 @@ def test_weights_that_change_in_a_hook_change_rewards_and_score_nothing_again(tm
     calls, records = [], []
     trainer = trainer_of(Weighs, tmp_path, two_rubrics(calls), max_steps=6, zero_variance="keep")
     log = StepLog()
-    log.on_step_end = lambda *_, **__: records.extend((g.index, r) for g in trainer._batch.groups for r in g.records)
+    log.on_step_end = lambda *_, **__: records.extend((g.index, r) for g in trainer._batch.groups for r in g.rollouts)
     trainer.add_callback(log)
     trainer.train()
     assert {index // 8 for index, _ in records} == {0, 1}
@@ -300,7 +300,7 @@ def test_without_the_hook_the_rubric_decides(tmp_path):
     trainer = trainer_of(RLTrainer, tmp_path, two_rubrics(), zero_variance="keep")
     batch = first_batch(trainer)
     trainer.close()
-    for record in (record for group in batch.groups for record in group.records):
+    for record in (record for group in batch.groups for record in group.rollouts):
         assert record.reward == pytest.approx(record.metrics["counted"] + record.metrics["length"])
 
 

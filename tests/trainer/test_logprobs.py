@@ -270,7 +270,7 @@ def test_small_logits_are_kept_for_the_gradient_and_large_ones_made_again(name, 
 
     expected = gradient()
     if kept_bytes is not None:
-        monkeypatch.setattr(logprobs_module, "KEPT_LOGITS_BYTES", kept_bytes)
+        monkeypatch.setattr(logprobs_module, "STORED_LOGITS_BYTES", kept_bytes)
     products = head_products(model, monkeypatch)
     assert torch.equal(gradient(), expected)
     assert len(products) == num_products
@@ -299,7 +299,7 @@ def test_logits_of_unknown_size_and_those_of_a_fixed_number_of_head_calls_are_ma
 @pytest.mark.parametrize(("fitting", "num_chunks"), [(600, 2), (100, 5)], ids=["small vocabulary", "large"])
 def test_a_chunk_on_a_cpu_is_256_tokens_or_as_many_as_make_a_block_that_is_given_back(fitting, num_chunks, monkeypatch):
     head, hidden, labels = nn.Linear(4, 50), torch.randn(1200, 4), torch.zeros(1200, dtype=torch.int64)
-    monkeypatch.setattr(logprobs_module, "KEPT_LOGITS_BYTES", fitting * 50 * 4)
+    monkeypatch.setattr(logprobs_module, "STORED_LOGITS_BYTES", fitting * 50 * 4)
     chunks = []
 
     def counted(values):

@@ -7,7 +7,8 @@ import torch
 
 from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
-from verifiers_trainer.algorithm.batch import Group, Record
+from verifiers.types import Rollout
+from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.run.meters import FaultMeter, RatioMeter, SignalMeter, alarms, flops_utilisation
 from verifiers_trainer.run.sanity_checks import test_ratio as check_ratio
 
@@ -63,7 +64,7 @@ def test_a_disagreement_is_refused_and_reshaped_sampling_is_not_judged():
 
 
 def group_of(*records):
-    return Group(0, 5, tuple(Record((), reward, {}, error, None, False, {}) for reward, error in records))
+    return Group(0, 5, tuple(Rollout((), reward, {}, error, None, False, {}) for reward, error in records))
 
 
 def test_a_rollout_that_has_a_reward_has_not_failed():
@@ -124,7 +125,7 @@ def test_the_share_of_a_devices_peak():
 
 def test_a_batch_without_signal_is_said_once_and_its_end_is_said_too(caplog):
     meter = SignalMeter(pipeline_config(no_signal_steps=0))
-    same = Group(0, 0, tuple(Record((), 1.0, {}, None, "stop", False, {}) for _ in range(2)))
+    same = Group(0, 0, tuple(Rollout((), 1.0, {}, None, "stop", False, {}) for _ in range(2)))
     meter.note_nothing([same])
     meter.note_batch()
     assert [record.message[:22] for record in caplog.records] == ["a batch teaches nothin"]

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from support.training import first_batch, run, small_trainer
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm import old_logprobs
-from verifiers_trainer.algorithm.losses import LOSSES, LossInput, kl_penalty, resolve_loss
-from verifiers_trainer.algorithm.objective import Objective
+from verifiers_trainer.algorithm.losses import LOSSES, LossInput, Objective, kl_penalty, resolve_loss
+from verifiers_trainer.algorithm.packing import forward_arguments
 from verifiers_trainer.grpo import GRPOConfig
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 from verifiers_trainer.run import arguments
@@ -253,12 +252,12 @@ def test_two_steps_on_a_batch_are_a_hand_written_ppo(tmp_path):
     tensors, old, losses, clipped = [one.to_tensors() for one in rows], [], [], 0
     for one in tensors:
         with torch.no_grad():
-            old.append(model(**old_logprobs.forward_arguments(one)).logprobs)
+            old.append(model(**forward_arguments(one)).logprobs)
     for _ in range(2):
         total = 0.0
         optimizer.zero_grad()
         for one, before in zip(tensors, old, strict=True):
-            ratio = (model(**old_logprobs.forward_arguments(one)).logprobs - before).exp()
+            ratio = (model(**forward_arguments(one)).logprobs - before).exp()
             surrogate = torch.minimum(ratio * one["advantage"], ratio.clamp(0.98, 1.02) * one["advantage"])
             clipped += int(((ratio - 1).abs() > 0.02).sum())
             loss = -(one["weight"] * torch.where(one["loss_mask"], surrogate, 0.0)).sum()
@@ -316,7 +315,7 @@ def test_a_single_step_needs_no_pass_of_its_own_for_the_anchor(tmp_path):
     """In the first step the policy of the batch is the policy: the gradient is -A, and the correction o/μ is 1."""
     trainer = small_trainer(tmp_path, loss="ppo", anchor="recomputed", tis_cap=2.0, max_steps=1)
     (step,) = run(trainer).steps
-    assert all(one.old_logp is None for one in trainer._batch.rows_R[0])
+    assert all(one.old_logprobs is None for one in trainer._batch.rows_R[0])
     assert step["correction/factor"] == pytest.approx(1, abs=1e-4)
 
 
@@ -326,12 +325,12 @@ def test_trained_text_that_nobody_sampled_is_anchored_on_the_policy_of_the_batch
     trainer.close()
     one = batch.rows_R[0][0].to_tensors()
     one["version"] = torch.full_like(one["version"], -2)
-    log_pi = torch.linspace(-2, -1, len(one["mu"]))
-    assert torch.equal(old_logprobs.tokens_of(one, log_pi, "sampler").log_mu, log_pi)
-    one["old_logp"] = log_pi - 1
-    assert torch.equal(old_logprobs.tokens_of(one, log_pi, "sampler").log_mu, log_pi - 1)
-    assert old_logprobs.tokens_of(one, log_pi, "sampler").log_old is None
-    assert torch.equal(old_logprobs.tokens_of(one, log_pi, "recomputed").log_old, log_pi - 1)
+    log_pi = torch.linspace(-2, -1, len(one["sampler_logprobs"]))
+    assert torch.equal(LossInput.of(one, log_pi, "sampler").log_mu, log_pi)
+    one["old_logprobs"] = log_pi - 1
+    assert torch.equal(LossInput.of(one, log_pi, "sampler").log_mu, log_pi - 1)
+    assert LossInput.of(one, log_pi, "sampler").log_old is None
+    assert torch.equal(LossInput.of(one, log_pi, "recomputed").log_old, log_pi - 1)
 
 
 def test_a_policy_learns_with_several_steps_on_a_batch_a_correction_and_a_reference(tmp_path):

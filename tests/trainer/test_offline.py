@@ -62,8 +62,8 @@ def test_what_counts_as_finished_rollouts(tmp_path):
 def test_equal_prompts_are_siblings_and_their_text_is_tokenised_once():
     tokenizer = build_tiny_tokenizer()
     groups = read_groups(columns(), tokenizer, small_config("x"))
-    assert [len(group.records) for group in groups] == [2] * 6
-    (turn,) = groups[0].records[0].turns
+    assert [len(group.rollouts) for group in groups] == [2] * 6
+    (turn,) = groups[0].rollouts[0].turns
     assert tokenizer.decode(turn.completion_ids) == "12" + tokenizer.eos_token
     assert tokenizer.decode(turn.prompt_ids).endswith("assistant\n")
     assert turn.version == NOT_SAMPLED
@@ -82,10 +82,10 @@ def test_recorded_tokens_are_read_as_they_were_sampled(saved_run):
     results = vf.load_results(saved_run)
     groups = read_groups(saved_run, build_tiny_tokenizer(), small_config("x"))
     steps = [step for state in results["states"] for step in state["trajectory"]]
-    turns = [turn for group in groups for record in group.records for turn in record.turns]
+    turns = [turn for group in groups for record in group.rollouts for turn in record.turns]
     assert len(turns) == len(steps) == 32
     recorded = {(tuple(s["tokens"]["completion_ids"]), tuple(s["tokens"]["completion_logprobs"])) for s in steps}
-    assert {(tuple(t.completion_ids.tolist()), tuple(t.logprobs.tolist())) for t in turns} == recorded
+    assert {(tuple(t.completion_ids.tolist()), tuple(t.sampler_logprobs.tolist())) for t in turns} == recorded
     assert {turn.version for turn in turns} == {-1}  # the number of another run's policy means nothing here
 
 
@@ -197,6 +197,6 @@ def test_several_turns_of_text_are_each_trained(tmp_path):
     ]
     given = {"prompts": ["a", "a"], "completions": [talk, talk[:1]], "rewards": [1.0, 0.0]}
     groups = read_groups(given, build_tiny_tokenizer(), small_config("x"))
-    assert [len(record.turns) for record in groups[0].records] == [2, 1]
+    assert [len(record.turns) for record in groups[0].rollouts] == [2, 1]
     assert digits(talk) == 1
     run(trainer_of(tmp_path, given, batch_size=2, max_steps=1))

@@ -34,13 +34,14 @@ from verifiers.errors import (
     RunError,
     TooManyFaults,
 )
-from verifiers_trainer.algorithm.batch import Group, Record
+from verifiers.types import Rollout
+from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline import saved_state
 from verifiers_trainer.pipeline.custom_batches import ChosenRows
 from verifiers_trainer.pipeline.orchestrator import Orchestrator
 from verifiers_trainer.pipeline.schedule import Solved
 
-RECORD = Record((), 0.0, {}, None, "stop", False, {})
+RECORD = Rollout((), 0.0, {}, None, "stop", False, {})
 
 
 def eventually(condition, timeout_s=5.0):

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifiers.types import Turn
 from verifiers_trainer.algorithm.aggregation import step_weights
 from verifiers_trainer.algorithm.packing import fill, filler_row, pack
-from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample, Turn, rollout_samples
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample, rollout_samples
 
 
 def make_samples(lengths, seed: int = 0) -> list[Sample]:
@@ -62,7 +63,7 @@ def test_every_sample_is_whole_in_exactly_one_row(lengths, room, world, packing)
             assert row.token_ids[part].tolist() == sample.token_ids.tolist()
             assert row.loss_mask[part].tolist() == sample.loss_mask.tolist()
             assert not row.loss_mask[part][0]
-            np.testing.assert_array_equal(row.mu[part], sample.logprobs)
+            np.testing.assert_array_equal(row.sampler_logprobs[part], sample.sampler_logprobs)
             np.testing.assert_array_equal(row.advantage[part], sample.advantages)
             np.testing.assert_array_equal(row.version[part], sample.versions)
             np.testing.assert_array_equal(row.weight[part], weights[index].astype(np.float32))
@@ -135,10 +136,12 @@ def test_rows_become_tensors_with_the_documented_types():
     samples = make_samples([4, 3])
     ((row,),) = pack(samples, weights_of(samples), max_tokens=16)
     assert [row.token_ids.dtype, row.position_ids.dtype, row.seq_ids.dtype, row.version.dtype] == [np.int32] * 4
-    assert {a.dtype for a in (row.mu, row.advantage, row.weight, row.inv_temperature)} == {np.dtype(np.float32)}
+    assert {a.dtype for a in (row.sampler_logprobs, row.advantage, row.weight, row.inv_temperature)} == {
+        np.dtype(np.float32)
+    }
     tensors = row.to_tensors("cpu")
     assert "sample_indices" not in tensors
-    assert "ref_logp" not in tensors
+    assert "reference_logprobs" not in tensors
     assert tensors["token_ids"].dtype == tensors["seq_ids"].dtype == torch.int64
     assert tensors["loss_mask"].dtype == torch.bool
     assert tensors["weight"].dtype == torch.float32

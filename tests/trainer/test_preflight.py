@@ -30,14 +30,14 @@ def test_everything_is_tried_and_found_in_order(findings):
     found = findings()
     assert list(found) == [name for name, _ in CHECKS]
     assert all(finding.ok for finding in found.values()), found
-    assert "reward digits" in found["environment"].said.replace("rewards", "reward")
-    assert "version 1 is served" in found["weight push"].said
+    assert "reward digits" in found["environment"].message.replace("rewards", "reward")
+    assert "version 1 is served" in found["weight push"].message
 
 
 def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):
     found = findings(toy_env(lambda completion, **_: 0.0))
     assert found["optimizer step"].ok
-    assert "mean reward 0.000" in found["rollouts"].said
+    assert "mean reward 0.000" in found["rollouts"].message
 
 
 def test_a_tracker_that_is_not_there_is_a_note(findings, monkeypatch):
@@ -66,7 +66,7 @@ def changed_tokens(monkeypatch, change):
 def last(found):
     name, finding = list(found.items())[-1]
     assert finding.ok is False, found
-    return name, finding.said
+    return name, finding.message
 
 
 def test_log_probabilities_of_another_distribution_are_found(findings, monkeypatch):

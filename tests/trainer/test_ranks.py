@@ -127,10 +127,10 @@ def test_rows_travel_bit_for_bit():
     back = from_bytes(to_bytes(rows))
     assert len(back) == len(rows)
     for row, other in zip(rows, back, strict=True):
-        for name in ("token_ids", "mu", "weight", "loss_mask", "sample_indices"):
+        for name in ("token_ids", "sampler_logprobs", "weight", "loss_mask", "sample_indices"):
             assert getattr(row, name).dtype == getattr(other, name).dtype
             assert getattr(row, name).tobytes() == getattr(other, name).tobytes()
-        assert other.ref_logp is None
+        assert other.reference_logprobs is None
 
 
 def test_what_a_callback_of_one_rank_decides_all_do(on):

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifiers.types import Turn
 from verifiers_trainer.algorithm.samples import (
     NOT_SAMPLED,
-    Turn,
     is_overlong,
-    is_truncated,
     merge_turns,
     rollout_samples,
 )
@@ -32,9 +31,9 @@ def test_turns_that_extend_each_other_become_one_sample():
     assert sample.token_ids.tolist() == [1, 15, 9, 7, END, 30, 31, 8, 8, END]
     assert sample.loss_mask.tolist() == [False] * 3 + [True] * 2 + [False] * 2 + [True] * 3
     assert sample.versions.tolist() == [NOT_SAMPLED] * 3 + [4, 4] + [NOT_SAMPLED] * 2 + [5, 5, 5]
-    np.testing.assert_allclose(sample.logprobs, [0, 0, 0, -0.5, -0.51, 0, 0, -0.5, -0.51, -0.52], rtol=1e-6)
+    np.testing.assert_allclose(sample.sampler_logprobs, [0, 0, 0, -0.5, -0.51, 0, 0, -0.5, -0.51, -0.52], rtol=1e-6)
     assert (sample.num_trained, sample.oldest_version) == (5, 4)
-    arrays = (sample.token_ids, sample.loss_mask, sample.logprobs, sample.versions, sample.advantages)
+    arrays = (sample.token_ids, sample.loss_mask, sample.sampler_logprobs, sample.versions, sample.advantages)
     assert [a.dtype for a in arrays] == [np.int32, bool, np.float32, np.int32, np.float32]
 
 
@@ -78,14 +77,14 @@ def test_versions_may_change_inside_a_completion():
 def test_the_shared_hint_is_a_lower_bound_and_the_rest_is_compared():
     first, grown, other = turn([1, 15, 9], [7, END]), [1, 15, 9, 7, END, 30], [1, 15, 9, 8, END, 30]
     for shared in range(6):
-        assert len(merge_turns([first, turn(grown, [4], shared=shared)])) == 1
+        assert len(merge_turns([first, turn(grown, [4], num_shared=shared)])) == 1
     for shared in range(4):
-        assert len(merge_turns([first, turn(other, [4], shared=shared)])) == 2
+        assert len(merge_turns([first, turn(other, [4], num_shared=shared)])) == 2
 
 
 def test_the_shared_hint_speaks_of_the_previous_turn_only():
     first, second = turn([1, 10], [3, END]), turn([1, 20], [5, END])
-    third = turn([1, 20, 5, END, 21], [6], shared=4)
+    third = turn([1, 20, 5, END, 21], [6], num_shared=4)
     assert [len(s.token_ids) for s in merge_turns([first, second, third])] == [4, 6]
 
 
@@ -148,8 +147,8 @@ def test_a_rollout_without_completions_is_empty():
 
 def test_length_and_truncation_are_told_before_samples_are_made():
     turns = [turn([1, 5], [6], is_truncated=True), turn([1, 5, 6, 9], [7])]
-    assert is_truncated(turns)
-    assert not is_truncated(turns[1:])
+    assert rollout_samples(turns, 1.0, mask_truncated=True).excluded == "truncated"
+    assert rollout_samples(turns[1:], 1.0, mask_truncated=True).excluded is None
     assert is_overlong(turns, 4)
     assert not is_overlong(turns, 5)
 
@@ -188,7 +187,7 @@ def rollouts(draw) -> list[Turn]:
             *previous.completion_ids.tolist(),
         ]
         shared = draw(st.integers(0, previous.num_tokens)) if same and previous else 0
-        turns.append(Turn(prompt, completion, logprobs, len(turns), shared=shared))
+        turns.append(Turn(prompt, completion, logprobs, len(turns), num_shared=shared))
         context = prompt + completion + draw(st.lists(ids, max_size=3))
         if draw(st.integers(0, 3)) == 0:
             context = context[draw(st.integers(0, len(context) - 1)) :]
@@ -199,10 +198,10 @@ def rollouts(draw) -> list[Turn]:
 @settings(max_examples=150, deadline=None)
 def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
     samples = merge_turns(turns)
-    trained = np.concatenate([s.logprobs[s.loss_mask] for s in samples]) if samples else np.zeros(0)
-    assert sorted(trained) == sorted(np.concatenate([t.logprobs for t in turns]))
+    trained = np.concatenate([s.sampler_logprobs[s.loss_mask] for s in samples]) if samples else np.zeros(0)
+    assert sorted(trained) == sorted(np.concatenate([t.sampler_logprobs for t in turns]))
     for t in turns:
-        places = [(s, np.flatnonzero(np.isin(s.logprobs, t.logprobs))) for s in samples]
+        places = [(s, np.flatnonzero(np.isin(s.sampler_logprobs, t.sampler_logprobs))) for s in samples]
         places = [(s, where) for s, where in places if len(where)]
         assert len(places) == (1 if len(t.completion_ids) else 0)
         for s, where in places:
@@ -212,14 +211,14 @@ def test_every_sampled_token_is_trained_exactly_once_on_the_servers_ids(turns):
             assert s.loss_mask[start:end].all()
     for s in samples:
         assert not s.loss_mask[0]
-        assert not s.logprobs[~s.loss_mask].any()
+        assert not s.sampler_logprobs[~s.loss_mask].any()
         assert (s.versions[~s.loss_mask] == NOT_SAMPLED).all()
 
 
 @given(rollouts())
 @settings(max_examples=50, deadline=None)
 def test_hints_change_nothing_but_the_work(turns):
-    bare = [Turn(t.prompt_ids, t.completion_ids, t.logprobs, t.version) for t in turns]
+    bare = [Turn(t.prompt_ids, t.completion_ids, t.sampler_logprobs, t.version) for t in turns]
     for hinted, plain in zip(merge_turns(turns), merge_turns(bare), strict=True):
         assert hinted.token_ids.tolist() == plain.token_ids.tolist()
 
@@ -228,7 +227,7 @@ def growing(num_turns: int, per_turn: int = 50) -> list[Turn]:
     ids = np.arange(2 * per_turn * num_turns, dtype=np.int32)
     logprobs = np.zeros(per_turn, np.float32)
     cut = [(2 * i + 1) * per_turn for i in range(num_turns)]
-    return [Turn(ids[:c], ids[c : c + per_turn], logprobs, 0, shared=max(0, c - per_turn)) for c in cut]
+    return [Turn(ids[:c], ids[c : c + per_turn], logprobs, 0, num_shared=max(0, c - per_turn)) for c in cut]
 
 
 def test_tokens_grow_linearly_with_turns_not_quadratically():

@@ -25,9 +25,9 @@ from support.training import (
     toy_env,
 )
 from verifiers.errors import ConfigError, DatasetError
-from verifiers_trainer.algorithm.batch import Group, Record, build
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build
 from verifiers_trainer.algorithm.losses import LossInput
-from verifiers_trainer.algorithm.samples import Turn
 from verifiers_trainer.policy import checkpoint_files, loading, preparation
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -42,7 +42,7 @@ def batch_of(trainer):
 
 
 def records_of(batch):
-    return [record for group in batch.groups for record in group.records]
+    return [record for group in batch.groups for record in group.rollouts]
 
 
 # --- model ------------------------------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ def test_a_completion_is_bounded_after_the_first_prompt(tmp_path):
     assert max(record.num_sampled for record in records_of(batch_of(free))) > 3
 
 
-def turn(prompt, sampled, shared=0):
-    return Turn(np.arange(prompt) + 1, np.arange(sampled) + 1, np.full(sampled, -0.5), 0, shared=shared)
+def turn(prompt, sampled, num_shared=0):
+    return Turn(np.arange(prompt) + 1, np.arange(sampled) + 1, np.full(sampled, -0.5), 0, num_shared=num_shared)
 
 
 def record(reward, *turns):
-    return Record(turns, reward, {}, None, "stop", False, {"prompt": [], "completion": [], "answer": ""})
+    return Rollout(turns, reward, {}, None, "stop", False, {"prompt": [], "completion": [], "answer": ""})
 
 
 def group_of_lengths(*turns_of):
@@ -173,7 +173,7 @@ def built(**settings):
 
 
 def test_the_whole_rollout_after_its_first_prompt_counts_as_completion():
-    two_turns = (turn(4, 3), turn(10, 3, shared=7))
+    two_turns = (turn(4, 3), turn(10, 3, num_shared=7))
     group = group_of_lengths(two_turns, (turn(4, 3),))
     assert build([group], [], built(max_completion_len=9)).stats["rollouts/overlong"] == 0
     assert build([group], [], built(max_completion_len=8)).stats["rollouts/overlong"] == 1
@@ -203,7 +203,7 @@ def state_with(reward, prompt, sampled):
 def test_overlong_rollouts_count_in_the_baseline_or_not(overlong, known):
     settings = built(max_seq_len=10, overlong=overlong)
     states = state_with(1.0, 4, 20), state_with(0.0, 4, 2)
-    rewards = np.array([Record.of(state, settings).reward for state in states])
+    rewards = np.array([apply_length_rules(state.rollout(), settings).reward for state in states])
     assert (~np.isnan(rewards)).tolist() == known
 
 

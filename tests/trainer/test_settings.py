@@ -72,7 +72,7 @@ def test_the_documented_hosted_file_parses_as_it_is_and_means_the_same(read):
         "report_to": "wandb",
         "micro_batch_size": 8,
     }
-    assert "trainer.args.micro_batch_size" in dict(settings.chosen)
+    assert "trainer.args.micro_batch_size" in dict(settings.derived)
 
 
 def test_the_micro_batch_of_a_hosted_file_divides_its_batch(read):

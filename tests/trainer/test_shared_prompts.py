@@ -13,18 +13,16 @@ from hypothesis import strategies as st
 from transformers import MistralConfig
 
 from support.tiny_models import VOCABULARY, build, tiny_llama, tiny_qwen3
+from verifiers.types import Turn
 from verifiers_trainer.algorithm.aggregation import step_weights
-from verifiers_trainer.algorithm.old_logprobs import forward_arguments
-from verifiers_trainer.algorithm.packing import Row, pack, shared
-from verifiers_trainer.algorithm.prompt_sharing import Part
-from verifiers_trainer.algorithm.prompt_sharing import shared as parts_of
-from verifiers_trainer.algorithm.samples import Sample, Turn, rollout_samples
+from verifiers_trainer.algorithm.packing import PackedRow, Part, forward_arguments, pack, shared, shared_prompt_parts
+from verifiers_trainer.algorithm.samples import Sample, rollout_samples
 from verifiers_trainer.distributed.batch_sharing import from_bytes, to_bytes
 from verifiers_trainer.policy.forward_checks import can_share, check_packing, check_sharing
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 
-WHAT = ("token_ids", "loss_mask", "logprobs", "advantages", "versions")
-IN_ROW = ("token_ids", "loss_mask", "mu", "advantage", "version")
+WHAT = ("token_ids", "loss_mask", "sampler_logprobs", "advantages", "versions")
+IN_ROW = ("token_ids", "loss_mask", "sampler_logprobs", "advantage", "version")
 
 
 def make_groups(groups: list[tuple[int, list[int]]], seed: int = 0) -> list[Sample]:
@@ -43,7 +41,7 @@ def make_groups(groups: list[tuple[int, list[int]]], seed: int = 0) -> list[Samp
     return samples
 
 
-def samples_of(row: Row) -> list[tuple[np.ndarray, ...]]:
+def samples_of(row: PackedRow) -> list[tuple[np.ndarray, ...]]:
     """The samples of a row as they were before: a shared prompt put back before each of its branches."""
     prompts = row.seq_ids if row.prompt_seq_ids is None else row.prompt_seq_ids
     are_shared = {int(back) for own, back in zip(row.seq_ids, prompts, strict=True) if own != back}
@@ -83,7 +81,7 @@ def test_every_sample_is_whole_behind_its_prompt(groups, room, world):
 def test_only_equal_prompts_of_one_group_are_shared():
     samples = make_groups([(4, [2, 3]), (4, [2])])
     twin = rollout_samples([Turn(samples[0].token_ids[:4], [5], [-1.0], 0)], 1.0, group=1).samples
-    parts = parts_of([*samples, *twin], range(len(samples) + 1), most=100)
+    parts = shared_prompt_parts([*samples, *twin], range(len(samples) + 1), max_tokens=100)
     assert sorted(part.members for part in parts) == [(1, 0), (2,), (3,)]
     assert [part.prompt for part in parts if len(part.members) > 1] == [4]
 
@@ -91,14 +89,14 @@ def test_only_equal_prompts_of_one_group_are_shared():
 def test_a_part_that_would_be_too_large_begins_again_with_the_prompt():
     samples = make_groups([(10, [4] * 6)], seed=3)
     lengths = [sample.num_tokens for sample in samples]
-    parts = parts_of(samples, range(6), most=22)
+    parts = shared_prompt_parts(samples, range(6), max_tokens=22)
     assert len(parts) > 1
     for part in parts:
         assert part.size == (10 if part.prompt else 0) + sum(
             lengths[i] - (10 if part.prompt else 0) for i in part.members
         )
         assert part.size <= 22
-    assert Part((0,), 0, lengths[0]) in parts_of(samples, [0], most=1)
+    assert Part((0,), 0, lengths[0]) in shared_prompt_parts(samples, [0], max_tokens=1)
 
 
 def test_how_much_is_saved_is_told():

@@ -159,7 +159,9 @@ def spoil_first_trained(name, value):
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_sampled_log_probability_that_is_no_number_stops_the_run(tmp_path, value):
-    assert_refused(poisoned(small_trainer(tmp_path), spoil_first_trained("mu", value)), "sampled log-probability")
+    assert_refused(
+        poisoned(small_trainer(tmp_path), spoil_first_trained("sampler_logprobs", value)), "sampled log-probability"
+    )
 
 
 def test_an_advantage_that_is_no_number_stops_the_run(tmp_path):
@@ -169,7 +171,7 @@ def test_an_advantage_that_is_no_number_stops_the_run(tmp_path):
 def test_what_is_no_number_where_nothing_is_trained_does_not_matter(tmp_path):
     def change(batch):
         row = batch.rows_R[0][0]
-        row.mu[~row.loss_mask] = float("nan")
+        row.sampler_logprobs[~row.loss_mask] = float("nan")
 
     run(poisoned(small_trainer(tmp_path, max_steps=1), change))
 
@@ -205,7 +207,7 @@ def test_a_policy_whose_log_probability_is_no_number_stops_the_run(tmp_path):
 
 def test_an_infinite_reward_stops_the_run(tmp_path):
     def change(batch):
-        object.__setattr__(batch.groups[0].records[0], "reward", float("inf"))
+        object.__setattr__(batch.groups[0].rollouts[0], "reward", float("inf"))
 
     assert_refused(poisoned(small_trainer(tmp_path), change), "reward")
 
@@ -382,5 +384,5 @@ def test_gradient_checkpointing_and_dropout_do_not_change_the_gradient(tmp_path)
 def test_a_pass_of_the_pipeline_gives_the_batch_of_the_step(tmp_path):
     with small_trainer(tmp_path) as trainer:
         batch = first_batch(trainer)
-        assert sum(len(g.records) for g in batch.groups) == 8
+        assert sum(len(g.rollouts) for g in batch.groups) == 8
     assert trainer.engine is None

@@ -14,7 +14,7 @@ from packaging.version import Version
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import vllm_command
 from verifiers_trainer.cli.vllm import COMMAND
-from verifiers_trainer.cli.vllm_command import Executable, Wanted, as_flags, build, num_gpus, require_device
+from verifiers_trainer.cli.vllm_command import Executable, ServerRequest, as_flags, build, num_gpus, require_device
 
 ROOT = Path(__file__).parents[2]
 FAKE = f"{sys.executable} {ROOT / 'tests/support/fake_vllm.py'}"
@@ -22,7 +22,7 @@ NEW = Executable(("vllm",), Version("0.33.0"), False, "on the path")
 
 
 def built(*flags, executable=NEW, **wanted):
-    return build(Wanted("Qwen/Qwen2.5-7B-Instruct", list(flags), **wanted), executable)
+    return build(ServerRequest("Qwen/Qwen2.5-7B-Instruct", list(flags), **wanted), executable)
 
 
 SEEDS = {
@@ -82,7 +82,7 @@ def test_the_server_module_takes_the_model_as_a_flag():
 def test_misspelt_flags_are_named_together_and_what_follows_a_bare_dash_is_not_looked_at():
     with pytest.raises(ConfigError) as caught:
         built("--tensor-paralel-size", "4", "--quux", "1", executable=Executable(("true",), Version("0.33"), False, ""))
-    assert "--tensor-paralel-size is no flag of vLLM, did you mean --tensor-parallel-size" in str(caught.value)
+    assert "--tensor-paralel-size is not a flag of vLLM, did you mean --tensor-parallel-size" in str(caught.value)
     assert "--quux" in str(caught.value)
     assert built(unchecked=["--quux", "1"]).words[-2:] == ["--quux", "1"]
 

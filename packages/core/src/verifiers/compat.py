@@ -54,7 +54,7 @@ RUBRIC_METHODS = {
         for name in ("score_rollouts score_rollouts_sync score_nothing dummy_score_rollout dummy_score_group".split())
     },
 }
-"""Older methods of rubrics: the present method, or the function ``module:name`` that is called with the rubric."""
+"""Older methods of rubrics; see ``legacy_methods``."""
 SCORE_FIELDS = f"{_SCORING}:score_fields"
 """Reads the arguments of ``score_rollout`` when they are not one ``State``."""
 SCORE_DICTS = f"{_SCORING}:score_dicts"
@@ -267,10 +267,11 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def alias_methods(cls: type, table: Mapping[str, str]) -> None:
-    """Give ``cls`` the older methods of a table, as described at ``RUBRIC_METHODS``.
+def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
+    """Give ``cls`` the methods of older versions that a table names.
 
-    An alias calls the present method by name, so that it also works where a subclass overrides that method.
+    The table's value is the present method, looked up when called, so that an override in a subclass counts; or a
+    function ``module:name``, which is imported when called and receives the object first.
     """
     for old, new in table.items():
 
@@ -280,18 +281,6 @@ def alias_methods(cls: type, table: Mapping[str, str]) -> None:
 
         call.__name__ = old
         call.__doc__ = f"Older form; see ``{new}``."
-        setattr(cls, old, call)
-
-
-def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
-    """Give ``cls`` methods of older versions, each a function ``module:name`` that is imported when it is called."""
-    for old, target in table.items():
-
-        def call(self: Any, *args: Any, _target: str = target, **kwargs: Any) -> Any:
-            module, _, name = _target.partition(":")
-            return getattr(importlib.import_module(module), name)(self, *args, **kwargs)
-
-        call.__name__ = old
         setattr(cls, old, call)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
 from verifiers.errors import VerifiersError
-from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.distributed import batch_sharing, deepspeed, fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline import subclass_hooks
@@ -58,7 +58,7 @@ class Batches:
     def __init__(self, trainer: RLTrainer):
         self.trainer = trainer
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Iterator[TrainBatch]:
         while True:
             trainer = self.trainer
             bound_s = trainer.args.generation_timeout + trainer.ranks.timeout_s
@@ -66,7 +66,7 @@ class Batches:
             for _ in range(self.trainer.args.num_iterations):
                 yield batch
 
-    def _make(self) -> StepBatch:
+    def _make(self) -> TrainBatch:
         assert self.trainer.orchestrator is not None
         return self.trainer.orchestrator.next_batch()
 
@@ -113,7 +113,7 @@ class LoopTrainer(Trainer):
     """Whether the model is split over the processes once training begins."""
     whole: fsdp.WholeCopy | None = None
     """The whole policy on rank 0, where it is split."""
-    _batch: StepBatch | None
+    _batch: TrainBatch | None
     _held_back = (False, False)
     _withheld: Any = None
     """DeepSpeed's engine of an earlier ``train``, until the next one begins."""

@@ -32,10 +32,9 @@ from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import NonFiniteLoss
 from verifiers_trainer.algorithm import old_logprobs
-from verifiers_trainer.algorithm.batch import StepBatch
-from verifiers_trainer.algorithm.losses import resolve_loss
-from verifiers_trainer.algorithm.objective import Objective
-from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
+from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.engines.policy_client import PolicyClient
@@ -122,7 +121,7 @@ class RLTrainer(ServingTrainer):
         self._paused_at = self._step_began = 0.0
         self._step: dict[str, Any] = {}
         self._between: dict[str, float] = {}
-        self._batch: StepBatch | None = None
+        self._batch: TrainBatch | None = None
         self._self_tested = False
         self._alarmed: set[str] = set()
         settings.__dict__.update(FORCED)
@@ -265,13 +264,16 @@ class RLTrainer(ServingTrainer):
     # --- one optimizer step -------------------------------------------------------------------------------------
 
     def training_step(  # type: ignore[override]
-        self, model: Any, inputs: StepBatch, num_items_in_batch: Any = None
+        self, model: Any, inputs: TrainBatch, num_items_in_batch: Any = None
     ) -> Tensor:
         """Forward and backward of every row; the weights of the tokens already make it one mean over the step."""
         started = time.perf_counter()
         self._batch = inputs
         rows = inputs.rows_R[self.accelerator.process_index]
-        old = self.model if old_logprobs.some_rank_needs_old(self.args, rows, self.ranks) else None
+        needs_old = old_logprobs.needs_old(rows, self.args.num_iterations, self.args.anchor)
+        if self.args.num_iterations > 1:  # of a model that is split, every rank runs the forward pass or none does
+            needs_old = self.ranks.any([needs_old], "whose rows need the policy of the batch")[0]
+        old = self.model if needs_old else None
         old_logprobs.annotate(rows, self.args.device, old=old, reference=self.reference)
         model.train()
         if (found := sanity_checks.not_a_number(inputs, rows)) is not None:
@@ -306,16 +308,16 @@ class RLTrainer(ServingTrainer):
     def compute_loss(  # type: ignore[override]
         self,
         model: Any,
-        inputs: Row,
+        inputs: PackedRow,
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
         meter: RatioMeter | None = None,
     ) -> Any:
         """Weighted loss of one row: Σ_t weight_t · loss_t, times the number of ranks (which average gradients)."""
         row = inputs.to_tensors(self.args.device)
-        out = model(**old_logprobs.forward_arguments(row))
-        tokens = old_logprobs.tokens_of(row, out.logprobs, self.args.anchor)
-        made = self.criterion(tokens, row.get("ref_logp"))
+        out = model(**forward_arguments(row))
+        tokens = LossInput.of(row, out.logprobs, self.args.anchor)
+        made = self.criterion(tokens, row.get("reference_logprobs"))
         loss = (row["weight"] * made.losses).sum() * self.args.world_size
         if meter is not None:
             meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, made.metrics)
@@ -330,7 +332,7 @@ class RLTrainer(ServingTrainer):
         self._step["grad_norm"] = value
         return norm
 
-    def _non_finite(self, key: str, rows: Sequence[Row]) -> NonFiniteLoss:
+    def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
         return sanity_checks.non_finite(key, rows, self.state.global_step + 1, folder)
 

@@ -24,7 +24,7 @@ from verifiers.environments.base import Environment
 from verifiers.errors import RolloutTimeout, UsageError, VerifiersError
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
-from verifiers.runs.runner import Job, Progress, RunContext, play_and_score, score_together
+from verifiers.runs.runner import Job, Progress, RunContext, generate_and_score, score_together
 
 MARKS = ("stop", "setup", "cleanup", "teardown")
 
@@ -97,7 +97,7 @@ class Player:
             )
             siblings = list(POLICIES) if scripted else [policy]
             job = Job(example, siblings.index(policy), len(siblings), place)
-            return await play_and_score(self.env, job, context)
+            return await generate_and_score(self.env, job, context)
 
     async def _score_groups(self, played: Sequence[Played]) -> None:
         groups: dict[int, list[State]] = {}

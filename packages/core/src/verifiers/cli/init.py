@@ -54,7 +54,7 @@ class Target:
 
 
 def run(call: Call) -> None:
-    """Create what the command line asks for. Raises: ``ConfigError``, with nothing written."""
+    """Create what the command line asks for. *Raises* ``ConfigError``, with nothing written."""
     names = parse_name(one_word(call, "the name of the environment: vf-init NAME"))
     template = call.options["template"]
     if template not in TEMPLATES:
@@ -114,14 +114,14 @@ def _has_verifiers(workspace: Workspace) -> bool:
 
 
 def _tell(call: Call, names: Names, target: Target, done: Mapping[str, str]) -> None:
-    """What was written, what was kept, and what to do next."""
-    kept = [name for name, what in done.items() if what == "kept"]
+    """Print what was written, what existed already, and what to do next."""
+    existing = [name for name, what in done.items() if what == "kept"]
     call.say(f"{names.id} in {target.shown}")
     for name, what in done.items():
         call.say(f"  {what:<9} {name}")
-    if kept:
-        call.note(f"vf-init: {len(kept)} files were there already and are as they were")
-        if README in kept:
+    if existing:
+        call.note(f"vf-init: {len(existing)} files existed already and are unchanged")
+        if README in existing:
             call.note("vf-init: --rewrite-readme replaces the README")
     where = shlex.quote(target.shown)
     at_default = call.options["path"] is None

@@ -48,7 +48,7 @@ class Names:
 def parse_name(text: str) -> Names:
     """The names of a new environment: the id's grammar, folded, without a leading ``vf-``.
 
-    Raises: ``ConfigError`` for a name with an owner, a version, or other characters.
+    *Raises* ``ConfigError`` for a name with an owner, a version, or other characters.
 
     >>> parse_name("vf-Custom_Environment").id
     'custom-environment'

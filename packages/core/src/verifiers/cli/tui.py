@@ -18,7 +18,7 @@ Keys: Enter opens, b goes back, s searches, arrows or h and l turn to the previo
 
 
 def run(call: Call) -> None:
-    """Show the runs until q is pressed. Raises: ``ConfigError``."""
+    """Show the runs until q is pressed. *Raises* ``ConfigError``."""
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
 

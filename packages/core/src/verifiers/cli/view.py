@@ -27,7 +27,7 @@ answers this machine only.
 
 
 def run(call: Call) -> None:
-    """Serve or export what the command line asks for. Raises: ``ConfigError``."""
+    """Serve or export what the command line asks for. *Raises* ``ConfigError``."""
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
 
@@ -71,7 +71,7 @@ def _serve(call: Call, library: Library) -> None:
     options = call.options
     server = Server(library, options["host"], options["port"], options["allow_remote"])
     num_runs = len(library.catalog.sources())
-    if call.json:  # now, not at the end: the end is somebody's Ctrl-C
+    if call.json:  # now, not at the end, which is a Ctrl-C
         print(
             json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": server.url, "error": None}), file=call.out
         )

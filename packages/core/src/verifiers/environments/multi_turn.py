@@ -1,8 +1,8 @@
 """``MultiTurnEnv``: the model and the environment take turns until a stop condition holds.
 
 Subclasses write ``env_response`` and, where they want, ``setup_state`` and methods marked ``@vf.stop``,
-``@vf.setup``, ``@vf.cleanup``. The loop that calls them is ``rollouts.loop.play``; this module decides when it stops
-and builds the next prompt and the completion.
+``@vf.setup``, ``@vf.cleanup``. ``rollouts.loop`` calls them; this module decides when a rollout stops, and builds
+the next prompt and the completion.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Small functions that packages written for older versions import from their utilities.
+"""Older modules, utility functions and call forms, for packages written for older versions.
 
-They are reached by their older modules (``verifiers.utils.…``, the tables in ``compat``) and by two methods that older
-trainers call; each is a few lines over what this version has, and nothing else of this version calls them. A new
-package wants none of them.
+The tables in ``compat`` lead here: from older modules (``verifiers.utils.…``), from older methods of rubrics and
+environments, and from older call forms. Each function is a few lines on top of the present API. New code needs none of
+them.
 """

@@ -1,4 +1,4 @@
-"""Of older versions' utilities: limits, formatted datasets, messages, parsed responses, chains of errors."""
+"""Older utilities: concurrency limits, formatted datasets, messages, parsed responses, error chains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verifiers.types import Message, Messages, Response
 
 
 async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
-    """A semaphore of ``limit`` places; one that never waits for None and for numbers below 1."""
+    """A semaphore of ``limit`` slots; for None and numbers below 1 one that never blocks."""
     return asyncio.Semaphore(limit) if limit is not None and limit > 0 else nullcontext()
 
 
@@ -28,31 +28,31 @@ def format_dataset(
     answer_key: str = "answer",
     map_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A ``datasets.Dataset`` with prompts and ids, as environments make of theirs; ``map_kwargs`` change nothing."""
+    """A ``datasets.Dataset`` with prompts and ids, as environments build it; ``map_kwargs`` have no effect."""
     parameters = {"system_prompt": system_prompt, "few_shot": few_shot}
     return Table.of(dataset, question_key=question_key, answer_key=answer_key, **parameters).to_hf()
 
 
 def sanitize_tool_calls(messages: Any) -> Any:
-    """The messages with each tool call as one JSON text, which a column of a dataset can hold; text as it is."""
+    """The messages with each tool call as a JSON string, for a dataset column; plain text unchanged."""
     if isinstance(messages, str):
         return messages
-    return [_with_written_calls(message) for message in normalize_chat(messages)]
+    return [_with_json_calls(message) for message in normalize_chat(messages)]
 
 
 def strip_nones_from_content(messages: Any) -> Any:
-    """The messages without None-valued keys in their content parts; text as it is."""
+    """The messages without None-valued keys in their content parts; plain text unchanged."""
     if isinstance(messages, str):
         return messages
     return [{**message, "content": strip_nones(message.get("content"))} for message in messages]
 
 
 async def parse_response_messages(response: Any, message_type: str = "chat") -> Messages:
-    """What the model said: a list of one message, or text in completion mode."""
-    said = response.choices[0]
+    """The completion: a list of one message, or text in completion mode."""
+    choice = response.choices[0]
     if message_type == "completion":
-        return response.text if isinstance(response, Response) else said.text
-    return [normalize_message(said.message)]
+        return response.text if isinstance(response, Response) else choice.text
+    return [normalize_message(choice.message)]
 
 
 async def parse_response_tokens(
@@ -70,7 +70,7 @@ async def parse_is_truncated(response: Any, message_type: str = "chat") -> bool:
 
 
 class ErrorChain:
-    """An exception with what it was raised from, outermost first; ``in`` asks for a class, as in ``except``."""
+    """An exception and its causes, outermost first; ``in`` tests for a class, as in ``except``."""
 
     def __init__(self, error: BaseException):
         self.root_error = error
@@ -94,8 +94,8 @@ def get_vf_error_chain(error: BaseException) -> ErrorChain:
     return ErrorChain(error)
 
 
-def _with_written_calls(message: Message) -> dict[str, Any]:
-    written = dict(message)
+def _with_json_calls(message: Message) -> dict[str, Any]:
+    copy = dict(message)
     if calls := message.get("tool_calls"):
-        written["tool_calls"] = [json.dumps(call) for call in calls]
-    return written
+        copy["tool_calls"] = [json.dumps(call) for call in calls]
+    return copy

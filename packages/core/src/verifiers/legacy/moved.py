@@ -1,7 +1,7 @@
-"""Module paths of version 0.2.0 that stand elsewhere now. They are internal, and code that imports them still works.
+"""Aliases for module paths of version 0.2.0. The paths were internal; code that imports them still works.
 
-An old path is imported as the very module that has its contents now: ``verifiers.runner is verifiers.runs.runner``. The
-finder is asked for every import, so it is one look into a dict.
+Importing an old path gives the module that has its contents now: ``verifiers.runner is verifiers.runs.runner``. Python
+asks the finder at every import, so that its answer is one dict lookup.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MOVED: dict[str, str] = {
     "cli.options": "cli.evaluate.options",
     "cli.planning": "cli.evaluate.planning",
     "cli.project_files": "cli.install.project_files",
-    "cli.repositories": "cli.install.repositories",
+    "cli.repositories": "cli.install.sources",
     "cli.setup": "cli.install.setup",
-    "cli.setup_installs": "cli.install.setup_installs",
+    "cli.setup_installs": "cli.install.setup",
     "cli.streams": "cli.common.streams",
     "cli.summary": "cli.evaluate.summary",
     "cli.toml_args": "cli.evaluate.toml_args",
@@ -138,19 +138,19 @@ MOVED: dict[str, str] = {
     "workers.ray": "runs.workers.ray",
     "workers.serving": "runs.workers.serving",
 }
-"""Module below ``verifiers`` -> where it is now: below ``verifiers``, or in a package of ``DISTRIBUTIONS``."""
+"""Old module path below ``verifiers`` -> present one, below ``verifiers`` or in a package of ``DISTRIBUTIONS``."""
 DISTRIBUTIONS = {"verifiers_sandboxes": "verifiers-sandboxes"}
-"""Packages of their own that have modules which were in ``verifiers`` -> the distribution to install."""
+"""Package that holds modules which used to be in ``verifiers`` -> the distribution to install."""
 
 
 class _Alias(Loader):
-    """Loads a module by importing another one in its place."""
+    """Loads a module by importing the present one in its place."""
 
     def __init__(self, new: str):
         self._new = new
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """*Raises* ModuleNotFoundError with the distribution to install, where the module is in one of its own."""
+        """*Raises* ModuleNotFoundError naming the distribution to install, for a module that has moved to another."""
         package = self._new.partition(".")[0]
         try:
             module = importlib.import_module(self._new)
@@ -162,7 +162,7 @@ class _Alias(Loader):
                 f"install with: pip install {DISTRIBUTIONS[package]}",
                 name=spec.name,
             ) from error
-        self._own_spec = module.__spec__
+        self._spec = module.__spec__
         return module
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -171,11 +171,11 @@ class _Alias(Loader):
         return spec.loader.get_code(self._new) if spec is not None and isinstance(spec.loader, InspectLoader) else None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own_spec  # the import system has just written the old name over it
+        module.__spec__ = self._spec  # the import system has just replaced it by the old name's
 
 
 class _MovedModules(MetaPathFinder):
-    """Finds the old paths that were registered."""
+    """Finds registered old paths."""
 
     def __init__(self) -> None:
         self.paths: dict[str, str] = {}
@@ -195,5 +195,5 @@ def register(package: str, moved: dict[str, str]) -> None:
     for old, new in moved.items():
         elsewhere = new.partition(".")[0] in DISTRIBUTIONS
         _FINDER.paths[f"{package}.{old}"] = new if elsewhere else f"{package}.{new}"
-    if _FINDER not in sys.meta_path:  # first: an old path may lie in a folder that exists under another name
+    if _FINDER not in sys.meta_path:  # first, because the folder of an old path may exist with other contents
         sys.meta_path.insert(0, _FINDER)

@@ -1,4 +1,4 @@
-"""Of older trainers' calls: the rows of an evaluation, and states that somebody else played as results."""
+"""Methods that older trainers call on environments: evaluation rows, and results from finished states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verifiers.rollouts.state import State
 
 
 def eval_inputs(env: Environment, num_examples: int = -1, rollouts_per_example: int = 1) -> list[dict[str, Any]]:
-    """The rows of the evaluation set, each as often as it is to be played, siblings side by side."""
+    """The rows of the evaluation set, each ``rollouts_per_example`` times, siblings next to each other."""
     return [copy_row(e.row) for e in env.eval_table.take(num_examples, None) for _ in range(rollouts_per_example)]
 
 
@@ -29,7 +29,7 @@ def rollout_results(
     gen_sampling_args: Mapping[str, Any] | None = None,
     start_time: float | None = None,
 ) -> GenerateOutputs:
-    """Finished states as results; ``start_time`` is of ``time.time``. Nothing is written to ``results_path``."""
+    """Finished states as results; ``start_time`` is a ``time.time()``. Nothing is written to ``results_path``."""
     outputs = [state_to_output(state, state_columns) for state in all_states]
     metadata = GenerateMetadata.of(
         outputs,

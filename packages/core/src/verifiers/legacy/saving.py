@@ -1,6 +1,6 @@
-"""Of older versions' utilities: rows collected, written to files and found again.
+"""Older utilities: collect rows, write them to files and find them again.
 
-Runs save themselves (``results_path``), durably and row by row. These functions are for code that keeps its own files.
+Runs save their rows durably, one by one (``results_path``). These functions are for code that manages its own files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, default_roo
 from verifiers.storage.files import atomic_write
 
 MUST_AGREE = ("env_id", "model", "rollouts_per_example")
-"""Facts of a run that rows of two runs must share to stand in one file."""
+"""Metadata that two runs must share for their rows to go into one file."""
 
 
 def states_to_outputs(states: Iterable[State], state_columns: Sequence[str] | None = None) -> list[RolloutOutput]:
@@ -33,7 +33,7 @@ def load_outputs(results_path: str | Path) -> list[RolloutOutput]:
 
 
 def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w") -> None:
-    """Write rows to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` adds them to what is there."""
+    """Write rows to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` appends."""
     if mode not in ("w", "a"):
         raise ConfigError(f'mode is {mode!r}; it must be "w" or "a"', key="mode")
     folder = Path(results_path)
@@ -47,7 +47,7 @@ def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path,
 
 
 def save_new_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path) -> None:
-    """Add rows to ``results.jsonl`` in the folder ``results_path``."""
+    """Append rows to ``results.jsonl`` in the folder ``results_path``."""
     save_outputs(outputs, results_path, mode="a")
 
 
@@ -61,19 +61,19 @@ def save_metadata(metadata: Mapping[str, Any], results_path: str | Path) -> None
 def validate_resume_metadata(results_path: str | Path, **facts: Any) -> None:
     """Compare the metadata in a folder with ``env_id=…, model=…, rollouts_per_example=…``.
 
-    *Raises* RunMismatch that names the facts that differ, ConfigError when there are no metadata.
+    *Raises* RunMismatch naming the differences, ConfigError when the folder has no metadata.
     """
     stored = read_metadata(results_path)
     if stored is None:
         raise ConfigError(f"{results_path} has no {METADATA_NAME}; give the folder of a run", path=str(results_path))
-    found = {name: (stored.get(name), facts[name]) for name in MUST_AGREE if name in facts}
-    if differences := {name: pair for name, pair in found.items() if pair[0] != pair[1]}:
-        said = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differences.items())
-        raise RunMismatch(f"{results_path} holds another run: {said}", differences=differences)
+    pairs = {name: (stored.get(name), facts[name]) for name in MUST_AGREE if name in facts}
+    if differences := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
+        text = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differences.items())
+        raise RunMismatch(f"{results_path} holds another run: {text}", differences=differences)
 
 
 def extract_usage_tokens(response: Any) -> tuple[int, int]:
-    """(prompt tokens, completion tokens) that the server counted; (0, 0) when it did not."""
+    """(prompt tokens, completion tokens) as counted by the server; (0, 0) when it sent no counts."""
     usage = getattr(response, "usage", None)
     return getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0
 
@@ -94,13 +94,13 @@ class GenerateOutputsBuilder:
         return GenerateMetadata.of(self.outputs, **self.facts)
 
     def build(self, sort_by_example_id: bool = False) -> GenerateOutputs:
-        """The rows so far, in the order they came or by example."""
+        """The rows so far, in order of arrival or by example."""
         rows = sorted(self.outputs, key=lambda row: row["example_id"]) if sort_by_example_id else self.outputs
         return GenerateOutputs(rows, self.build_metadata())
 
 
 def is_valid_eval_results_path(path: str | Path) -> bool:
-    """Whether a folder holds the rows and the metadata of a run."""
+    """Whether a folder has the rows and the metadata of a run."""
     folder = Path(path)
     return (folder / RESULTS_NAME).is_file() and read_metadata(folder) is not None
 
@@ -112,16 +112,16 @@ def find_latest_incomplete_eval_results_path(
     rollouts_per_example: int | None = None,
     env_dir_path: str | Path | None = None,
 ) -> Path | None:
-    """The run of this environment and model that was written to last and is not complete; None without one."""
+    """The incomplete run of this environment and model with the latest write; None without one."""
     module = env_id.rsplit("/", 1)[-1].replace("-", "_")
     root = default_root(env_id) if env_dir_path is None else Path(env_dir_path, module)
-    wanted = {"env_id": env_id, "model": model, "num_examples": num_examples}
-    wanted["rollouts_per_example"] = rollouts_per_example
-    found = []
+    criteria = {"env_id": env_id, "model": model, "num_examples": num_examples}
+    criteria["rollouts_per_example"] = rollouts_per_example
+    matches = []
     for folder in root.glob("outputs/evals/*/*"):
         if not is_valid_eval_results_path(folder) or is_complete(folder):
             continue
         stored = read_metadata(folder) or {}
-        if all(value is None or stored.get(name) == value for name, value in wanted.items()):
-            found.append(folder)
-    return max(found, key=lambda folder: (folder / RESULTS_NAME).stat().st_mtime, default=None)
+        if all(value is None or stored.get(name) == value for name, value in criteria.items()):
+            matches.append(folder)
+    return max(matches, key=lambda folder: (folder / RESULTS_NAME).stat().st_mtime, default=None)

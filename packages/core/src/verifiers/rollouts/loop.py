@@ -1,8 +1,7 @@
 """Run ONE rollout: the model completes and the environment responds until a stop condition holds.
 
-Promise: whatever a hook, a tool or the model endpoint does, ``play`` returns with the state that holds every finished
-turn; a failure is recorded on that state and never raised. Only errors that concern the whole run and cancellation
-pass through. Clean-up handlers run exactly once, and to their end even when the rollout is cancelled.
+Promise: whatever a hook, a tool or the model endpoint does, ``generate`` returns the state with every finished turn; a
+failure is recorded on that state and never raised. Only errors that concern the whole run and cancellation pass through. Clean-up handlers run exactly once, and to their end even when the rollout is cancelled.
 
 A rollout stops when a ``@stop`` method of the environment holds: by priority, then by name. ``is_completed`` stands for
 all of them, so an author may call it, or override it: an override is one more condition of that name.
@@ -52,7 +51,7 @@ if hasattr(os, "register_at_fork"):
 Condition = tuple[str, Callable[..., Any], tuple[str, ...]]
 
 
-async def play(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
+async def generate(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
     """Play the rollout of ``state`` to its end; ``timeout_s`` is the run's guard, recorded as ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
     state["timing"]["start_time"] = time.time()

@@ -1,4 +1,4 @@
-"""What a rollout is worth: ``Rubric``, its kinds, and the scores they give."""
+"""Rubrics: reward functions with weights, and the scores that they give to rollouts."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ This module calls no reward function and knows nothing of weights.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from verifiers.errors import ConfigError, ScoringError
 from verifiers.rollouts.state import State
 from verifiers.runtime.processes import ProcessPool, process_pool
+from verifiers.runtime.suggest import SIMILAR, close_match
 
 SINGULAR = ("prompt", "completion", "answer", "state", "task", "info")
 PLURAL = {"prompts": "prompt", "completions": "completion", "answers": "answer", "tasks": "task", "infos": "info"} | {
@@ -173,6 +173,6 @@ def rollout_value(state: State, name: str) -> Any:
 
 def unsupplied(name: str, parameter: str, available: set[str]) -> str:
     """The error message for a required parameter that no source has."""
-    close = difflib.get_close_matches(parameter, sorted(available), 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"it can have {', '.join(sorted(available))}"
+    near = close_match(parameter, sorted(available), SIMILAR)
+    hint = f"did you mean {near!r}?" if near else f"it can have {', '.join(sorted(available))}"
     return f"reward function {name!r} needs an argument {parameter!r} that nothing supplies; {hint}"

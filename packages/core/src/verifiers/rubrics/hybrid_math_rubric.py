@@ -1,8 +1,8 @@
-"""``HybridMathRubric``: rules first, then a judge where the rules say no.
+"""``HybridMathRubric``: verify with rules first, then ask a judge about answers that the rules reject.
 
-The promise: what the rules accept costs no judge call; what they do not accept, because it is wrong, takes too long or
-is no mathematics (a gold answer in words), is for the judge; a completion without an answer is 0.0 and asks nobody.
-Judge failures leave the reward unknown, as in ``JudgeRubric``.
+An answer that the rules accept costs no judge call. The judge decides about answers that the rules reject, cannot
+verify in time or cannot read (a gold answer in words). A completion without an answer is worth 0.0 and costs no judge
+call. Judge failures leave the reward unknown, as in ``JudgeRubric``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class HybridMathRubric(JudgeRubric):
-    """The reward function ``correct_answer`` (weight 1), beside functions of one's own.
+    """The reward function ``correct_answer`` (weight 1), beside the author's functions.
 
     Takes the keywords of ``JudgeRubric`` and of ``MathRubric``; ``score_range`` is (0, 1), and a ``judge_prompt`` must
-    ask for ``<score>1</score>`` or ``<score>0</score>``. Metrics: ``math_verify_score`` (what the rules said),
+    ask for ``<score>1</score>`` or ``<score>0</score>``. Metrics: ``math_verify_score`` (the result of the rules),
     ``math_verify_timeouts``, and ``judge_score/<model>`` where a judge was asked.
 
     *Raises* ConfigError when the extra ``math`` is not installed.
@@ -46,11 +46,11 @@ class HybridMathRubric(JudgeRubric):
         super().__init__(parser=parser or boxed_answer_parser(), **kwargs)
 
     def default_prompt(self, scores: bool) -> str:
-        """Asks whether two answers are the same."""
+        """A prompt that asks whether two answers are the same."""
         return MATH_JUDGE_PROMPT
 
     def add_own_reward(self, scores: bool) -> None:
-        """``correct_answer``, whatever else there is."""
+        """Register ``correct_answer``."""
         self.add_reward_func(self.correct_answer)
 
     async def correct_answer(self, parser: Any, prompt: Any, completion: Any, answer: Any, state: Any) -> float:

@@ -1,10 +1,8 @@
-"""``JudgeRubric``: rewards from other models' judgement of a response.
+"""``JudgeRubric``: rewards from other models (judges) that assess a response.
 
-The promise: constructing one makes no client and needs no key; a judge that fails, is cut off or gives no readable
-verdict leaves the reward *unknown*, never 0; one question is asked once per rollout; calls are repeated by the client's
-own retry layer and by nothing else; tokens are counted in ``state["usage"]``.
-
-What a question says and how a verdict is read is in ``judging``. This module does not choose which rollouts to judge.
+Constructing one creates no client and needs no key. A judge that fails, is cut off or gives no readable verdict leaves
+the reward *unknown*, never 0. The same question is asked once per rollout; only the client retries calls; the judges'
+tokens are counted in ``state["usage"]``. Prompts and the parsing of verdicts are in ``judging``.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from verifiers.parsers import Parser
 
 ANSWER_SHARE = 0.9
-"""Share of ``timeout_s`` one judge may take, so that the others' verdicts still count when one does not answer."""
+"""Share of ``timeout_s`` that one judge may take, so that the other verdicts count when one judge does not answer."""
 
 
 class JudgeOptions(ScoringOptions, total=False):
@@ -53,7 +51,7 @@ class JudgeOptions(ScoringOptions, total=False):
 class JudgeRubric(Rubric):
     """Reward functions that receive ``judge``, or the mean of several judges' scores.
 
-    Example, a reward function of one's own::
+    Example, with the author's reward function::
 
         async def correct(judge, prompt, completion, answer, state) -> float:
             return float((await judge(prompt, completion, answer, state)).strip().lower().startswith("yes"))
@@ -116,15 +114,15 @@ class JudgeRubric(Rubric):
         super().__init__(funcs=funcs, weights=weights, parser=parser, **further)
         for name in ("judge", "judge_model", "judge_prompt", "judge_sampling_args"):
             self.add_class_object(name, getattr(self, name))
-        self.add_class_object("judge_client", self._given_client(self.judge_model))
+        self.add_class_object("judge_client", self._client_for(self.judge_model))
         self.add_own_reward(scores)
 
     def default_prompt(self, scores: bool) -> str:
-        """The prompt of a rubric that was given none; ``scores``: it reads scores itself."""
+        """The prompt used when none is passed; ``scores``: whether the rubric itself reads scores."""
         return judging.DEFAULT_SCORE_PROMPT if scores else judging.DEFAULT_JUDGE_PROMPT
 
     def add_own_reward(self, scores: bool) -> None:
-        """Register what this class rewards by itself."""
+        """Register the reward function of this class."""
         if scores:
             self.add_reward_func(self.judge_score)
 
@@ -134,30 +132,31 @@ class JudgeRubric(Rubric):
         if self.functions and isinstance(self.judge_client, EnvironmentClient):
             self.judge_client.check(self.judge_models)
 
-    # --- asking
+    # --- asking judges
 
     async def judge(self, prompt: Any, completion: Any, answer: Any, state: Any = None, **slots: Any) -> str:
-        """The first judge's text on one rollout. Further keywords fill further ``{slot}``s of the prompt, literally.
+        """The first judge's text about one rollout. Further keywords fill further ``{slot}``s of the prompt, literally.
 
-        With a ``state`` the answer is kept in ``state["judge_response"][model][question]`` and not asked for again.
+        With a ``state``, the text is cached in ``state["judge_response"][model][question]``.
+
         *Raises* ScoringError when the judge did not answer.
         """
         question = await self.question(prompt, completion, answer, **slots)
         return await self._ask(self.judge_model, question, state)
 
     async def question(self, prompt: Any, completion: Any, answer: Any, **slots: Any) -> str:
-        """What a judge is sent: ``judge_prompt`` with its slots filled. The parser runs only for ``{response}``."""
-        wanted = judging.slots_in(self.judge_prompt)
+        """The text sent to a judge: ``judge_prompt`` with its slots filled. The parser runs only for ``{response}``."""
+        slot_names = judging.slots_in(self.judge_prompt)
         values = {
             "question": last_text(prompt, "user") or "",
             "answer": judging.value_text(answer),
             "prompt": judging.whole_text(prompt),
             "completion": judging.whole_text(completion),
         }
-        if "response" in wanted and "response" not in slots:
+        if "response" in slot_names and "response" not in slots:
             values["response"] = judging.value_text(await maybe_await(self.parser.parse_answer(completion)))
         values |= {name: judging.value_text(value) for name, value in slots.items()}
-        fence = judging.fence_for([text for name, text in values.items() if name in wanted])
+        fence = judging.fence_for([text for name, text in values.items() if name in slot_names])
         settings = {"fence": fence, "score_range": judging.range_text(self.score_range)}
         return judging.fill_template(self.judge_prompt, settings | values)
 
@@ -169,9 +168,9 @@ class JudgeRubric(Rubric):
         return await self._score_as("judge_score", prompt, completion, answer, state)
 
     def renamed(self, function: RewardFunction, name: str) -> RewardFunction:
-        """The raw numbers move with the score: ``judge_score_2/<model>``."""
-        own = getattr(function.function, "func", function.function) in (self.judge_score, self._score_as)
-        return function.under(name, functools.partial(self._score_as, name) if own else None)
+        """A copy with another name, which its raw metrics follow: ``judge_score_2/<model>``."""
+        is_judge_score = getattr(function.function, "func", function.function) in (self.judge_score, self._score_as)
+        return function.under(name, functools.partial(self._score_as, name) if is_judge_score else None)
 
     async def _score_as(self, metric: str, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
         question = await self.question(prompt, completion, answer)
@@ -199,7 +198,7 @@ class JudgeRubric(Rubric):
             raise ScoringError(f"judge {_label(model)!r}: {error}", model=_label(model)) from error
 
     async def _ask(self, model: Any, question: str, state: Any, whole: bool = False) -> str:
-        """A judge's text, from the state's cache or from the judge. ``whole``: text that was cut off is a failure."""
+        """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a failure."""
         known = _cache_of(state, _label(model))
         if question in known:
             return known[question]
@@ -228,38 +227,38 @@ class JudgeRubric(Rubric):
                 return await client.complete(request)
         except RunError:
             raise
-        except Exception as error:  # whatever failed, this verdict is unknown; the cause is chained
+        except Exception as error:  # any failure leaves this verdict unknown; the cause is chained
             raise _failure(_label(model), error, limit_s) from error
 
     def _client_of(self, model: Any) -> tuple[Client, str]:
-        """The client and model name of a judge; made at its first call and kept."""
+        """The client and model name of a judge; created at its first call and cached."""
         if model not in self._clients:
-            self._clients[model] = client_and_model(self._given_client(model), model)
+            self._clients[model] = client_and_model(self._client_for(model), model)
         return self._clients[model]
 
-    def _given_client(self, model: Any) -> Any:
-        given = self.judge_client[model] if isinstance(self.judge_client, Mapping) else self.judge_client
-        return EnvironmentClient() if given is None else given
+    def _client_for(self, model: Any) -> Any:
+        client = self.judge_client[model] if isinstance(self.judge_client, Mapping) else self.judge_client
+        return EnvironmentClient() if client is None else client
 
 
 class EnvironmentClient:
-    """The client that OPENAI_API_KEY and OPENAI_BASE_URL describe, or the local model; made at the first call."""
+    """The client for OPENAI_API_KEY and OPENAI_BASE_URL, or for the local model; created at the first call."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Client] = {}
+        self._clients: dict[str, Client] = {}
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion by that client; see ``Client.complete`` for what it raises."""
+        """One completion by that client. *Raises* as ``Client.complete``."""
         if _is_local(request.model):
             where = request.model
         else:
             where = os.environ.get("OPENAI_BASE_URL") or OPENAI_BASE_URL
-        if where not in self._made:
-            self._made[where] = as_client(where if _is_local(where) else ClientConfig(api_base_url=where))
-        return await self._made[where].complete(request)
+        if where not in self._clients:
+            self._clients[where] = as_client(where if _is_local(where) else ClientConfig(api_base_url=where))
+        return await self._clients[where].complete(request)
 
     def check(self, models: Sequence[Any]) -> None:
-        """*Raises* ConfigError when a judge would have to be asked without an endpoint or key."""
+        """*Raises* ConfigError when a judge has neither an endpoint nor a key."""
         remote = [model for model in models if not _is_local(_label(model))]
         if remote and not (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")):
             raise ConfigError(
@@ -270,28 +269,28 @@ class EnvironmentClient:
 
 
 class _InFlight:
-    """Questions being asked: equal ones at one time share one call, which ends when nobody waits for it any more."""
+    """Questions in flight: equal concurrent questions share one call, which is cancelled when no caller waits."""
 
     def __init__(self) -> None:
         self._asked: dict[tuple[Any, ...], tuple[asyncio.Task[str], list[None]]] = {}
 
     async def once(self, key: tuple[Any, ...], ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
         loop = asyncio.get_running_loop()
-        place = (loop, *key)
-        task, waiting = self._asked.get(place) or (loop.create_task(ask()), [])
-        self._asked[place] = (task, waiting)
+        loop_key = (loop, *key)
+        task, waiting = self._asked.get(loop_key) or (loop.create_task(ask()), [])
+        self._asked[loop_key] = (task, waiting)
         waiting.append(None)
         try:
             return await asyncio.shield(task)
         finally:
             waiting.pop()
             if not waiting:
-                del self._asked[place]
-                task.cancel()  # does nothing to one that is done
+                del self._asked[loop_key]
+                task.cancel()  # no effect on a finished task
 
 
 def _cache_of(state: Any, model: str) -> dict[str, str]:
-    """The questions this model has answered for a rollout; a throw-away dict where there is nothing to keep them in."""
+    """Question -> text that this model answered for a rollout; a new dict when the state cannot hold a cache."""
     if not isinstance(state, MutableMapping):
         return {}
     cache = state.get("judge_response")
@@ -309,10 +308,10 @@ def _count_usage(state: Any, response: Response) -> None:
 
 
 def _failure(judge: str, error: Exception, limit_s: float | None) -> ScoringError:
-    said = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, TimeoutError) and limit_s is not None:
-        said = f"no answer within {limit_s:g} s"
-    return ScoringError(f"judge {judge!r} failed: {said}", model=judge)
+        reason = f"no answer within {limit_s:g} s"
+    return ScoringError(f"judge {judge!r} failed: {reason}", model=judge)
 
 
 def _label(model: Any) -> str:
@@ -333,12 +332,12 @@ def _checked_prompt(prompt: Any) -> str:
 def _checked_models(models: Sequence[Any] | None, model: Any) -> tuple[Any, ...]:
     if isinstance(models, str):
         raise ConfigError(f"judge_models must be a list; write [{models!r}]", key="judge_models")
-    chosen = (model,) if models is None else tuple(models)
-    if not chosen:
+    judges = (model,) if models is None else tuple(models)
+    if not judges:
         raise ConfigError("judge_models is empty; name at least one judge, or leave it out", key="judge_models")
-    if len({_label(one) for one in chosen}) < len(chosen):
-        raise ConfigError(f"judge_models names a judge twice: {', '.join(map(_label, chosen))}", key="judge_models")
-    return chosen
+    if len({_label(judge) for judge in judges}) < len(judges):
+        raise ConfigError(f"judge_models names a judge twice: {', '.join(map(_label, judges))}", key="judge_models")
+    return judges
 
 
 def _check_mapping(client: Any, models: Sequence[Any]) -> None:

@@ -1,9 +1,8 @@
-"""What a judge is asked and what its answer means: filling templates, reading scores, combining judges. Pure.
+"""Judge prompts, parsing of verdicts, and aggregation over judges. Pure functions.
 
-The promise: what a model wrote is only ever put *into* a prompt, once and literally; it is never read as a template, a
-format string or a verdict. A verdict is the last ``<score>…</score>`` that the judge itself wrote, or there is none.
-
-This module asks nobody (``judge_rubric``). A fence tells a judge what is data; it cannot make a judge obey.
+Model text is only inserted *into* a prompt, once and literally; it is never read as a template, a format string or a
+verdict. The verdict is the last ``<score>…</score>`` that the judge itself wrote, or there is none. A fence marks data
+for the judge; it cannot make a judge obey.
 """
 
 from __future__ import annotations
@@ -67,14 +66,14 @@ Compare briefly. Then end with 1 if the final answers are the same and 0 if they
 _SLOT = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:\s*(?:/|out of)\s*([0-9]+(?:\.[0-9]*)?))?")
 MAX_SCORE_CHARS = 64
-"""A number in a verdict is not longer than this."""
+"""Longest number accepted in a verdict, in characters."""
 
 
 # --- questions ----------------------------------------------------------------------------------------------------
 
 
 def slots_in(template: str) -> set[str]:
-    """The names that stand in single braces in a template.
+    """The names in single braces in a template.
 
     >>> sorted(slots_in("{question} {{not this}} {answer}"))
     ['answer', 'question']
@@ -83,9 +82,9 @@ def slots_in(template: str) -> set[str]:
 
 
 def fill_template(template: str, slots: Mapping[str, str]) -> str:
-    """``template`` with its ``{slot}``s replaced, in one pass: what is put in is not looked at again.
+    """``template`` with its ``{slot}``s replaced, in one pass: inserted text is not scanned again.
 
-    ``{{`` and ``}}`` become braces; every brace that encloses no name of ``slots`` stays.
+    ``{{`` and ``}}`` become single braces; braces around anything but a name of ``slots`` are kept.
 
     >>> fill_template('{question} {{"a": 1}} {0} {other}', {"question": "{answer}", "answer": "4"})
     '{answer} {"a": 1} {0} {other}'
@@ -109,7 +108,7 @@ def fence_for(texts: Sequence[str]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """An answer as a judge reads it: text as it is, None as nothing, lists and dicts as JSON."""
+    """An answer as text for a judge: text unchanged, None as "", lists and dicts as JSON."""
     if value is None:
         return ""
     if isinstance(value, dict | list):
@@ -120,7 +119,7 @@ def value_text(value: Any) -> str:
 def whole_text(messages: Any) -> str:
     """All of a prompt or completion: the text of its only message, or one ``role: text`` paragraph per message.
 
-    Tool calls stand as ``-> name(arguments)`` behind the text they came with.
+    Tool calls appear as ``-> name(arguments)`` after the text of their message.
     """
     if isinstance(messages, str):
         return messages
@@ -169,7 +168,7 @@ def _is_upper_end(number: str, score_range: ScoreRange | None) -> bool:
 
 
 def normalised(score: float, score_range: ScoreRange | None) -> float:
-    """The score's place in its range, 0 to 1; the score itself without a range."""
+    """The score mapped from its range to 0…1; unchanged without a range."""
     if score_range is None:
         return score
     low, high = score_range
@@ -177,12 +176,12 @@ def normalised(score: float, score_range: ScoreRange | None) -> float:
 
 
 def range_text(score_range: ScoreRange | None) -> str:
-    """How a prompt names the range, `` from 0 to 10``; empty without one."""
+    """The range as a prompt writes it, `` from 0 to 10``; empty without one."""
     return "" if score_range is None else f" from {score_range[0]:g} to {score_range[1]:g}"
 
 
 def majority(values: Sequence[float]) -> float:
-    """The value most judges gave; the mean of those that tie.
+    """The most frequent value; the mean of those that tie.
 
     >>> majority([1.0, 0.0, 1.0]), majority([1.0, 0.0])
     (1.0, 0.5)
@@ -203,7 +202,7 @@ AGGREGATIONS: Mapping[str, Callable[[list[float]], float]] = {
 
 
 def checked_aggregation(aggregation: Aggregation) -> Callable[[list[float]], Any]:
-    """The function behind a name, or the callable itself. *Raises* ConfigError for anything else."""
+    """The function with that name, or the callable itself. *Raises* ConfigError for anything else."""
     if callable(aggregation):
         return aggregation
     if aggregation not in AGGREGATIONS:

@@ -1,10 +1,8 @@
 r"""``MathRubric``: 1.0 for a final answer in ``\boxed{…}`` that equals the gold answer mathematically, else 0.0.
 
-The promise: what the model wrote never runs in this process and cannot hold it up; an answer that cannot be verified
-in time is worth 0.0 and counted; what is not the model's doing (a dead worker, a gold answer nobody can read) leaves
-the reward unknown. It works in any thread.
-
-How two answers are compared is in ``math_verification``.
+Model text is never evaluated in this process and cannot block it. An answer that cannot be verified in time is worth
+0.0 and counted in a metric; failures that the model did not cause (a worker process that died, an unreadable gold
+answer) leave the reward unknown. It works in any thread. The comparison is in ``math_verification``.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ TIMEOUTS = "math_verify_timeouts"
 
 
 class MathRubric(Rubric):
-    r"""Functions of one's own (``funcs``, ``weights``) and the reward function ``correct_answer`` (weight 1).
+    r"""The reward function ``correct_answer`` (weight 1), beside the author's ``funcs`` and ``weights``.
 
-    The default parser takes the last ``\boxed{…}`` after any thinking; an answer outside a box is no answer. Any other
-    parser's result is compared as it is. ``timeout_seconds`` bounds one comparison, ``max_workers`` the processes that
-    compare at a time (by default as many as cores, two to eight); longer answers than ``max_verify_chars`` are wrong.
+    The default parser takes the last ``\boxed{…}`` after any thinking; an answer outside a box does not count. The
+    result of any other parser is compared unchanged. ``timeout_seconds`` limits one comparison, ``max_workers`` the
+    number of worker processes (default: one per core, two to eight). Answers above ``max_verify_chars`` are wrong.
 
     Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
 
@@ -75,12 +73,12 @@ def boxed_answer_parser() -> MaybeThinkParser:
 
 
 def has_answer(response: Any) -> bool:
-    """Whether a parser found anything."""
+    """Whether a parser found an answer."""
     return response is not None and response != ""
 
 
 async def verified(verifier: MathVerifier, response: Any, answer: Any, state: Any) -> Outcome:
-    """What is known about a parsed answer; notes in the state's metrics whether it took too long."""
+    """Compare a parsed answer with the gold answer; records in the state's metrics whether that took too long."""
     outcome = await verifier.compare(answer, str(response)) if has_answer(response) else Outcome.DIFFERENT
     if state is not None:
         state.setdefault("metrics", {})[TIMEOUTS] = float(outcome is Outcome.TIMED_OUT)
@@ -88,7 +86,7 @@ async def verified(verifier: MathVerifier, response: Any, answer: Any, state: An
 
 
 def unreadable_gold(answer: Any) -> ScoringError:
-    """The error of a dataset answer that is no mathematics."""
+    """The error for a gold answer that cannot be read as mathematics."""
     shown = repr(answer)
     shown = shown if len(shown) <= 80 else shown[:77] + "…"
     return ScoringError(

@@ -283,10 +283,12 @@ class Rubric(Identified):
             scorer = self.scorer_of(state)
         except EnvironmentFault:
             return scoring.leave_unscored([state])
-        if scoring.overrides(scorer, Rubric, "score_rollout"):
-            await scoring.score_by_override(scorer, state)
+        if scorer is not self:
+            await scorer.score_individual(state)
+        elif scoring.overrides(self, Rubric, "score_rollout"):
+            await scoring.score_by_override(self, state)
         else:
-            await scoring.individual_stage(scorer.plan(), state)
+            await scoring.individual_stage(self.plan(), state)
 
     async def score_group_stage(self, states: Sequence[State], score_sem: Semaphore | None = None) -> None:
         """Group metrics, the rewards that need them, advantages, then the cleanup handlers.
@@ -297,14 +299,17 @@ class Rubric(Identified):
             if scorer is None:
                 scoring.leave_unscored(members)
                 continue
+            if scorer is not self:
+                await scorer.score_group_stage(members, score_sem)
+                continue
             try:
                 async with score_sem or nullcontext():
-                    if scoring.overrides(scorer, Rubric, "score_group"):
-                        await scoring.score_group_by_override(scorer, members)
+                    if scoring.overrides(self, Rubric, "score_group"):
+                        await scoring.score_group_by_override(self, members)
                     else:
-                        await scoring.group_stage(scorer.plan(), members)
+                        await scoring.group_stage(self.plan(), members)
             finally:
-                await scorer.run_cleanup(members)
+                await self.run_cleanup(members)
 
     async def score_rollout(self, *args: Any, score_sem: Semaphore | None = None, **fields: Any) -> RolloutScore:
         """Score one rollout in place: ``score_rollout(state)``, or by ``prompt=, completion=, answer=, state=``.
@@ -434,4 +439,4 @@ def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
         setattr(rubric, name, value)
 
 
-compat.alias_methods(Rubric, compat.RUBRIC_METHODS)
+compat.legacy_methods(Rubric, compat.RUBRIC_METHODS)

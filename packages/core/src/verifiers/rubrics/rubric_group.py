@@ -1,7 +1,7 @@
-"""``RubricGroup``: several rubrics scored in one pass, each with a weight of its own.
+"""``RubricGroup``: several rubrics scored in one pass, each with a group weight.
 
-The reward is the sum over children of group weight times the child's reward; functions keep their own rubric's parser
-and objects. This module runs nothing.
+The reward is the sum over children of group weight times the child's reward; functions keep the parser and objects of
+their own rubric. ``scoring`` runs the functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("verifiers.rubrics")
 
 
 class RubricGroup(Rubric):
-    """Rubrics side by side.
+    """Several rubrics as one.
 
     *Raises* ConfigError for an empty list, weights or names that do not fit, or two ``@advantage`` methods.
 
@@ -69,50 +69,50 @@ class RubricGroup(Rubric):
         self.rubrics[0].parser = parser
 
     def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Added to the first child; its metric name is made distinct if another child has it."""
+        """Add a function to the first child; its metric gets a distinct name if another child uses the name."""
         self.rubrics[0].add_reward_func(func, *args, **kwargs)
 
     def add_class_object(self, name: str, obj: Any) -> None:
-        """Added to the first child."""
+        """Add an object to the first child."""
         self.rubrics[0].add_class_object(name, obj)
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """Added to the first child."""
+        """Add a provider to the first child."""
         self.rubrics[0].add_score_object_provider(provider)
 
     def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
-        """Added to the first child."""
+        """Add a provider to the first child."""
         self.rubrics[0].add_group_score_object_provider(provider)
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
-        """The children's functions in order; the second of one name is called ``name_2``."""
+        """The children's functions in order; the second function of a name becomes ``name_2``."""
         return tuple(function for functions in self._by_child() for function in functions)
 
     @property
     def advantage_function(self) -> RewardFunction | None:
-        own = [self._advantage, *(child.advantage_function for child in self.rubrics)]
-        return next((function for function in own if function is not None), None)
+        functions = [self._advantage, *(child.advantage_function for child in self.rubrics)]
+        return next((function for function in functions if function is not None), None)
 
     def get_group_weights(self) -> list[float]:
-        """One weight per child; a copy."""
+        """One weight per child, as a new list."""
         return list(self._group_weights)
 
     def set_group_weights(self, weights: Sequence[float] | Mapping[str, float]) -> None:
-        """All weights as a list, or some by child name. *Raises* ConfigError for a wrong length, name or number."""
+        """Set all weights by a list, or some by child name. *Raises* ConfigError for a wrong length, name or number."""
         if isinstance(weights, Mapping):
             if unknown := weights.keys() - set(self.names):
                 raise ConfigError(f"no rubric is named {sorted(unknown)[0]!r}; the names are {', '.join(self.names)}")
-            chosen = [weights.get(name, old) for name, old in zip(self.names, self._group_weights, strict=True)]
+            new = [weights.get(name, old) for name, old in zip(self.names, self._group_weights, strict=True)]
         else:
-            chosen = list(weights)
-        if len(chosen) != len(self.rubrics):
-            raise ConfigError(f"{len(self.rubrics)} rubrics and {len(chosen)} group weights; give one per rubric")
-        self._group_weights = [finite_weight(weight, name) for weight, name in zip(chosen, self.names, strict=True)]
+            new = list(weights)
+        if len(new) != len(self.rubrics):
+            raise ConfigError(f"{len(self.rubrics)} rubrics and {len(new)} group weights; give one per rubric")
+        self._group_weights = [finite_weight(weight, name) for weight, name in zip(new, self.names, strict=True)]
         self.changed()
 
     def plan(self) -> scoring.Plan:
-        """The children's plans in one; compiled anew when a child's plan or a weight changed."""
+        """The children's plans combined; compiled again when a child's plan or a weight has changed."""
         children = [child.plan() for child in self.rubrics]
         if self._plan is None or any(old is not new for old, new in zip(self._child_plans, children, strict=True)):
             self._child_plans = children
@@ -163,9 +163,9 @@ def _distinct(function: RewardFunction, taken: set[str]) -> RewardFunction:
 
 
 def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:
-    given = [f"rubric_{index}" for index in range(count)] if names is None else list(names)
-    if len(given) != count:
-        raise ConfigError(f"{count} rubrics and {len(given)} names; give one name per rubric")
-    if len(set(given)) != count:
+    checked = [f"rubric_{index}" for index in range(count)] if names is None else list(names)
+    if len(checked) != count:
+        raise ConfigError(f"{count} rubrics and {len(checked)} names; give one name per rubric")
+    if len(set(checked)) != count:
         raise ConfigError("two rubrics of the group have one name; names must differ")
-    return given
+    return checked

@@ -1,7 +1,7 @@
-"""``ToolRubric``: how often a completion calls tools, as metrics without weight.
+"""``ToolRubric``: metrics that count the tool calls of a completion; they do not count in the reward.
 
 Environments with tools count their calls themselves (``Environment.monitor_rubric``); this rubric is for completions
-from elsewhere, and for packages that name it. It scores nothing.
+from other sources.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ToolRubric(Rubric):
 
 
 def called_names(messages: Any) -> Iterator[str]:
-    """The function name of every tool call of the assistant messages, in order; text has none."""
+    """The function name of each tool call in the assistant messages, in order; plain text has none."""
     for message in () if isinstance(messages, str) else messages or ():
         if field(message, "role") == "assistant":
             for call in field(message, "tool_calls") or ():
@@ -40,12 +40,12 @@ def called_names(messages: Any) -> Iterator[str]:
 
 
 def count_calls(messages: Iterable[Any], tool: str | None = None) -> float:
-    """How many tool calls the messages make: all, or those of ``tool``."""
+    """Number of tool calls in the messages: all, or those of ``tool``."""
     return float(sum(tool is None or name == tool for name in called_names(messages)))
 
 
 def metric_name(tool: str | None) -> str:
-    """``<tool>_calls``, and ``total_tool_calls`` for all of them."""
+    """``<tool>_calls``, or ``total_tool_calls`` for all tools."""
     return "total_tool_calls" if tool is None else f"{tool}_calls"
 
 

@@ -34,15 +34,15 @@ from verifiers.results.rows import RolloutOutput
 from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, count, parse
 from verifiers.runs.plan import Pending, Plan, pending
 from verifiers.runs.runner import (
-    Player,
+    GenerateJob,
     Progress,
     RunContext,
     RunEnvironment,
     Runner,
+    generate_and_score,
+    generate_job,
     groups_are_units,
     identity_of,
-    play_and_score,
-    play_job,
 )
 from verifiers.runs.store import RunStore
 from verifiers.runtime.gc import fewer_collections
@@ -337,11 +337,13 @@ class Run:
         progress = options.progress or Progress()
         progress.total = len(self.plan)
         progress.done = progress.resumed = len(left.done)
-        async with player_for(env, context, options) as play:
+        async with job_generator(env, context, options) as generate_one:
             if context.score and not options.interleave_scoring:
-                from verifiers.runs.score_after import play_then_score
+                from verifiers.runs.score_after import generate_then_score
 
-                await play_then_score(env, context, store, left.jobs, limit, options.abort_after, progress, play)
+                await generate_then_score(
+                    env, context, store, left.jobs, limit, options.abort_after, progress, generate_one
+                )
             else:
                 runner = Runner(
                     env,
@@ -350,7 +352,7 @@ class Run:
                     concurrency=limit,
                     abort_after=options.abort_after,
                     progress=progress,
-                    play=play,
+                    generate=generate_one,
                 )
                 await runner.run(left.jobs)
 
@@ -395,14 +397,16 @@ class Run:
             self.env.logger.warning("%s raised %s: %s", name, type(error).__name__, error)
 
 
-def player_for(env: RunEnvironment, context: RunContext, options: RunOptions) -> AbstractAsyncContextManager[Player]:
+def job_generator(
+    env: RunEnvironment, context: RunContext, options: RunOptions
+) -> AbstractAsyncContextManager[GenerateJob]:
     """What generates a job: this process, or the workers that the options ask for; scored unless that comes later.
 
     Raises ``ConfigError`` on entering for an environment that no other process can build.
     """
     scores_later = context.score and not options.interleave_scoring
     if not options.num_workers:
-        return nullcontext(play_job if scores_later else play_and_score)
+        return nullcontext(generate_job if scores_later else generate_and_score)
     from verifiers.runs.workers.opening import open_workers
 
     return open_workers(env, identity_of(env), context, options, scores_later=scores_later)

@@ -4,8 +4,8 @@ Promises: one rollout's failure costs no neighbour; a rollout is acknowledged (c
 its bytes are durable; memory grows with concurrency and not with the plan, kept states aside; after a cancellation
 nothing calls the model any more.
 
-The flow of one job: ``play_and_score`` gives a state, whatever happens. Without group functions the row is stored at
-once. With them the group is the unit: its last member scores it, and its rows are one write.
+The flow of one job: ``generate_and_score`` returns a state, whatever happens. Without group functions the rollout is
+stored at once. With them the group is the unit: its last member scores it, and its rollouts are one write.
 
 This module does not choose what to run, nor where results lie (``generate``).
 """
@@ -26,7 +26,7 @@ from verifiers.data.examples import Example, RowFormat, Table, copy_row
 from verifiers.errors import ModelError, RolloutTimeout, RunError, TooManyFaults
 from verifiers.rollouts.author_code import Hook, ends_the_run
 from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
-from verifiers.rollouts.loop import conclude, current_run, play
+from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import ArgumentResolver
@@ -224,21 +224,21 @@ class Progress:
             self.errors[type(state["error"]).__name__] += 1
 
 
-async def play_and_score(env: RunEnvironment, job: Job, context: RunContext) -> State:
+async def generate_and_score(env: RunEnvironment, job: Job, context: RunContext) -> State:
     """One rollout from its row to its individual scores; its own failure is a value on the state."""
-    state = await play_job(env, job, context)
+    state = await generate_job(env, job, context)
     await score(env, state, context)
     return state
 
 
-async def play_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
+async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
     """One rollout, not scored; its own failure is a value on the state.
 
     A ``retryable`` fault that is not the model's is played again, ``max_retries`` times; the attempts are counted.
     (Model calls were repeated already, by the client.)
     """
     for attempt in range(1, context.max_retries + 2):
-        state = await _play(env, job, context)
+        state = await _generate_once(env, job, context)
         state.attempts = attempt
         error = state["error"]
         if error is None or not error.retryable or isinstance(error, ModelError):
@@ -246,7 +246,7 @@ async def play_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
     return state
 
 
-async def _play(env: RunEnvironment, job: Job, context: RunContext) -> State:
+async def _generate_once(env: RunEnvironment, job: Job, context: RunContext) -> State:
     row = copy_row(job.example.row)
     state = await env.init_state(row, context.given_client or context.client, context.model, context.sampling_args)
     state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
@@ -254,11 +254,11 @@ async def _play(env: RunEnvironment, job: Job, context: RunContext) -> State:
         context.progress.running[job.position] = (time.monotonic(), state)
     player = env.for_row(row)
     if player.has_own_loop:
-        return await _play_own_loop(player, row, state, context)
-    return await play(player, state, context.rollout_timeout_s)
+        return await _generate_own_loop(player, row, state, context)
+    return await generate(player, state, context.rollout_timeout_s)
 
 
-async def _play_own_loop(env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
+async def _generate_own_loop(env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
     """Call an author's ``rollout()``; ``state`` stands for the rollout when that fails."""
     token, started = current_run.set((context, state.seed_key)), time.perf_counter()
     limit_s = context.rollout_timeout_s
@@ -343,20 +343,20 @@ async def _monitor(env: RunEnvironment, state: State) -> None:
         state["metrics"].setdefault(function.name, value)
 
 
-Player = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, State]]
+GenerateJob = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, State]]
 """Makes the finished state of a job, whatever became of it."""
 
 
-async def play_group(
-    env: RunEnvironment, jobs: list[Job], context: RunContext, play: Player = play_and_score
+async def generate_group(
+    env: RunEnvironment, jobs: list[Job], context: RunContext, generate: GenerateJob = generate_and_score
 ) -> list[State]:
-    """All siblings of one example side by side, scored as a group, with advantages; ``play`` plays each of them.
+    """All siblings of one example side by side, scored as a group, with advantages; ``generate`` runs each of them.
 
     When one of them raises (a ``RunError``), the others are cancelled and awaited before it is raised.
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(play(env, job, context)) for job in jobs]
+            tasks = [group.create_task(generate(env, job, context)) for job in jobs]
     except BaseExceptionGroup as failures:
         raise _first_leaf(failures) from failures
     states = [task.result() for task in tasks]
@@ -375,7 +375,7 @@ class Runner:
     """Plays a plan with bounded workers.
 
     ``abort_after`` consecutive failures of one cause with no success between them stop the run as ``TooManyFaults``
-    (0 = never). ``concurrency`` is the number of rollouts in flight. ``play`` makes the finished state of a job.
+    (0 = never). ``concurrency`` is the number of rollouts in flight. ``generate`` makes the finished state of a job.
     """
 
     def __init__(
@@ -387,9 +387,9 @@ class Runner:
         concurrency: int,
         abort_after: int = 32,
         progress: Progress | None = None,
-        play: Player = play_and_score,
+        generate: GenerateJob = generate_and_score,
     ):
-        self.env, self.sink, self.play = env, sink, play
+        self.env, self.sink, self.generate = env, sink, generate
         self.concurrency, self.abort_after = concurrency, abort_after
         self.progress = progress or context.progress or Progress()
         self.context = replace(context, progress=self.progress)
@@ -428,7 +428,7 @@ class Runner:
                 return
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
-                state = await self.play(self.env, job, self.context)
+                state = await self.generate(self.env, job, self.context)
                 await self._finish(job, state)
                 self._guard(state)
             except BaseException as error:
@@ -485,4 +485,14 @@ class Runner:
             ) from error
 
 
-__all__ = ["Job", "Progress", "RunContext", "Runner", "Sink", "play_and_score", "play_group", "play_job", "score"]
+__all__ = [
+    "Job",
+    "Progress",
+    "RunContext",
+    "Runner",
+    "Sink",
+    "generate_and_score",
+    "generate_group",
+    "generate_job",
+    "score",
+]

@@ -13,15 +13,15 @@ from dataclasses import replace
 from verifiers.errors import RunError
 from verifiers.rollouts.state import State
 from verifiers.runs.runner import (
+    GenerateJob,
     Job,
-    Player,
     Progress,
     RunContext,
     RunControl,
     RunEnvironment,
     Runner,
     Sink,
-    play_job,
+    generate_job,
     score,
 )
 
@@ -41,7 +41,7 @@ class _Held:
         """Nothing yet: siblings are scored in the second stage."""
 
 
-async def play_then_score(
+async def generate_then_score(
     env: RunEnvironment,
     context: RunContext,
     sink: Sink,
@@ -49,15 +49,17 @@ async def play_then_score(
     concurrency: int,
     abort_after: int,
     progress: Progress,
-    play: Player = play_job,
+    generate: GenerateJob = generate_job,
 ) -> None:
-    """Play every job (``play`` does not score), then score and store them. Raises as ``Runner.run``."""
+    """Generate every job (``generate`` does not score), then score and store them. Raises as ``Runner.run``."""
     held, playing = _Held(), Progress(total=len(jobs), running=progress.running)
     alone = [replace(job, siblings=1, num_pending=None) for job in jobs]
     first = replace(context, score=False, independent_scoring=False, control=RunControl())
     stopped: RunError | None = None
     try:
-        runner = Runner(env, first, held, concurrency=concurrency, abort_after=abort_after, progress=playing, play=play)
+        runner = Runner(
+            env, first, held, concurrency=concurrency, abort_after=abort_after, progress=playing, generate=generate
+        )
         await runner.run(alone)
     except RunError as error:
         stopped = error
@@ -71,7 +73,7 @@ async def play_then_score(
     played = [job for job in jobs if job.position in held.states]
     abort_after = 0 if stopped else abort_after
     runner = Runner(
-        env, context, sink, concurrency=concurrency, abort_after=abort_after, progress=progress, play=scored
+        env, context, sink, concurrency=concurrency, abort_after=abort_after, progress=progress, generate=scored
     )
     await runner.run(played)
     if stopped is not None:

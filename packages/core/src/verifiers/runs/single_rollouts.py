@@ -16,10 +16,10 @@ from verifiers.data.examples import copy_row, examples_from
 from verifiers.data.messages import normalize_messages
 from verifiers.errors import ConfigError
 from verifiers.results.rows import state_to_output
-from verifiers.rollouts.loop import play
+from verifiers.rollouts.loop import generate
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
-from verifiers.runs.runner import Job, RunContext, RunEnvironment, play_and_score, play_group, score_together
+from verifiers.runs.runner import Job, RunContext, RunEnvironment, generate_and_score, generate_group, score_together
 from verifiers.runtime.suggest import check_keywords
 
 GUARD_S: float | None = RunOptions().rollout_timeout_s
@@ -43,9 +43,9 @@ async def _rollout_of_row(
     async with client_for(client, model) as (resolved, name):
         state = await env.init_state(row, resolved if client is None else client, name, sampling_args)
         if state.run is not None:  # an author's own rollout() calls this one: the run has its own guard
-            return await play(env, state)
+            return await generate(env, state)
         state.run = RunContext(resolved, name, given_client=client, rollout_timeout_s=GUARD_S)
-        return await play(env, state, GUARD_S)
+        return await generate(env, state, GUARD_S)
 
 
 async def _rollout_of_prompt(
@@ -78,7 +78,7 @@ async def run_rollout(env: RunEnvironment, input: Any, client: Any, model: Any, 
     wanted = _Wanted.of(args, keywords, "run_rollout")
     async with client_for(client, model) as (resolved, name):
         context, jobs = wanted.context(env, resolved, name, client), _jobs(env, [input])
-        state = await play_and_score(env, jobs[0], context)
+        state = await generate_and_score(env, jobs[0], context)
         if env.rubric.has_group_rewards:
             await score_together(env, [state], context)
             state["advantage"] = None
@@ -93,7 +93,7 @@ async def run_group(
     """Scored siblings of one example with advantages, in either of the two historical shapes."""
     wanted = _Wanted.of(args, keywords, "run_group")
     async with client_for(client, model) as (resolved, name):
-        states = await play_group(env, _jobs(env, group_inputs), wanted.context(env, resolved, name, client))
+        states = await generate_group(env, _jobs(env, group_inputs), wanted.context(env, resolved, name, client))
     return wanted.shape(states)
 
 

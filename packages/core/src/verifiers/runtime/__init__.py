@@ -1,1 +1,1 @@
-"""What Python leaves to us: sync and async calls, deadlines, threads, processes, JSON, logging. Knows no domain."""
+"""Execution helpers without domain knowledge: sync and async calls, deadlines, threads, processes, JSON, logging."""

@@ -1,11 +1,10 @@
-"""Time limits that cost little: one timer per event loop watches all of them.
+"""Cheap time limits: one timer per event loop checks all of them.
 
 ``with Deadline(limit_s) as deadline:`` stops its body as ``asyncio.timeout`` does: the task is cancelled, and the block
-raises ``TimeoutError``. A timer for each of thousands of rollouts and requests is set, kept in order and taken back
-again without ever ringing; here a limit of five seconds or more is one entry in a dictionary, looked at four times a
-second. So a long limit may ring up to ``TICK_S`` late, never early. Shorter limits have a timer of their own.
-
-This module knows nothing of what is limited.
+raises ``TimeoutError``. Most of the thousands of limits on rollouts and requests never expire, yet each would cost an
+ordered timer that is set and cancelled; here a limit of five seconds or more is an entry in a dictionary that is
+checked four times a second. A long limit therefore expires up to ``TICK_S`` late, never early. Shorter limits use a
+timer each.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Self
 
 TICK_S = 0.25
 COARSE_FROM_S = 5.0
-"""Limits from here on wait for a tick; what they come late is at most a twentieth of them."""
+"""Limits from here on are checked at ticks; they expire at most 5 % late."""
 
 
 class Deadline:
-    """One limit of the task that enters it; for one use. ``limit_s`` None limits nothing.
+    """A time limit on the task that enters it; for one use. ``limit_s`` None sets no limit.
 
-    *Raises* TimeoutError at the end of the block when the limit passed inside and nobody else cancelled the task.
+    *Raises* TimeoutError at the end of the block when the limit expired inside and nothing else cancelled the task.
     """
 
     __slots__ = ("_cancelling", "_timer", "expired", "limit_s", "task")
@@ -30,13 +29,13 @@ class Deadline:
     def __init__(self, limit_s: float | None):
         self.limit_s = limit_s
         self.expired = False
-        """Whether the limit has passed inside the block, whatever became of the cancellation."""
+        """Whether the limit expired inside the block, whether or not the cancellation took effect."""
         self._timer: _Ticker | asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self.task = task = asyncio.current_task(loop)
-        """Whom it stops: the task that entered the block."""
+        """The task that entered the block, which the limit cancels."""
         if task is None:
             raise RuntimeError("a time limit needs a task")
         self._cancelling = task.cancelling()
@@ -47,7 +46,7 @@ class Deadline:
             self._timer = ticker = _TICKERS.get(loop) or _new_ticker(loop)
             ticker.add(self, loop.time() + limit_s)
         else:
-            self._timer = loop.call_later(max(limit_s, 0.0), self.ring)
+            self._timer = loop.call_later(max(limit_s, 0.0), self.expire)
         return self
 
     def __exit__(
@@ -64,28 +63,28 @@ class Deadline:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether anybody has asked the task to stop: the limit, or somebody else."""
+        """Whether the task has been cancelled, by this limit or otherwise."""
         return self.task is not None and self.task.cancelling() > 0
 
-    def ring(self) -> None:
-        """The limit has passed."""
+    def expire(self) -> None:
+        """Cancel the task: the limit has passed."""
         self.expired = True
         if self.task is not None:
             self.task.cancel()
 
     def _uncancelled(self) -> bool:
-        """Take the limit's own cancellation back; False when there is another."""
+        """Take back the cancellation by this limit; False when the task was also cancelled otherwise."""
         return self.task is not None and self.task.uncancel() <= self._cancelling
 
 
 class _Ticker:
-    """The limits of one event loop. It ticks while there are any."""
+    """The limits of five seconds or more on one event loop; ticks while there are any."""
 
     __slots__ = ("_is_ticking", "_loop", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.waiting: dict[Deadline, float] = {}
-        """Limit -> when it has passed, on the loop's clock."""
+        """Limit -> time at which it expires, on the loop's clock."""
         self._loop = loop
         self._is_ticking = False
 
@@ -99,7 +98,7 @@ class _Ticker:
         now = self._loop.time()
         for deadline in [deadline for deadline, when in self.waiting.items() if when <= now]:
             del self.waiting[deadline]
-            deadline.ring()
+            deadline.expire()
         self._is_ticking = bool(self.waiting)
         if self._is_ticking:
             self._loop.call_later(TICK_S, self._tick)

@@ -1,13 +1,13 @@
-"""Named places where a test can kill the process or fail the disk, to prove what survives.
+"""Fail points: named places where a test kills the process or makes the disk fail, to test crash safety.
 
-``VF_FAILPOINT=journal.after_write:3`` sends SIGKILL to this process at the third pass of that place;
+``VF_FAILPOINT=journal.after_write:3`` sends SIGKILL to this process at the third pass of that fail point;
 ``journal.after_write:3:raise`` raises ``OSError(EIO)`` there once, and ``…:3:ENOSPC`` that error. Unset, a pass costs
-one comparison. Every process counts its own passes, and only one place is armed at a time.
+one comparison. Each process counts its passes, and one fail point is armed at a time.
 
-Places: ``journal.open`` (recovered, before anything is cut), ``journal.before_write``, ``journal.after_write`` (before
-the fsync), ``journal.after_fsync``, ``journal.finish``, and ``atomic_write.before_rename``.
+Fail points: ``journal.open`` (recovered, before anything is cut), ``journal.before_write``, ``journal.after_write``
+(before the fsync), ``journal.after_fsync``, ``journal.finish``, and ``atomic_write.before_rename``.
 
-This module injects faults; it does not handle them, and nothing but a test should arm it.
+Only tests arm fail points.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class _Armed:
 
 
 def failpoint(name: str) -> None:
-    """Pass the place ``name``: nothing, unless it is armed and this is the armed pass.
+    """Pass the fail point ``name``: does nothing unless it is armed and this is the armed pass.
 
-    Raises: ``OSError`` when armed to raise.
+    *Raises* OSError when armed to raise.
     """
     if _armed is not None and _armed.name == name:
         _armed.pass_by()
@@ -52,7 +52,7 @@ def failpoint(name: str) -> None:
 
 @contextmanager
 def armed(spec: str) -> Iterator[None]:
-    """Arm ``name:n``, ``name:n:raise`` or ``name:n:ERRNO`` inside this process for the length of a ``with``."""
+    """Arm ``name:n``, ``name:n:raise`` or ``name:n:ERRNO`` in this process for the duration of a ``with`` block."""
     global _armed
     before, _armed = _armed, _parsed(spec)
     try:

@@ -1,13 +1,11 @@
-"""Values to JSON bytes and back: rows that always encode, and one canonical form for hashing.
+"""JSON encoding: rows that always encode, and one canonical form for hashing.
 
-The promise: ``encode_row`` never loses a row. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a
-model round-trips, and no reader can mistake a character for a line end), an unknown number (NaN, infinity) becomes
-``null``, whatever has ``tolist()`` (numpy, torch, ``array``) becomes numbers, and a value that JSON cannot hold
-becomes the marker ``{"__unserializable__": "<type>"}``.
+``encode_row`` never loses a row. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a model survives a
+round trip, and no reader mistakes a character for a line end); NaN and infinity become ``null``; objects with
+``tolist()`` (numpy, torch, ``array``) become numbers; a value that JSON cannot represent becomes the marker
+``{"__unserializable__": "<type>"}``.
 
-``canonical_json`` is the opposite: strict, because two values that differ must not share a hash.
-
-This module does not know what a row means, and does not write files.
+``canonical_json`` is strict instead, because two different values must not have the same hash.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from typing import Any
 import msgspec
 
 UNSERIALIZABLE = "__unserializable__"
-"""The only key of the marker that stands for a value JSON cannot hold; its value is the type's name."""
+"""The only key of the marker for a value that JSON cannot represent; its value is the name of the type."""
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
-    """One JSON object as ASCII bytes without a line end; never fails for what its values are.
+    """One JSON object as ASCII bytes without a line end; no value makes it fail.
 
     >>> encode_row({"a": float("nan"), "b": "\\u2028", "c": object()})
     b'{"a":null,"b":"\\\\u2028","c":{"__unserializable__":"object"}}'
@@ -32,13 +30,13 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
     try:
         encoded = _ENCODER.encode(row)
         return encoded if encoded.isascii() else _ASCII.encode(_DECODER.decode(encoded)).encode("ascii")
-    except Exception:  # noqa: BLE001  lone surrogates, odd keys, cycles, objects that raise: column by column then
+    except Exception:  # noqa: BLE001  lone surrogates, odd keys, cycles, objects that raise: encode column by column
         columns = (f"{_ASCII.encode(str(name))}:{_encode_column(value)}" for name, value in row.items())
         return ("{" + ",".join(columns) + "}").encode("ascii")
 
 
 def decode_row(encoded: bytes) -> dict[str, Any]:
-    """The row of one JSON object. Raises: ``ValueError`` when the bytes are not a JSON object."""
+    """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object."""
     try:
         row = _DECODER.decode(encoded)
     except msgspec.DecodeError:  # lone surrogates, which msgspec refuses and the standard library reads
@@ -49,19 +47,22 @@ def decode_row(encoded: bytes) -> dict[str, Any]:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one spelling of a JSON value, for hashes: keys sorted, no spaces, UTF-8; NaN and infinity are ``null``.
+    """The canonical bytes of a JSON value, for hashes: keys sorted, no spaces, UTF-8; NaN and infinity are ``null``.
 
-    Numbers are spelled as msgspec spells them (``1.0``, ``0.00001``, ``1e16``), which the tests hold fast. A value with
-    a lone surrogate, which UTF-8 cannot hold, is spelled in ASCII.
+    Numbers are written as msgspec writes them (``1.0``, ``0.00001``, ``1e16``), which tests pin. A value with a lone
+    surrogate, which UTF-8 cannot encode, is written in ASCII.
 
-    Raises: ``TypeError`` for a value that JSON cannot hold (a marker would give different values one hash).
+    *Raises* TypeError for a value that JSON cannot represent: a marker would give different values one hash.
 
     >>> canonical_json({"b": 1, "a": ["é", {3, 1, 2}]}).decode()
     '{"a":["é",[1,2,3]],"b":1}'
     """
     try:
         return _CANONICAL.encode(value)
-    except (TypeError, UnicodeEncodeError):  # keys that are no text, lone surrogates; else it is raised again
+    except (
+        TypeError,
+        UnicodeEncodeError,
+    ):  # keys that are no strings, lone surrogates; other causes are raised again
         plain = msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_plain)
     try:
         return _CANONICAL.encode(plain)
@@ -70,8 +71,8 @@ def canonical_json(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A builtin that stands for a value msgspec does not know. Raises ``TypeError`` when there is none."""
-    if isinstance(value, str):  # a subclass; what it overrides is not asked
+    """A builtin equivalent of a value that msgspec cannot encode. *Raises* TypeError when there is none."""
+    if isinstance(value, str):  # a subclass; its overrides are ignored
         return str.__str__(value)
     if isinstance(value, float):
         return float.__float__(value)
@@ -89,7 +90,7 @@ def _plain(value: Any) -> Any:
 def _plain_or_marker(value: Any) -> Any:
     try:
         return _plain(value)
-    except Exception:  # noqa: BLE001  an author's object may raise anything; the marker records its type
+    except Exception:  # noqa: BLE001  objects may raise anything; the marker records the type
         return _marker(value)
 
 
@@ -105,7 +106,7 @@ def _encode_column(value: Any) -> str:
 
 
 def _json_ready(value: Any) -> Any:
-    """The same value in types the standard encoder takes, non-finite numbers as None."""
+    """The value in types that the standard encoder accepts, non-finite numbers as None."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):

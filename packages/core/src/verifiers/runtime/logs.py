@@ -1,4 +1,4 @@
-"""The ``verifiers`` logger. Importing the package configures nothing; a program that wants the messages asks here."""
+"""Set up the ``verifiers`` logger. Importing the package configures no logging; programs call ``setup_logging``."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from verifiers.errors import ConfigError
 
 LOGGER = "verifiers"
 HANDLER = "verifiers-stderr"
-"""Name of the one handler that is made here; handlers of others are left alone."""
+"""Name of the handler added here; other handlers are not touched."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def setup_logging(level: str | None = None, log_format: str | None = None, date_format: str | None = None) -> None:
     """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``, then INFO.
 
-    Raises ``ConfigError`` for a level that does not exist.
+    *Raises* ConfigError for a level that does not exist.
 
     Example::
 
         vf.setup_logging("DEBUG")  # or set VF_LOG_LEVEL and leave the level out
     """
-    wanted = (level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper()
-    if wanted not in logging.getLevelNamesMapping():
-        raise ConfigError(f"{wanted!r} is no log level; use DEBUG, INFO, WARNING or ERROR (VF_LOG_LEVEL)", key="level")
+    name = (level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper()
+    if name not in logging.getLevelNamesMapping():
+        raise ConfigError(f"{name!r} is no log level; use DEBUG, INFO, WARNING or ERROR (VF_LOG_LEVEL)", key="level")
     logger = logging.getLogger(LOGGER)
     handler = logging.StreamHandler()
     handler.name = HANDLER
@@ -34,7 +34,7 @@ def setup_logging(level: str | None = None, log_format: str | None = None, date_
     for old in [h for h in logger.handlers if h.name == HANDLER]:
         logger.removeHandler(old)
     logger.addHandler(handler)
-    logger.setLevel(wanted)
+    logger.setLevel(name)
     logger.propagate = False
 
 

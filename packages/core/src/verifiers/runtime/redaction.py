@@ -1,8 +1,8 @@
-"""Secrets out of text that leaves the process: error messages, tracebacks, saved columns.
+"""Remove secrets from text that leaves the process: error messages, tracebacks, saved columns.
 
-Two things are replaced by ``***``: the values of environment variables whose name contains KEY, TOKEN, SECRET or
-PASSWORD, and what stands behind an authorisation header or in the shape of an API key. A secret that came neither from
-the environment nor looks like one is not found; model text is not searched.
+Replaced by ``***`` are the values of environment variables whose name contains KEY, TOKEN, SECRET or PASSWORD, the
+values of authorisation headers, and text in the shape of an API key. Other secrets are not found, and model text is not
+searched.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 HIDDEN = "***"
 MIN_SECRET_CHARS = 8
-"""Shorter values of such variables ("1", "true") are no secrets, and replacing them would ruin the text."""
+"""Shorter values of such variables ("1", "true") are not secrets; replacing them would garble the text."""
 _NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _HEADERS = frozenset(("authorization", "proxy-authorization", "x-api-key", "api-key", "api_key", "cookie"))
 _PATTERNS = (
@@ -26,7 +26,7 @@ _PATTERNS = (
 
 
 def redacted_text(text: str) -> str:
-    """The text without secrets.
+    """The text with secrets replaced by ``***``.
 
     >>> redacted_text("headers: {'Authorization': 'Bearer abc123'}")
     "headers: {'Authorization': 'Bearer ***'}"
@@ -40,7 +40,7 @@ def redacted_text(text: str) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """A JSON value without the contents of authorisation headers and key fields, at any depth.
+    """A JSON value with the contents of authorisation headers and key fields replaced, at any depth.
 
     >>> redacted({"extra_headers": {"Authorization": "Bearer abc"}, "temperature": 0.5})
     {'extra_headers': {'Authorization': '***'}, 'temperature': 0.5}

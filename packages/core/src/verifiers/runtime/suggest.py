@@ -1,7 +1,6 @@
-"""Did you mean …? The nearest known name to a mistyped one, and the one check for unknown keywords.
+"""Suggest the known name closest to a misspelled one, and check for unknown keywords.
 
-Names compare without case and with ``-`` equal to ``_``. This module only compares names; what a name means, and
-which ones are allowed, the caller knows.
+Names are compared without case, and with ``-`` equal to ``_``.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Collection, Iterable
 from verifiers.errors import ConfigError
 
 ALMOST = 0.8
-"""Edit ratio from which an unknown keyword is taken for a misspelling and refused."""
+"""Similarity ratio (0 to 1) from which an unknown keyword counts as a misspelling and is refused."""
 SIMILAR = 0.6
-"""Edit ratio from which a known name is worth suggesting."""
+"""Similarity ratio (0 to 1) from which a known name is suggested."""
 
 
 def close_match(name: str, known: Iterable[str], ratio: float = ALMOST) -> str | None:
@@ -28,7 +27,7 @@ def close_match(name: str, known: Iterable[str], ratio: float = ALMOST) -> str |
 
 
 def close_matches(name: str, known: Iterable[str], count: int = 3, ratio: float = SIMILAR) -> list[str]:
-    """Up to ``count`` known names that reach ``ratio``, the nearest first."""
+    """Up to ``count`` known names that reach ``ratio``, the closest first."""
     spelled: dict[str, str] = {}
     for candidate in known:
         spelled.setdefault(_folded(candidate), candidate)
@@ -36,7 +35,7 @@ def close_matches(name: str, known: Iterable[str], count: int = 3, ratio: float 
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of an error sentence: ``, did you mean "X"?``; empty when nothing is similar.
+    """The end of an error message: ``, did you mean "X"?``; empty when no name is similar.
 
     >>> print("no column 'answr'" + closest("answr", ["question", "answer"]))
     no column 'answr', did you mean "answer"?
@@ -45,15 +44,15 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f', did you mean "{match}"?' if match else ""
 
 
-def check_keywords(given: Iterable[str], allowed: Collection[str], where: str) -> None:
-    """Refuse keywords that ``where`` does not know. Raises: one ``ConfigError`` that names all of them.
+def check_keywords(names: Iterable[str], allowed: Collection[str], where: str) -> None:
+    """Check keywords passed to ``where``. *Raises* one ConfigError that names all unknown ones.
 
     >>> check_keywords(["max_turn"], ["max_turns", "rubric"], "MultiTurnEnv")
     Traceback (most recent call last):
         ...
     verifiers.errors.ConfigError: MultiTurnEnv does not know 'max_turn' (did you mean 'max_turns'?)
     """
-    unknown = [name for name in given if name not in allowed]
+    unknown = [name for name in names if name not in allowed]
     if not unknown:
         return
     suggestions = [close_match(name, allowed, SIMILAR) for name in unknown]

@@ -1,11 +1,11 @@
 """Call the same coroutine from a script and from an event loop.
 
 A *dual* method blocks and returns its value when no event loop runs in the calling thread, and returns an awaitable of
-that value when one does. A *blocking twin* always blocks; under a running loop it works in an extra thread. Either way
-a blocking call owns a private event loop, closes it at the end and leaves no thread, task or socket behind.
+that value when one does. A *blocking* method (``…_sync``) always blocks; under a running loop it works in an extra
+thread. A blocking call runs a private event loop, closes it at the end and leaves no thread, task or socket behind.
 
-No signal handler is installed: a KeyboardInterrupt that arrives while a blocking call waits cancels the work, gives its
-clean-up ten seconds, and is raised again.
+No signal handler is installed: a KeyboardInterrupt during a blocking call cancels the work, leaves it ten seconds to
+clean up, and is raised again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
 CLEANUP_S = 10.0
-LOOK_EVERY_S = 0.05
+POLL_S = 0.05
 
 
 def dual(work: Work[T]) -> T | Awaitable[T]:
@@ -35,10 +35,10 @@ def blocking(work: Work[T]) -> T:
 
 
 class _InThread:
-    """One piece of work in a thread with a private loop, in the context of the calling thread.
+    """Work in a thread with a private loop, in the context of the calling thread.
 
-    The calling loop stands still meanwhile, so a cancellation of the calling task (``asyncio.run`` makes one of Ctrl-C)
-    is looked for from time to time and handed on.
+    The calling loop is blocked meanwhile, so a cancellation of the calling task (``asyncio.run`` turns Ctrl-C into one)
+    is polled for and forwarded.
     """
 
     def __init__(self, work: Work[Any]):
@@ -49,17 +49,17 @@ class _InThread:
         self._thread = threading.Thread(target=lambda: context.run(self._run), name="verifiers-blocking-call")
 
     def result(self) -> Any:
-        """Block until it is done. An interrupt, or a cancellation of the calling task, cancels the work first."""
+        """Block until the work is done. An interrupt, or a cancellation of the calling task, cancels the work."""
         caller = asyncio.current_task()
         requests = caller.cancelling() if caller is not None else 0
         self._thread.start()
         try:
             while self._thread.is_alive():
-                self._thread.join(LOOK_EVERY_S)
+                self._thread.join(POLL_S)
                 if caller is not None and caller.cancelling() > requests:
                     requests = caller.cancelling()
                     self._cancel()
-        except BaseException:  # an interrupt: the work is cancelled and cleans up first; raised again
+        except BaseException:  # an interrupt: cancel the work and let it clean up, then raise again
             self._cancel()
             self._thread.join(CLEANUP_S)
             raise
@@ -77,7 +77,7 @@ class _InThread:
         try:
             value = run_in_private_loop(self._work, lambda loop, task: self._running.append((loop, task)))
             self._outcome.append((True, value))
-        except BaseException as error:  # noqa: BLE001 - carried to the calling thread and raised there
+        except BaseException as error:  # noqa: BLE001  passed to the calling thread and raised there
             self._outcome.append((False, error))
 
 
@@ -92,7 +92,7 @@ def run_in_private_loop(
             on_start(loop, task)
         try:
             return loop.run_until_complete(task)
-        except BaseException:  # an interrupt of the loop leaves the task unfinished: it cleans up; raised again
+        except BaseException:  # an interrupt leaves the task unfinished: let it clean up, then raise again
             if not task.done():
                 task.cancel()
                 loop.run_until_complete(asyncio.wait([task], timeout=CLEANUP_S))
@@ -136,9 +136,9 @@ async def maybe_await(value: Any) -> Any:
 
 
 class Done:
-    """What a synchronous hook of ours returns where older versions had a coroutine: it may be awaited, and need not be.
+    """Return value of a synchronous hook that was a coroutine in older versions: it may be awaited, and need not be.
 
-    ``await super().setup_state(state)`` then works in a package of any age, and ``super().setup_state(state)`` too.
+    Both ``await super().setup_state(state)`` and ``super().setup_state(state)`` work.
     """
 
     __slots__ = ("value",)
@@ -156,5 +156,5 @@ _PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple, Done))
 
 
 def is_awaitable(value: Any) -> bool:
-    """``inspect.isawaitable``, which is slow for the plain values that synchronous callables mostly return."""
+    """As ``inspect.isawaitable``, but fast for the plain values that synchronous callables mostly return."""
     return type(value) not in _PLAIN and inspect.isawaitable(value)

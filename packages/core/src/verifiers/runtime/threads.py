@@ -1,13 +1,13 @@
-"""Synchronous functions off the event loop: worker threads with a bound on every call.
+"""Run synchronous functions off the event loop, in worker threads, with a time limit on every call.
 
-The promise: the loop is never blocked by an author's function, a call past its bound is given up and its thread
-written off, and a trivial function costs a few microseconds. One rollout's functions go over in one hop; finished jobs
-are handed back to the loop in batches; one timer per loop watches the bounds. The pool begins with one thread and
-grows while work waits *and* its threads do: threads that wait for something get company, threads that hold the
-interpreter do not, because more of them would only take it away from the loop.
+An author's function never blocks the loop; a call past its limit is abandoned together with its thread; a trivial
+function costs a few microseconds. All functions of one rollout go to a thread in one hop, finished jobs return to the
+loop in batches, and one timer per loop checks the limits. The pool starts with one thread and adds threads while jobs
+are queued *and* its threads are waiting for something. Threads that hold the interpreter get no help: more of them
+would only take it away from the loop.
 
-Workers belong to one event loop: they end with it, and idle ones after a second. A thread cannot be killed: after
-``MAX_STUCK`` that never came back the run is stopped. What must be killable runs in a process (``isolation``).
+Threads belong to one event loop and end with it; idle ones end after a second. A thread cannot be killed: the run stops
+after ``MAX_STUCK`` of them have not returned. A function that must be killable runs in a process (``processes``).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ IDLE_S = 1.0
 GROW_AFTER_S = 0.02
 WINDOW_S = 0.05
 IDLE_SHARE = 0.05
-"""Threads that use less than this share of a core over a window are waiting, not computing."""
+"""Threads that use less than this share of one core over ``WINDOW_S`` are waiting, not computing."""
 HEALTHY_LAG_S = 0.02
-"""While the loop itself wakes later than this, the machine is too busy to tell waiting from starving."""
+"""While the loop wakes later than this, the machine is too busy to tell waiting threads from starved ones."""
 PROMPT_LAG_S = 0.002
 PROMPT_WINDOWS = 4
-"""A loop that always wakes this promptly for so many windows is not being held: a thread that holds the interpreter
-delays it by about 5 ms. So threads that compute outside the interpreter get company too."""
+"""A loop that wakes this promptly for so many windows is not blocked: a thread that holds the interpreter delays it by
+about 5 ms. So the pool also grows for threads that compute outside the interpreter."""
 
 
 class Step(Protocol):
-    """One call of a job: ``step(context)``. ``time_limit_s`` None leaves it to the step to end itself."""
+    """One call of a job: ``step(context)``. ``time_limit_s`` None sets no limit."""
 
     @property
     def name(self) -> str: ...
@@ -53,7 +53,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception as the outcome of a step."""
+    """An exception as the result of a step."""
 
     error: BaseException
 
@@ -95,20 +95,21 @@ class Workers:
         self._open = 0  # jobs whose future is not settled
         self._ticking = False
         self._expected_tick = 0.0
-        self._lag_s = 0.0  # how late ticks come: the worst, forgotten slowly
+        self._lag_s = 0.0  # how late ticks come: a decaying maximum
         self._prompt_windows = 0
-        self._window: tuple[float, float] = (0.0, 0.0)  # its start, and the CPU time of other threads then
+        self._window: tuple[float, float] = (0.0, 0.0)  # its start, and the CPU time of the other threads at that time
 
     async def run(self, steps: Sequence[Step], context: Any) -> list[Any]:
-        """Call the steps one after another in a worker; per step its value, or ``Raised``.
+        """Call the steps one after another in a worker thread; returns the value of each step, or ``Raised``.
 
-        A step past its limit gives ``Raised(TimeoutError)``; those after it run in another thread.
+        A step past its limit gives ``Raised(TimeoutError)``; the steps after it run in another thread.
+
         *Raises* TooManyFaults when ``MAX_STUCK`` threads hang in functions that do not return.
         """
         loop = asyncio.get_running_loop()
         job = _Job(steps, context, loop.create_future())
         self._open += 1
-        if not self._outbox:  # what is handed over in one turn of the loop goes together, and wakes a thread once
+        if not self._outbox:  # jobs of one turn of the loop are submitted together, which wakes a thread once
             loop.call_soon(self._hand_over)
         self._outbox.append(job)
         if not self._ticking:
@@ -224,17 +225,17 @@ class Workers:
                 self._wake_pending = True
                 try:
                     self._loop.call_soon_threadsafe(self._deliver)
-                except RuntimeError:  # the loop closed meanwhile: nobody waits any more
+                except RuntimeError:  # the loop closed meanwhile: no caller is waiting
                     return
 
     def _call_steps(self, worker: _Worker, job: _Job) -> bool:
-        """Run what is left of a job; False when this thread was written off meanwhile."""
+        """Run the remaining steps of a job; False when this thread was abandoned meanwhile."""
         with worker.lock:
             worker.started, worker.job = monotonic(), job
         while len(job.outcomes) < len(job.steps) and not job.future.cancelled():
             try:
                 outcome = job.steps[len(job.outcomes)](job.context)
-            except BaseException as error:  # noqa: BLE001  an outcome like any other; the caller judges it
+            except BaseException as error:  # noqa: BLE001  recorded as the result of the step; the caller decides
                 outcome = Raised(error)
             with worker.lock:
                 if worker.abandoned:
@@ -257,7 +258,7 @@ class Workers:
 
 
 def _other_threads_cpu_s() -> float:
-    """CPU time of all threads of the process but this one, in seconds."""
+    """CPU time of all other threads of the process, in seconds."""
     return process_time() - thread_time()
 
 
@@ -310,7 +311,7 @@ class _Call:
 async def call_in_thread(
     function: Callable[..., Any], /, *args: Any, limit_s: float | None = None, **kwargs: Any
 ) -> Any:
-    """The value of a synchronous function called in a worker thread; its exception propagates.
+    """Call a synchronous function in a worker thread; its exception propagates.
 
     *Raises* TimeoutError after ``limit_s``, TooManyFaults as ``Workers.run``.
     """

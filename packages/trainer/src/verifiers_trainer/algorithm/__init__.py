@@ -1,1 +1,1 @@
-"""From finished rollouts to a gradient: advantages, samples, packing, losses. Pure: no I/O, no engine, no loop."""
+"""Turn finished rollouts into a gradient: advantages, samples, packing, losses. Pure: no I/O, no engine, no loop."""

@@ -1,9 +1,9 @@
-"""Rewards of groups in, advantages out: how much better a rollout was than its siblings.
+"""Turn the rewards of groups into advantages: how much better a rollout was than its siblings.
 
 Pure numpy, float64, no configuration object. A reward of NaN is *unknown*: it leaves the mean, the deviation and the
-batch, and its advantage is NaN. A dead group (`is_dead`) teaches nothing: all its advantages are NaN. NaN therefore
-always reads "not trained". What to do with dead groups (replace them, keep them at weight zero) is decided
-elsewhere, and an advantage that the environment supplies never passes through here.
+batch, and its advantage is NaN. A dead group (`is_dead`) has no signal: all its advantages are NaN. NaN therefore
+always means "not trained". The pipeline decides what happens to dead groups (replaced, or trained at weight zero);
+advantages that the environment computes never pass through here.
 
 Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F], one column per reward function.
 """
@@ -29,7 +29,7 @@ register_advantage = ADVANTAGES.register
 
 
 def is_dead(rewards: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True) -> bool:
-    """True when a group carries no signal.
+    """True when a group has no signal.
 
     That is: fewer than max(2, ceil(min_group_fraction·G)) rewards are known, or all known ones are equal. A group
     needs two live members because the baseline is their mean. With ``baseline=False`` (advantage "none") a group is

@@ -1,8 +1,8 @@
-"""How much each token counts in one optimizer step: weights for the whole step batch, computed once on one process.
+"""Compute how much each token counts in one optimizer step: weights over the whole batch, computed once on rank 0.
 
 The loss of a row is ``world · Σ_t weight_t · loss_t`` (data-parallel training averages gradients over ranks). Every
 denominator is a sum over the step on all ranks, so no split into rows, order or number of ranks changes the gradient.
-This module sees masks and identities only; it neither packs nor computes losses.
+Only masks and identities are read here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verifiers_trainer.algorithm.samples import Sample
 
 @dataclass(frozen=True, slots=True)
 class StepWeights:
-    """Weights of a step batch and the sums they were made from.
+    """Weights of all tokens of a batch and the sums behind them.
 
     Example, two live rollouts of three and two trained tokens under "token_mean"::
 
@@ -40,9 +40,10 @@ class StepWeights:
 def step_weights(samples: Sequence[Sample], aggregation: str, *, max_len: int | None = None) -> StepWeights:
     """The weight of every token of every sample of one optimizer step, over all ranks.
 
-    Kept tokens are those with loss in a live sample. Rollouts and groups without one are in no denominator; a forked
+    Trained tokens are those with loss in a live sample. Rollouts and groups without one are in no denominator; a forked
     rollout counts once and its samples share its weight. ``max_len`` (tokens) is the constant of "constant_length".
-    Raises ConfigError for an unknown name and for "constant_length" without ``max_len``.
+
+    *Raises* ConfigError for an unknown name and for "constant_length" without ``max_len``.
     """
     if aggregation not in AGGREGATIONS:
         raise ConfigError(f"unknown aggregation {aggregation!r}; known: {', '.join(AGGREGATIONS)}")
@@ -51,9 +52,9 @@ def step_weights(samples: Sequence[Sample], aggregation: str, *, max_len: int | 
     per_rollout: Counter[int] = Counter()
     per_group: Counter[int] = Counter()
     for sample in samples:
-        if kept := sample.num_trained:
-            per_rollout[sample.rollout] += kept
-            per_group[sample.group] += kept
+        if sample.num_trained:
+            per_rollout[sample.rollout] += sample.num_trained
+            per_group[sample.group] += sample.num_trained
     counts = _Counts(per_rollout, per_group, per_rollout.total(), max_len or 0)
     weigh = AGGREGATIONS[aggregation]
     weights = tuple(
@@ -65,7 +66,7 @@ def step_weights(samples: Sequence[Sample], aggregation: str, *, max_len: int | 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Kept tokens by rollout and by group, of those that have any."""
+    """Trained tokens by rollout and by group, of those that have any."""
 
     rollouts: Counter[int]
     groups: Counter[int]
@@ -100,4 +101,6 @@ AGGREGATIONS: dict[str, Callable[[Sample, _Counts], float]] = {
     "sequence_sum": _sequence_sum,
     "prompt_mean": _prompt_mean,
 }
-"""Weight of one kept token of a sample. constant_length: Dr. GRPO, arXiv 2503.20783; token_mean: DAPO, 2503.14476."""
+"""Weight of one trained token of a sample.
+
+Source: Dr. GRPO, arXiv 2503.20783, for constant_length; DAPO, arXiv 2503.14476, for token_mean."""

@@ -1,21 +1,25 @@
-"""Per-token policy losses: log-probabilities, advantages and a mask in; one number per token out, to be minimised.
+"""What is minimised for one packed row: a loss per token, corrected for the sampler, plus a penalty to a reference.
 
-Every function here is pure. Tensors are one packed row, shape [T]; entry t describes token t given the tokens before
-it. Notation: π the trained policy, μ the policy that sampled, o the policy when the batch was built; ρ = π/μ;
-r = π/o when ``log_old`` is given, else r = ρ; A the advantage; sg stops the gradient. Whatever stands at a masked
-position, NaN and -inf included, has no effect on value or gradient. Where π = μ every loss has gradient exactly -A
-with respect to log π.
+    loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t          (``Objective``; every function here is pure)
 
-Reduction is not done here (`aggregation` computes the weights), nor are advantages (`advantages`). Log-ratios are
-clamped to ±20 before ``exp``; inside that range the formulas are exactly the papers'.
+Tensors are one packed row, shape [T]; entry t describes token t given the tokens before it. Notation: π the trained
+policy, μ the policy that sampled, o the policy when the batch was built; ρ = π/μ; r = π/o when ``log_old`` is given,
+else r = ρ; A the advantage; sg stops the gradient. Values at masked positions, NaN and -inf included, have no effect on
+value or gradient. Where π = μ every loss has gradient exactly -A with respect to log π.
+
+With ``loss="ppo"``, ``anchor="recomputed"`` and ``tis_cap`` this is decoupled PPO (arXiv 2110.00641): the clip is
+around the policy of the batch, and the weight min(o/μ, C) accounts for the policy that sampled.
+
+``aggregation`` computes the weights of the tokens, ``advantages`` the advantages. Log-ratios are clamped to ±20 before
+``exp``; inside that range the formulas are exactly those of the papers.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +27,7 @@ from torch import Tensor
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.registry import Registry, check_parameters, keyword_parameters
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 
 MAX_LOG_RATIO = 20.0
 
@@ -31,7 +36,7 @@ LOSSES = Registry("loss")
 
 @dataclass(frozen=True, slots=True)
 class LossInput:
-    """What a loss sees of one row; every tensor has shape [T].
+    """The arguments of a loss: one row, every tensor of shape [T], log-probabilities in nats.
 
     Example, one prompt token and two sampled ones, the second twice as likely as when it was sampled::
 
@@ -39,22 +44,31 @@ class LossInput:
                   loss_mask=tensor([False, True, True]), seq_ids=tensor([0, 0, 0]))
     """
 
-    log_pi: Tensor  # the only one that carries a gradient
-    log_mu: Tensor
-    advantage: Tensor
-    loss_mask: Tensor  # bool
-    seq_ids: Tensor  # integers from 0: which sample of the row a token belongs to
-    log_old: Tensor | None = None
+    log_pi: Tensor  # float [T], the only one that carries a gradient
+    log_mu: Tensor  # float [T]
+    advantage: Tensor  # float [T]
+    loss_mask: Tensor  # bool [T]
+    seq_ids: Tensor  # int64 [T], from 0: which sample of the row a token belongs to
+    log_old: Tensor | None = None  # float [T]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Tensor], log_pi: Tensor, anchor: str = "sampler") -> LossInput:
+        """The tensors of a ``PackedRow`` beside the trained policy's log-probabilities ``log_pi`` [T].
+
+        ``anchor="recomputed"`` gives ``log_old``: the policy when the batch was built, which is the trained one while
+        the row holds no ``old_logprobs``. Trained text that no policy sampled has that policy in place of μ.
+        """
+        log_old = row.get("old_logprobs", log_pi.detach())
+        log_mu = torch.where(row["version"] != NOT_SAMPLED, row["sampler_logprobs"], log_old)
+        recomputed = log_old if anchor == "recomputed" else None
+        return cls(log_pi, log_mu, row["advantage"], row["loss_mask"], row["seq_ids"], recomputed)
 
     def without_masked(self) -> LossInput:
-        """The same row with zeros at masked positions, cut off from whatever stood there."""
-
-        def keep(values: Tensor) -> Tensor:
-            return torch.where(self.loss_mask, values, values.new_zeros(()))
-
-        old = None if self.log_old is None else keep(self.log_old)
+        """The same row with zeros at masked positions, without gradient to the values that were there."""
+        names = ["log_pi", "log_mu", "advantage", *([] if self.log_old is None else ["log_old"])]
+        values = {name: getattr(self, name) for name in names}
         return replace(
-            self, log_pi=keep(self.log_pi), log_mu=keep(self.log_mu), advantage=keep(self.advantage), log_old=old
+            self, **{name: torch.where(self.loss_mask, one, one.new_zeros(())) for name, one in values.items()}
         )
 
     @property
@@ -72,7 +86,7 @@ LossFunction = Callable[..., Tensor]
 
 
 def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
-    """A decorator: enter ``function(row: LossInput, *, parameters) -> [T]`` under ``name``, made safe for masks."""
+    """A decorator: register ``function(row: LossInput, *, parameters) -> losses [T]`` under ``name``, masked."""
 
     def enter(function: LossFunction) -> LossFunction:
         return LOSSES.register(name)(_masked(function))
@@ -126,10 +140,10 @@ def correction(
     geo_mask: tuple[float, float] | None = None,
     opsm_delta: float | None = None,
 ) -> Tensor:
-    """Factor per token [T], without gradient, for the gap between sampler and trainer; 1 when nothing is asked for.
+    """Factor per token [T], without gradient, for the gap between sampler and trainer; 1 without any option.
 
-    With o = ``log_old`` (sg(log π) when absent): ``tis_cap`` C gives min(o/μ, C). A whole sample is dropped (0) when
-    the product of o/μ exceeds ``sequence_mask_cap``, when exp(mean log o/μ) lies outside ``geo_mask``, or when its
+    With log o = ``log_old`` (sg(log π) when absent): ``tis_cap`` C gives min(o/μ, C). A whole sample is dropped (0)
+    when the product of o/μ exceeds ``sequence_mask_cap``, when exp(mean log o/μ) lies outside ``geo_mask``, or when its
     mean advantage is negative and mean(log μ - log π) exceeds ``opsm_delta``.
     """
     row = row.without_masked()
@@ -286,16 +300,20 @@ def dppo_kl(
     Source: DPPO with binary KL, arXiv 2602.04879.
     """
     with torch.no_grad():
-        pi, mu = row.log_pi.exp(), row.log_mu.exp()
-        rest_pi, rest_mu = (1 - pi).clamp(min=1e-12), (1 - mu).clamp(min=0)
-        divergence = mu * (row.log_mu - row.log_pi) + torch.xlogy(rest_mu, rest_mu / rest_pi)
-        away = ((row.advantage > 0) & (pi > mu)) | ((row.advantage < 0) & (pi < mu))
+        p_pi, p_mu = row.log_pi.exp(), row.log_mu.exp()
+        rest_pi, rest_mu = (1 - p_pi).clamp(min=1e-12), (1 - p_mu).clamp(min=0)
+        divergence = p_mu * (row.log_mu - row.log_pi) + torch.xlogy(rest_mu, rest_mu / rest_pi)
+        away = ((row.advantage > 0) & (p_pi > p_mu)) | ((row.advantage < 0) & (p_pi < p_mu))
     return _trust_region(row, ~((divergence > delta) & away), log_ratio_penalty, ratio_cap)
 
 
 @register_loss("ipo")
 def ipo(row: LossInput, *, delta: float = 0.1, log_ratio_penalty: float = 1e-3) -> Tensor:
-    """-[|π - μ| <= δ]·A·ρ + τ·log²ρ: the two-sided sibling of `dppo_tv`. The bound is inclusive up to 1e-6."""
+    """-[|π - μ| <= δ]·A·ρ + τ·log²ρ: as `dppo_tv`, masked whatever the sign of A. The bound is inclusive up to 1e-6.
+
+    Source: INTELLECT policy optimization of prime-rl (docs.primeintellect.ai/prime-rl/ipo), from the total-variation
+    mask of DPPO, arXiv 2602.04879, and the squared log-ratio penalty of Kimi K2.5, arXiv 2602.02276.
+    """
     with torch.no_grad():
         near = (row.log_pi.exp() - row.log_mu.exp()).abs() <= delta + 1e-6
     return _trust_region(row, near, log_ratio_penalty, None)
@@ -325,9 +343,10 @@ def sapo(row: LossInput, *, temperature_pos: float = 1.0, temperature_neg: float
 def vespo(
     row: LossInput, *, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0
 ) -> Tensor:
-    """-sg(exp(λ + k·log W - λ·W))·A·log π with W the ratio of the whole sample, log W in [log 1e-8, 20].
+    """-sg(W^k·exp(λ·(1 - W)))·A·log π with W the ratio of the whole sample, log W in [log 1e-8, 20].
 
-    Source: VESPO, variational sequence-level soft policy optimisation; (k, λ) by the sign of A.
+    Source: VESPO, variational sequence-level soft policy optimization, arXiv 2602.10693: its reshaping kernel
+    φ(W) = W^c1·exp(c2·(1 - W)) with c1 = k and c2 = λ, each by the sign of A.
     """
     positive = row.advantage > 0
     dtype = row.advantage.dtype
@@ -341,3 +360,48 @@ def vespo(
 def dro(row: LossInput, *, beta: float = 0.1) -> Tensor:
     """-A·log π + β/2·log²r: regression towards the anchor. Source: DRO, arXiv 2405.19107, per token."""
     return -row.advantage * row.log_pi + beta / 2 * row.log_r.square()
+
+
+# --- the objective ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLosses:
+    """Numbers of one row, each [T]: what is minimised, and what to log of it."""
+
+    losses: Tensor
+    metrics: Mapping[str, Tensor]
+    """``kl_ref`` with a penalty, ``correction/factor`` with a correction; without gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss, its corrections and a penalty: ``Objective(resolve_loss("ppo"), {"tis_cap": 2.0}, beta=0.01)``."""
+
+    loss: Callable[[LossInput], Tensor]
+    corrections: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of ``correction``: what weighs or drops tokens by the gap between sampler and trainer."""
+    beta: float = 0.0
+    kl_type: str = "k3"
+
+    @classmethod
+    def of(cls, loss: Callable[[LossInput], Tensor], settings: Any) -> Objective:
+        """The objective with the corrections and the penalty of ``settings``, which has them as attributes."""
+        names = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
+        corrections = {name: value for name in names if (value := getattr(settings, name)) is not None}
+        return cls(loss, corrections, settings.beta, settings.kl_type)
+
+    def __call__(self, tokens: LossInput, log_ref: Tensor | None = None) -> TokenLosses:
+        """The losses of a row; ``log_ref`` [T], nats, is needed when there is a penalty."""
+        losses, metrics = self.loss(tokens), {}
+        if self.corrections:
+            factor = correction(tokens, **self.corrections)
+            used = factor > 0  # the loss of a dropped sample may be infinite, and inf times 0 is NaN
+            losses = torch.where(used, losses, torch.zeros_like(losses)) * factor
+            metrics["correction/factor"] = factor
+        if self.beta:
+            assert log_ref is not None
+            penalty = kl_penalty(tokens.log_pi, log_ref, tokens.loss_mask, self.kl_type)
+            losses = losses + self.beta * penalty
+            metrics["kl_ref"] = penalty.detach()
+        return TokenLosses(losses, metrics)

@@ -1,26 +1,27 @@
-"""Samples in, rows of tensors out: the same number of rows on every rank, of nearly equal size, nothing padded.
+"""Pack samples into rows of token arrays: as many rows on every rank, of nearly equal size, nothing padded.
 
 Samples are laid end to end into rows of at most ``max_tokens``, first fit in decreasing order; the number of rows is
 rounded up to a multiple of the ranks and the samples are dealt again, largest first into the emptiest row. Ranks
-without a row of their own get a filler: one token of weight zero that runs a real forward and backward, because
-sharded training hangs when ranks run different numbers of them. A sample never spans rows and is never cut.
+without a row get a filler: one token of weight zero that runs a real forward and backward pass, because sharded
+training hangs when ranks run different numbers of them. A sample never spans rows and is never cut.
 
-Which tokens count, and how much, is decided before (`samples`, `aggregation`), and who shares a prompt in
-`shared_prompts`. That packed samples do not attend to each other is the model's part (`logprobs`).
+The rollouts of a group begin with the same prompt. With ``share_prompts`` that prompt is laid once, followed by one
+branch for each sample. The numbers of a token stay the same, because a branch attends to its prompt and itself alone
+(``policy.logprobs`` makes that mask); prompts carry no loss, so none is lost.
+
+``samples`` decides which tokens carry loss, ``aggregation`` how much each weighs.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verifiers_trainer.algorithm import prompt_sharing
-from verifiers_trainer.algorithm.prompt_sharing import Part
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Sample
 
 if TYPE_CHECKING:
@@ -28,33 +29,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """Several samples end to end, shape [T]; entry t describes token t given the tokens before it.
+class PackedRow:
+    """Several samples end to end, T tokens together; entry t describes token t given the tokens before it.
 
     Example, a sample of three tokens and one of two::
 
-        Row(token_ids=[1, 7, 2, 1, 9], position_ids=[0, 1, 2, 0, 1], seq_ids=[0, 0, 0, 1, 1],
-            loss_mask=[F, T, T, F, T], mu=[0, -.1, -.7, 0, -.2], ..., sample_indices=[4, 0])
+        PackedRow(token_ids=[1, 7, 2, 1, 9], position_ids=[0, 1, 2, 0, 1], seq_ids=[0, 0, 0, 1, 1],
+                  loss_mask=[F, T, T, F, T], sampler_logprobs=[0, -.1, -.7, 0, -.2], ..., sample_indices=[4, 0])
 
-    Two samples that share the prompt [1, 7]: the prompt, then what each has after it::
+    Two samples that share the prompt [1, 7]: the prompt, then the tokens of each after it::
 
-        Row(token_ids=[1, 7, 2, 9, 4], position_ids=[0, 1, 2, 2, 3], seq_ids=[0, 0, 1, 2, 2],
-            prompt_seq_ids=[0, 0, 0, 0, 0], ..., sample_indices=[3, 5])
+        PackedRow(token_ids=[1, 7, 2, 9, 4], position_ids=[0, 1, 2, 2, 3], seq_ids=[0, 0, 1, 2, 2],
+                  prompt_seq_ids=[0, 0, 0, 0, 0], ..., sample_indices=[3, 5])
     """
 
-    token_ids: np.ndarray  # int32
-    position_ids: np.ndarray  # int32, from 0 in every sample; behind a shared prompt they go on from its end
-    seq_ids: np.ndarray  # int32, from 0: which sample of the row; a shared prompt counts as one
-    loss_mask: np.ndarray  # bool, False on the first token of every sample
-    mu: np.ndarray  # float32, log-probability under the sampler
-    advantage: np.ndarray  # float32
-    weight: np.ndarray  # float32
-    inv_temperature: np.ndarray  # float32
-    version: np.ndarray  # int32
+    token_ids: np.ndarray  # int32 [T]
+    position_ids: np.ndarray  # int32 [T], from 0 in every sample; after a shared prompt they continue from its end
+    seq_ids: np.ndarray  # int32 [T], from 0: which sample of the row; a shared prompt counts as one
+    loss_mask: np.ndarray  # bool [T], False on the first token of every sample
+    sampler_logprobs: np.ndarray  # float32 [T], nats, under the policy that sampled the token
+    advantage: np.ndarray  # float32 [T]
+    weight: np.ndarray  # float32 [T]
+    inv_temperature: np.ndarray  # float32 [T]
+    version: np.ndarray  # int32 [T]
     sample_indices: np.ndarray  # int32 [samples of the row]: position in the list given to `pack`; empty in a filler
-    ref_logp: np.ndarray | None = None  # float32, log-probability under the reference policy
-    old_logp: np.ndarray | None = None  # float32, log-probability when the batch was built
-    prompt_seq_ids: np.ndarray | None = None  # int32: the shared prompt a token stands behind, else its own seq id
+    reference_logprobs: np.ndarray | None = None  # float32 [T], nats, under the reference policy
+    old_logprobs: np.ndarray | None = None  # float32 [T], nats, under the trained policy when the batch was built
+    prompt_seq_ids: np.ndarray | None = None  # int32 [T]: seq id of the shared prompt before a token, else its own
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +78,19 @@ class Row:
         return tensors
 
 
+def forward_arguments(row: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The arguments of the log-probability forward (``policy.logprobs``), of a row's tensors."""
+    arguments = {
+        "input_ids": row["token_ids"].unsqueeze(0),  # [1, T]
+        "position_ids": row["position_ids"].unsqueeze(0),  # [1, T]
+        "inv_temperature": row["inv_temperature"],
+        "loss_mask": row["loss_mask"],
+    }
+    if "prompt_seq_ids" in row:
+        arguments |= {"seq_ids": row["seq_ids"], "prompt_seq_ids": row["prompt_seq_ids"]}
+    return arguments
+
+
 def pack(
     samples: Sequence[Sample],
     weights: Sequence[np.ndarray],
@@ -85,60 +99,16 @@ def pack(
     world: int = 1,
     packing: bool = True,
     share_prompts: bool = False,
-) -> list[list[Row]]:
+) -> list[list[PackedRow]]:
     """Rows for each of ``world`` ranks: ``rows_R[rank][i]``, as many on every rank and at least one.
 
     ``weights`` are those of `aggregation.step_weights`, one array [T] per sample. Samples whose weights are all zero
-    are left out; every other sample is in exactly one row. ``packing=False`` gives each sample a row of its own.
-    ``share_prompts`` lays siblings with the same prompt behind one copy of it; the gradient is the same.
-    Raises ValueError for a sample longer than ``max_tokens``, and for one whose first token carries loss.
+    are left out; every other sample is in exactly one row. ``packing=False`` gives each sample its own row.
+    ``share_prompts`` lays siblings with the same prompt after one copy of it; the gradient is the same.
+
+    *Raises* ValueError for a sample longer than ``max_tokens``, and for one whose first token carries loss.
     """
     used = [i for i, weight in enumerate(weights) if weight.any()]
-    _check(samples, weights, used, max_tokens)
-    if share_prompts and packing:
-        total = sum(samples[i].num_tokens for i in used)
-        parts = prompt_sharing.shared(samples, used, min(max_tokens, math.ceil(total / world)))
-    else:
-        parts = prompt_sharing.alone(samples, used)
-    sizes = {place: part.size for place, part in enumerate(parts)}
-    bins = _bins(sizes, max_tokens, world) if packing else [[place] for place in sizes]
-    rows = [_row(samples, weights, [parts[place] for place in places]) for places in bins]
-    target = max(1, math.ceil(len(rows) / world)) * world
-    rows += [filler_row() for _ in range(target - len(rows))]
-    return _deal(rows, world)
-
-
-def fill(rows_R: Sequence[Sequence[Row]], max_tokens: int) -> float:
-    """Tokens in rows over the tokens the rows could hold; 1.0 is perfect."""
-    rows = [row for rows in rows_R for row in rows]
-    return sum(row.num_tokens for row in rows if not row.is_filler) / (len(rows) * max_tokens)
-
-
-def shared(rows_R: Sequence[Sequence[Row]], samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> float:
-    """Share of the samples' tokens that no row holds, because another sample's copy of the prompt serves; 0: none."""
-    total = sum(sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any())
-    held = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
-    return 1 - held / total if total else 0.0
-
-
-def filler_row() -> Row:
-    """One token of weight zero that carries no loss."""
-    zero, nothing = np.zeros(1, np.int32), np.zeros(1, np.float32)
-    return Row(
-        token_ids=zero,
-        position_ids=zero,
-        seq_ids=zero,
-        loss_mask=np.zeros(1, bool),
-        mu=nothing,
-        advantage=nothing,
-        weight=nothing,
-        inv_temperature=np.ones(1, np.float32),
-        version=np.full(1, NOT_SAMPLED, np.int32),
-        sample_indices=np.zeros(0, np.int32),
-    )
-
-
-def _check(samples: Sequence[Sample], weights: Sequence[np.ndarray], used: Sequence[int], max_tokens: int) -> None:
     for i in used:
         sample = samples[i]
         if sample.num_tokens > max_tokens:
@@ -150,29 +120,115 @@ def _check(samples: Sequence[Sample], weights: Sequence[np.ndarray], used: Seque
             raise ValueError(f"sample {i} carries loss on its first token, which nothing predicts")
         if len(weights[i]) != sample.num_tokens:
             raise ValueError(f"sample {i} has {sample.num_tokens} tokens and {len(weights[i])} weights")
+    if share_prompts and packing:
+        total = sum(samples[i].num_tokens for i in used)
+        parts = shared_prompt_parts(samples, used, min(max_tokens, math.ceil(total / world)))
+    else:
+        parts = [Part((i,), 0, samples[i].num_tokens) for i in used]
+    sizes = [part.size for part in parts]
+    bins = _bins(sizes, max_tokens, world) if packing else [[place] for place in range(len(parts))]
+    rows = [_row(samples, weights, [parts[place] for place in places]) for places in bins]
+    target = max(1, math.ceil(len(rows) / world)) * world
+    rows += [filler_row() for _ in range(target - len(rows))]
+    return _deal(rows, world)
 
 
-def _bins(sizes: dict[int, int], max_tokens: int, world: int) -> list[list[int]]:
-    """Indices by row: first fit decreasing to count the rows, then dealt evenly where that fits as well."""
-    order = sorted(sizes, key=lambda i: (-sizes[i], i))
-    first_fit = _first_fit(order, sizes, max_tokens)
+def fill(rows_R: Sequence[Sequence[PackedRow]], max_tokens: int) -> float:
+    """Tokens in rows over the tokens the rows could hold; 1.0 is perfect."""
+    rows = [row for rows in rows_R for row in rows]
+    return sum(row.num_tokens for row in rows if not row.is_filler) / (len(rows) * max_tokens)
+
+
+def shared(rows_R: Sequence[Sequence[PackedRow]], samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> float:
+    """Share of the samples' tokens that no row holds because another sample's copy of the prompt serves; 0: none."""
+    total = sum(sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any())
+    held = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
+    return 1 - held / total if total else 0.0
+
+
+def filler_row() -> PackedRow:
+    """One token of weight zero that carries no loss."""
+    zero, nothing = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    return PackedRow(
+        token_ids=zero,
+        position_ids=zero,
+        seq_ids=zero,
+        loss_mask=np.zeros(1, bool),
+        sampler_logprobs=nothing,
+        advantage=nothing,
+        weight=nothing,
+        inv_temperature=np.ones(1, np.float32),
+        version=np.full(1, NOT_SAMPLED, np.int32),
+        sample_indices=np.zeros(0, np.int32),
+    )
+
+
+# --- shared prompts ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What enters a row in one piece: samples that share their first ``prompt`` tokens, or one sample alone."""
+
+    members: tuple[int, ...]
+    """Positions in the list of samples."""
+    prompt: int
+    """Tokens of the shared prompt; 0 for a sample alone."""
+    size: int
+    """Tokens in the row."""
+
+
+def shared_prompt_parts(samples: Sequence[Sample], used: Sequence[int], max_tokens: int) -> list[Part]:
+    """Group the samples ``used`` of one group with equal prompts into parts of at most ``max_tokens``.
+
+    A sample longer than that is a part alone. The prompt is what stands before the first token with loss. First fit in
+    decreasing order of length: few parts.
+    """
+    siblings: dict[tuple[int, float, bytes], list[int]] = {}
+    for i in used:
+        prompt = samples[i].token_ids[: _prompt_len(samples[i])]
+        siblings.setdefault((samples[i].group, samples[i].inv_temperature, prompt.tobytes()), []).append(i)
+    return [part for members in siblings.values() for part in _parts(samples, members, max_tokens)]
+
+
+def _prompt_len(sample: Sample) -> int:
+    return int(sample.loss_mask.argmax())
+
+
+def _parts(samples: Sequence[Sample], members: Sequence[int], max_tokens: int) -> Iterator[Part]:
+    prompt = _prompt_len(samples[members[0]])
+    open_parts: list[tuple[list[int], int]] = []
+    for i in sorted(members, key=lambda i: (-samples[i].num_tokens, i)):
+        branch = samples[i].num_tokens - prompt
+        for place, (together, size) in enumerate(open_parts):
+            if size + branch <= max_tokens:
+                open_parts[place] = ([*together, i], size + branch)
+                break
+        else:
+            open_parts.append(([i], prompt + branch))
+    for together, size in open_parts:
+        yield Part(tuple(together), prompt if len(together) > 1 else 0, size)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+def _bins(sizes: Sequence[int], max_tokens: int, world: int) -> list[list[int]]:
+    """Indices of ``sizes`` by row: first fit decreasing counts the rows, then dealt evenly where that fits as well."""
+    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+    first_fit: list[list[int]] = []
+    room = np.full(len(order), max_tokens, dtype=np.int64)
+    for i in order:
+        target = int(np.argmax(room[: len(first_fit) + 1] >= sizes[i]))
+        if target == len(first_fit):
+            first_fit.append([])
+        first_fit[target].append(i)
+        room[target] -= sizes[i]
     count = math.ceil(len(first_fit) / world) * world
     return _emptiest_first(order, sizes, max_tokens, count) or first_fit
 
 
-def _first_fit(order: Sequence[int], sizes: dict[int, int], max_tokens: int) -> list[list[int]]:
-    bins: list[list[int]] = []
-    room = np.full(len(order), max_tokens, dtype=np.int64)
-    for i in order:
-        target = int(np.argmax(room[: len(bins) + 1] >= sizes[i]))
-        if target == len(bins):
-            bins.append([])
-        bins[target].append(i)
-        room[target] -= sizes[i]
-    return bins
-
-
-def _emptiest_first(order: Sequence[int], sizes: dict[int, int], max_tokens: int, count: int) -> list[list[int]] | None:
+def _emptiest_first(order: Sequence[int], sizes: Sequence[int], max_tokens: int, count: int) -> list[list[int]] | None:
     """Largest first into the emptiest of ``count`` rows; None when a row would overflow. Empty rows are left out."""
     bins: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, b) for b in range(count)]
@@ -185,31 +241,30 @@ def _emptiest_first(order: Sequence[int], sizes: dict[int, int], max_tokens: int
     return [members for members in bins if members]
 
 
-def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Part]) -> Row:
+def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequence[Part]) -> PackedRow:
     spans = [span for part in parts for span in _spans(samples, part)]
-    chosen = [samples[i] for i, _, _, _ in spans]
     lengths = np.array([end - start for _, start, end, _ in spans])
-    own = np.arange(len(spans), dtype=np.int32)
+    seq_ids = np.arange(len(spans), dtype=np.int32)
     behind = np.array([back for _, _, _, back in spans], np.int32)
 
-    def laid(name: str) -> np.ndarray:
+    def concatenated(name: str) -> np.ndarray:
         return np.concatenate([getattr(samples[i], name)[start:end] for i, start, end, _ in spans])
 
     def repeated(values: Sequence[Any] | np.ndarray, dtype: Any) -> np.ndarray:
         return np.repeat(np.asarray(values, dtype), lengths)
 
-    return Row(
-        token_ids=laid("token_ids"),
+    return PackedRow(
+        token_ids=concatenated("token_ids"),
         position_ids=np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end, _ in spans]),
-        seq_ids=repeated(own, np.int32),
-        loss_mask=laid("loss_mask"),
-        mu=laid("logprobs"),
-        advantage=laid("advantages"),
+        seq_ids=repeated(seq_ids, np.int32),
+        loss_mask=concatenated("loss_mask"),
+        sampler_logprobs=concatenated("sampler_logprobs"),
+        advantage=concatenated("advantages"),
         weight=np.concatenate([weights[i][start:end] for i, start, end, _ in spans]).astype(np.float32),
-        inv_temperature=repeated([sample.inv_temperature for sample in chosen], np.float32),
-        version=laid("versions"),
+        inv_temperature=repeated([samples[i].inv_temperature for i, _, _, _ in spans], np.float32),
+        version=concatenated("versions"),
         sample_indices=np.array([i for part in parts for i in part.members], np.int32),
-        prompt_seq_ids=repeated(own - behind, np.int32) if behind.any() else None,
+        prompt_seq_ids=repeated(seq_ids - behind, np.int32) if behind.any() else None,
     )
 
 
@@ -221,13 +276,13 @@ def _spans(samples: Sequence[Sample], part: Part) -> list[tuple[int, int, int, i
     return [(part.members[0], 0, part.prompt, 0), *branches]
 
 
-def _deal(rows: Sequence[Row], world: int) -> list[list[Row]]:
+def _deal(rows: Sequence[PackedRow], world: int) -> list[list[PackedRow]]:
     """Largest rows first, ``world`` at a time and in alternating direction: equal counts, nearly equal tokens.
 
     The i-th rows of all ranks have similar sizes, which matters where ranks wait for each other in every row.
     """
     order = sorted(range(len(rows)), key=lambda i: (-rows[i].num_tokens, i))
-    rows_R: list[list[Row]] = [[] for _ in range(world)]
+    rows_R: list[list[PackedRow]] = [[] for _ in range(world)]
     for start in range(0, len(order), world):
         block = order[start : start + world]
         ranks = range(world) if (start // world) % 2 == 0 else range(world - 1, -1, -1)

@@ -1,8 +1,4 @@
-"""A name, an import path or a function in; a function out: what every choice of the trainer by value goes through.
-
-A `Registry` maps names to functions and reads like any mapping. It knows nothing of what the functions do and keeps
-no state besides its names.
-"""
+"""Resolve a name, an import path or a function to a function: how losses and advantages are chosen by value."""
 
 from __future__ import annotations
 
@@ -42,32 +38,32 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(self._functions)
 
     def register(self, name: str) -> Callable[[F], F]:
-        """A decorator that enters a function under ``name``. Raises ConfigError when the name is taken."""
+        """A decorator that registers a function under ``name``. *Raises* ConfigError when the name is taken."""
 
-        def enter(function: F) -> F:
+        def add(function: F) -> F:
             if name in self._functions:
                 raise ConfigError(f"{self.kind} {name!r} is already registered; choose another name")
             self._functions[name] = function
             return function
 
-        return enter
+        return add
 
     def resolve(self, choice: str | Callable[..., Any]) -> Callable[..., Any]:
         """The function for a registered name, for "package.module:function", or ``choice`` itself if callable.
 
-        Raises ConfigError for an unknown name (with the nearest one) and for a path that cannot be imported.
+        *Raises* ConfigError for an unknown name (with the nearest one) and for a path that cannot be imported.
         """
         if callable(choice):
             return choice
         if choice in self._functions:
             return self._functions[choice]
         if ":" in choice:
-            return self._load(choice)
+            return self._import(choice)
         near = difflib.get_close_matches(choice, self._functions, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self._functions)}"
         raise ConfigError(f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function')")
 
-    def _load(self, path: str) -> Callable[..., Any]:
+    def _import(self, path: str) -> Callable[..., Any]:
         module_name, _, attribute = path.partition(":")
         try:
             function = getattr(importlib.import_module(module_name), attribute)
@@ -78,10 +74,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return function
 
 
-def check_parameters(kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise ConfigError when ``given`` holds a keyword that ``function`` does not take."""
+def check_parameters(kind: str, name: str, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
+    """Raise ConfigError when ``parameters`` has a keyword that ``function`` does not take."""
     allowed = keyword_parameters(function)
-    if allowed is not None and (unknown := sorted(given.keys() - allowed)):
+    if allowed is not None and (unknown := sorted(parameters.keys() - allowed)):
         takes = ", ".join(sorted(allowed)) or "no parameters"
         raise ConfigError(f"{kind} {name!r} has no parameter {', '.join(unknown)}; it takes {takes}")
 

@@ -1,4 +1,4 @@
-"""What a training run shows: messages, one line of progress, and a closing table. All of it goes to stderr.
+"""The display of a training run: messages, one line of progress, and a closing table. All of it goes to stderr.
 
 On a terminal the line is redrawn in place; elsewhere a plain line appears every ten seconds. The numbers are those of
 ``trainer.last_step`` and of ``metrics.jsonl``; nothing is computed here but rates and the time that is left.
@@ -41,8 +41,8 @@ class ConsoleHandler(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        said = escape_control(record.getMessage())
-        self.console.print(f"{record.levelname.lower()}: {said}", markup=False, highlight=False, soft_wrap=True)
+        text = escape_control(record.getMessage())
+        self.console.print(f"{record.levelname.lower()}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -62,9 +62,9 @@ def show_logs(console: Console, level: int) -> Iterator[None]:
 
 
 @contextmanager
-def quiet_libraries(wanted: bool = True) -> Iterator[None]:
+def quiet_libraries(enabled: bool = True) -> Iterator[None]:
     """Keep transformers and warnings about libraries' own future off the screen inside the block."""
-    if not wanted:
+    if not enabled:
         yield
         return
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
@@ -125,7 +125,7 @@ class ProgressLine(TrainerCallback):
         self.stop()
 
     def stop(self) -> None:
-        """Leave the terminal as it was found; calling it again does nothing."""
+        """Restore the terminal; a second call does nothing."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

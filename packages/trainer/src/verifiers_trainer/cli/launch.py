@@ -1,7 +1,7 @@
 """One command, two kinds of processes: an inference server and the trainer, each on its devices, with both logs shown.
 
 Inference gets the first ``inference.gpus`` devices, the trainer the next ``trainer.gpus`` (of those that are visible).
-The server is started first and ended last; when either dies, the other is ended too, and its last lines are said again.
+The server is started first and ended last; when either dies, the other is ended too, and its last lines are repeated.
 Whether there is a server to start at all is decided here (``decide``); how a server is started is ``vf-vllm``'s.
 """
 
@@ -51,9 +51,9 @@ def visible_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Sequence[str]) -> Decision:
-    """Where to sample. Raises ``ConfigError`` when a server is asked for and cannot be had.
+    """Where to sample. *Raises* ``ConfigError`` when a server is asked for and cannot be had.
 
-    ``gpus``: how many ``inference`` and ``trainer`` take; 1 each when not said.
+    ``gpus``: how many ``inference`` and ``trainer`` take; default 1 each.
     """
     serving, training = gpus.get("inference") or 1, gpus.get("trainer") or 1
     alone = tuple(devices[:training]) if training > 1 else ()
@@ -80,8 +80,8 @@ def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Seque
         return Decision(f"too few devices for a server: {enough}", trainer_devices=alone)
     if engine == "auto" and not _has_server(without_gpu=False):
         return Decision(f"no vllm executable is there (vf-vllm --dry-run, {VARIABLE})", trainer_devices=alone)
-    chosen = tuple(devices[: serving + training])
-    return Decision(enough, launches=True, inference_devices=chosen[:serving], trainer_devices=chosen[serving:])
+    used = tuple(devices[: serving + training])
+    return Decision(enough, launches=True, inference_devices=used[:serving], trainer_devices=used[serving:])
 
 
 def where(decision: Decision) -> str:
@@ -108,7 +108,7 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple
 
     ``words`` are the arguments of ``vf-train``.
 
-    Raises ``ConfigError`` for a batch that the processes cannot share, ``RunError`` when the server ends first.
+    *Raises* ``ConfigError`` for a batch that the processes cannot share, ``RunError`` when the server ends first.
     """
     _require_divisible(plan, decision)
     children: list[Child] = []
@@ -135,7 +135,7 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple
 
 
 def _watch(server: Child, trainer: Child, signals: Signals) -> int:
-    """Wait for the trainer (the first child, where there is no server). Raises ``RunError`` when the server ends."""
+    """Wait for the trainer (the first child, where there is no server). *Raises* ``RunError`` when the server ends."""
     passed_on = 0
     while (code := trainer.exit_code) is None:
         if server is not trainer and server.exit_code is not None:
@@ -159,30 +159,30 @@ def _not_up(server: Child, signals: Signals) -> int:
 
 
 def _ended(server: Child) -> str:
-    said = "\n".join(f"  {line}" for line in server.last_lines)
-    return f"the inference server ended with exit code {server.exit_code}; its last lines:\n{said}"
+    lines = "\n".join(f"  {line}" for line in server.last_lines)
+    return f"the inference server ended with exit code {server.exit_code}; its last lines:\n{lines}"
 
 
 def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
     """The command of the server: ``vf-vllm`` with what the file says and what follows from the training."""
     config = plan.resolved
-    given = {name: value for name, value in plan.settings.server_args.items() if name not in ("port", "host", "model")}
-    given.setdefault("max_model_len", config.max_seq_len)
-    if len(decision.inference_devices) > 1 and not {"data_parallel_size", "tensor_parallel_size"} & given.keys():
-        given["data_parallel_size"] = len(decision.inference_devices)
+    flags = {name: value for name, value in plan.settings.server_args.items() if name not in ("port", "host", "model")}
+    flags.setdefault("max_model_len", config.max_seq_len)
+    if len(decision.inference_devices) > 1 and not {"data_parallel_size", "tensor_parallel_size"} & flags.keys():
+        flags["data_parallel_size"] = len(decision.inference_devices)
     own = ["--model", served_name(plan.settings.model), "--port", str(port)]
     if config.use_lora and config.weight_sync in ("auto", "lora_dir"):
         lag = config.max_off_policy_steps
-        given.setdefault("max_lora_rank", config.lora_rank)
-        given.setdefault("max_loras", lag + 2)
-        given.setdefault("max_cpu_loras", lag + 4)
+        flags.setdefault("max_lora_rank", config.lora_rank)
+        flags.setdefault("max_loras", lag + 2)
+        flags.setdefault("max_cpu_loras", lag + 4)
     else:
         own.append("--no-lora")
-    return [sys.executable, "-m", "verifiers_trainer.cli.vllm", *own, *as_flags(given)]
+    return [sys.executable, "-m", "verifiers_trainer.cli.vllm", *own, *as_flags(flags)]
 
 
 def served_name(model: str) -> str:
-    """What a server can load: the folder of a builtin model that is kept as files, else the name itself."""
+    """What a server can load: the folder of a builtin model that is stored as files, else the name itself."""
     from verifiers_trainer.policy import builtin_models
 
     return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model

@@ -1,7 +1,7 @@
 """Child processes of a command: started together, logged line by line, and ended with everything they started.
 
 A child leads a session of its own, so that a signal reaches its whole tree, and Ctrl-C in the terminal reaches the
-parent alone. On Linux a child is also told to end when its parent dies, however that happens.
+parent alone. On Linux a child also gets a signal when its parent dies, however that happens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 class Child:
     """One child. ``show`` gets its lines (stdout and stderr, or stderr alone with ``own_stdout``), on a thread.
 
-    With ``own_stdout``, what it writes to stdout is kept in ``written``.
+    With ``own_stdout``, its stdout is collected in ``written``.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Child:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """What a forked child calls to be ended with its parent; None where there is no such thing."""
+    """A call that ends a forked child with its parent; None where the system has none."""
     if not sys.platform.startswith("linux"):
         return None
     set_option = ctypes.CDLL(None).prctl

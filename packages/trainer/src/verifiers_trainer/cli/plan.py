@@ -1,6 +1,6 @@
 """Everything about a run that can be known before a model is loaded: settings, environment, folder, starting point.
 
-All that is wrong is reported in one ``ConfigError``: keys and types (``settings``), ranges and combinations
+All problems are reported in one ``ConfigError``: keys and types (``settings``), ranges and combinations
 (``RLConfig``), the environment's own arguments (its loader), the output folder. Nothing is written here.
 """
 
@@ -36,7 +36,7 @@ class Plan:
     config: RLConfig
     env: Environment
     checkpoint: Path | None
-    """Where to go on; None = from the beginning."""
+    """The checkpoint to resume from; None = from the beginning."""
 
     @property
     def folder(self) -> Path:
@@ -72,19 +72,19 @@ def make_plan(
 ) -> Plan:
     """The plan of a command line.
 
-    ``resume`` is None (go on where a checkpoint is), "" (there must be one) or a path; ``fresh`` never goes on.
-    Raises ``ConfigError`` with everything that is wrong, ``CheckpointError`` for a checkpoint that cannot be used.
+    ``resume`` is None (from a checkpoint if there is one), "" (there must be one) or a path; ``fresh`` never resumes.
+    *Raises* ``ConfigError`` with everything that is wrong, ``CheckpointError`` for a checkpoint that cannot be used.
     """
     assignments, problems = read_words(words)
     if fresh and resume is not None:
-        problems.append("--fresh starts anew and --resume goes on: give one of them")
+        problems.append("--fresh starts anew and --resume continues a run: give one of them")
     given_folder = output_dir or (str(_run_folder(Path(resume))) if resume else None)
     if given_folder:
         flag = FOLDER_FLAGS[0 if output_dir else 1]
         assignments.append(Assignment(("trainer", "args", "output_dir"), given_folder, flag))
     _use_one_device()
-    settings, found = read_settings(assignments, torch.cuda.device_count())
-    problems += found
+    settings, wrong = read_settings(assignments, torch.cuda.device_count())
+    problems += wrong
     config = _collect(problems, "[trainer.args]", lambda: _config_class(settings)(**settings.config))
     if config is not None:
         problems += [_placed(settings, problem) for problem in config.private_copy().problems(config.world_size)]
@@ -146,7 +146,7 @@ def _folder_problems(folder: Path) -> list[str]:
     return []
 
 
-# --- where to go on ---------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------
 
 
 def _run_folder(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What can go wrong in a training run, tried out before it begins: every part once, on the real model.
+"""Try every part of a training run once, on the real model, before it begins.
 
 One optimizer step is made with a few rollouts, in a temporary folder and with rewards that are made to differ, so that
 there is a gradient whatever the model can do yet. The model given is trained by that step: load it anew afterwards.
@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from verifiers.errors import ConfigError, VerifiersError
-from verifiers_trainer.algorithm import old_logprobs
-from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.forward_checks import check_head, check_packing
 from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
@@ -29,7 +28,7 @@ from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.trainer import RLTrainer
 
 SIBLINGS = 4
-"""Rollouts of each of the two examples that are played."""
+"""Rollouts of each of the two examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Finding:
     name: str
     ok: bool | None
     """None: nothing that stops training, but worth knowing."""
-    said: str
+    message: str
 
 
 def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: Any = None) -> Iterator[Finding]:
@@ -50,11 +49,11 @@ def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: A
     with trainer:
         for name, check in CHECKS:
             try:
-                found = check(trainer)
+                outcome = check(trainer)
             except (VerifiersError, ValueError, RuntimeError) as error:
-                found = False, f"{type(error).__name__}: {error}"
-            ok, said = found if isinstance(found, tuple) else (True, found)
-            yield Finding(name, ok, said)
+                outcome = False, f"{type(error).__name__}: {error}"
+            ok, message = outcome if isinstance(outcome, tuple) else (True, outcome)
+            yield Finding(name, ok, message)
             if ok is False:
                 return
     for tracker in trackers(config.report_to):
@@ -94,7 +93,7 @@ class _Probe(RLTrainer):
 
     known_rewards: list[float]
     rollout_s: float
-    rows: Sequence[Row]
+    rows: Sequence[PackedRow]
 
     def compute_rewards(self, completions: Any, prompts: Any, **known: Any) -> list[float]:
         self.known_rewards = [*getattr(self, "known_rewards", []), *super().compute_rewards(completions, prompts)]
@@ -106,14 +105,14 @@ class _Probe(RLTrainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _raise_alarms(self) -> None:
-        """The numbers of so few rollouts alarm nobody."""
+        """Warn of nothing: the numbers of so few rollouts mean nothing."""
 
     def logprobs(self) -> torch.Tensor:
         """Of the tokens that were sampled, by the weights as they are."""
         self.model.eval()
         row = self.rows[0].to_tensors(self.args.device)
         with torch.no_grad():
-            out = self.model(**old_logprobs.forward_arguments(row))
+            out = self.model(**forward_arguments(row))
         return out.logprobs[row["loss_mask"]].float().cpu()
 
 
@@ -141,10 +140,10 @@ def _template(trainer: _Probe) -> Any:
     if trainer.env.max_turns == 1 or trainer.env.message_type != "chat":
         return "one turn: earlier turns are never rendered again"
     history = trainer.args.history
-    found = preparation.template_problem(trainer.tokenizer, trainer.env, history)
-    if found is None:
-        return "only appends" if history == "template" else "earlier turns are kept as they were sampled"
-    return False if trainer.args.require_increasing_context else None, found
+    problem = preparation.template_problem(trainer.tokenizer, trainer.env, history)
+    if problem is None:
+        return "only appends" if history == "template" else "earlier turns stay as they were sampled"
+    return False if trainer.args.require_increasing_context else None, problem
 
 
 def _memory(trainer: _Probe) -> str:
@@ -160,10 +159,10 @@ def _forward(trainer: _Probe) -> Any:
         head, packed = check_head(trainer.model), check_packing(trainer.model)
     finally:
         uninstall(trainer.model)
-    said = f"head differs by {head.difference:.1e} from the stock one, packed samples by {packed.difference:.1e}"
+    numbers = f"head differs by {head.difference:.1e} from the stock one, packed samples by {packed.difference:.1e}"
     if head.ok and packed.ok:
-        return said
-    return None, f"{said}: {'samples stand alone' if head.ok else 'the full head is used'}"
+        return numbers
+    return None, f"{numbers}: {'samples stand alone' if head.ok else 'the full head is used'}"
 
 
 def _step(trainer: _Probe) -> Any:
@@ -196,7 +195,7 @@ def _push(trainer: _Probe) -> Any:
     install_logprob_forward(trainer.model)
     try:
         row, now = trainer.rows[0], trainer.logprobs()
-        moved = float((now - torch.from_numpy(row.mu[row.loss_mask])).abs().max())
+        moved = float((now - torch.from_numpy(row.sampler_logprobs[row.loss_mask])).abs().max())
     finally:
         uninstall(trainer.model)
     trainer.generate([prompt])

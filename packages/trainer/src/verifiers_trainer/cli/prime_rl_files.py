@@ -133,8 +133,8 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
         elif key == "environment":
             reading.set(("env",), _environment(value, reading, above + key), above + key)
         elif key == "env":
-            made = [_environment(entry, reading, above + key) for entry in value]
-            reading.set(("env",), made[0] if len(made) == 1 else made, above + key)
+            tables = [_environment(entry, reading, above + key) for entry in value]
+            reading.set(("env",), tables[0] if len(tables) == 1 else tables, above + key)
         elif key == "train":
             for name in value.keys() - {"env", "sampling"}:
                 reading.refuse(f"{above}{key}.{name}")
@@ -216,5 +216,5 @@ def _environment(table: Mapping[str, Any], reading: _Reading, above: str) -> dic
         reading.refuse(f"{above}.{key}")
     if "id" not in table:
         reading.problems.append(f"{reading.place}: {above} has no id")
-    made = {"id": table.get("id", ""), "args": dict(table.get("args") or {})}
-    return made | ({"name": table["name"]} if table.get("name") else {})
+    environment = {"id": table.get("id", ""), "args": dict(table.get("args") or {})}
+    return environment | ({"name": table["name"]} if table.get("name") else {})

@@ -110,7 +110,7 @@ def run(
     """Run it in ``environment``, a key of ``PRESETS``; returns what ``summary.json`` in ``output_dir`` holds.
 
     ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly right answers) and their 95%
-    intervals over held-out examples. ``steps`` defaults to the preset's. Raises ``ConfigError`` for settings that
+    intervals over held-out examples. ``steps`` defaults to the preset's. *Raises* ``ConfigError`` for settings that
     cannot be used.
     """
     preset = _preset(environment)

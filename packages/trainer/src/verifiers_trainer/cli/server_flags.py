@@ -1,4 +1,4 @@
-"""The flags of ``vllm serve`` (0.32, and older ones still met): a misspelt one is found before a server starts."""
+"""The flags of ``vllm serve`` (0.32, and older ones): misspelt flags are reported before a server starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call of ``vf-train``: plan it, then show it, dump it or train it, and say what it left behind."""
+"""One call of ``vf-train``: plan the run, then show, dump or train it, and print the files it wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CURVE = "learning_curve.png"
 MARKS = {True: "ok    ", False: "FAILED", None: "note  "}
-"""How a check of the dry run went."""
+"""Outcome of a check of the dry run."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Session:
     quiet: bool = False
 
     def run(self, result: dict[str, Any]) -> int:
-        """Do it. Raises ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
+        """Run the command. *Raises* ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
         if rank():  # rank 0 speaks for all
             self.quiet, self.as_json = True, False
         self.console = Console(stderr=True)
@@ -96,7 +96,7 @@ class Session:
         named = {"--output-dir": self.output_dir, "--resume": self.resume}
         words = [*self.words, *(f"{flag}={value}" for flag, value in named.items() if value is not None)]
         flags = {"--fresh": self.fresh, "--dry-run": self.dry_run, "--json": self.as_json, "-v": self.verbose}
-        return words + [flag for flag, given in {**flags, "-q": self.quiet}.items() if given]
+        return words + [flag for flag, enabled in {**flags, "-q": self.quiet}.items() if enabled]
 
     # --- the three things it can do -----------------------------------------------------------------------------
 
@@ -117,10 +117,10 @@ class Session:
             for finding in preflight(model, plan.env, config, Path(folder), tokenizer):
                 findings.append(finding)
                 if not self.as_json:
-                    print(f"{MARKS[finding.ok]}  {escape_control(f'{finding.name}: {finding.said}')}")
+                    print(f"{MARKS[finding.ok]}  {escape_control(f'{finding.name}: {finding.message}')}")
         result.update(run_dir=str(plan.folder), step=plan.first_step, metrics=None, plan=dict(rows))
         result["checkpoint"] = str(plan.checkpoint) if plan.checkpoint else None
-        result["checks"] = [{"name": f.name, "ok": f.ok, "said": f.said} for f in findings]
+        result["checks"] = [{"name": f.name, "ok": f.ok, "said": f.message} for f in findings]
         return 2 if any(finding.ok is False for finding in findings) else 0
 
     def _train(self, plan: Plan, result: dict[str, Any]) -> int:
@@ -146,7 +146,7 @@ class Session:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
                 except RunError:
                     if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
-                        self._say(f"{newest} is whole: {self._again(plan)} goes on from there")
+                        self._say(f"{newest} is whole: {self._again(plan)} resumes from it")
                     raise
                 finally:
                     progress.stop()
@@ -156,7 +156,7 @@ class Session:
 
     @contextmanager
     def _folder(self, plan: Plan) -> Iterator[None]:
-        """The run's folder, for this run alone. Raises ``RunBusy``, ``ConfigError`` when it cannot be written.
+        """The run's folder, for this run alone. *Raises* ``RunBusy``, ``ConfigError`` when it cannot be written.
 
         Of several processes that train together, rank 0 holds it.
         """
@@ -174,7 +174,7 @@ class Session:
         finally:
             held.release()
 
-    # --- what it says -------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------------
 
     def _say(self, message: str) -> None:
         if not self.quiet:
@@ -208,7 +208,7 @@ class Session:
             self._say("")
             commands = [f"{self._again(plan, 2 * plan.num_steps)}    # trains on"]
         elif newest is not None:
-            self._say(f"\ninterrupted; step {step_of(newest)} is saved, and the command below goes on from there")
+            self._say(f"\ninterrupted; step {step_of(newest)} is saved, and the command below resumes from it")
             commands = [self._again(plan)]
         else:
             self._say("\ninterrupted before the first step was finished; nothing is saved")
@@ -235,7 +235,7 @@ class Session:
             return None
         try:
             draw_learning_curve(metrics, picture, f"{plan.settings.env_id}: {plan.settings.model}")
-        except Exception as error:  # noqa: BLE001 - a picture that fails is said, and costs nobody a trained model
+        except Exception as error:  # noqa: BLE001 - a picture that fails is reported, and must not lose a trained model
             self._say(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
             return None
         return picture
@@ -266,7 +266,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("folder", str(plan.folder)),
         ("starts from", str(plan.checkpoint or "the beginning")),
     ]
-    return rows + [(key.rpartition(".")[2], f"chosen: {reason}") for key, reason in settings.chosen]
+    return rows + [(key.rpartition(".")[2], f"chosen: {reason}") for key, reason in settings.derived]
 
 
 def model_rows(trainer: RLTrainer) -> list[tuple[str, str]]:

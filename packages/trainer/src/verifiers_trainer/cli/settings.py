@@ -2,7 +2,7 @@
 
 Two formats are understood and come out the same: that of ``vf-rl`` (``model``, ``[env]``, ``[inference]``,
 ``[trainer]``, ``[eval]``) and that of hosted training (``max_steps`` and its like at the top, ``[sampling]``,
-``[[env]]``, ``[wandb]``). Every unknown key and wrong type is found, not only the first. Ranges and combinations are
+``[[env]]``, ``[wandb]``). Every unknown key and wrong type is reported. Ranges and combinations are
 ``RLConfig.resolve``'s, the arguments of an environment its loader's.
 """
 
@@ -44,7 +44,7 @@ HOSTED_ALONE: dict[tuple[str, ...], str] = {
     ("env_file",): "secrets are read from the environment of this process",
     ("env_files",): "secrets are read from the environment of this process",
     ("trajectory_strategy",): "turns that share a prefix are merged, the others are samples of their own",
-    ("checkpoints", "keep_cloud"): "nothing is kept in a cloud; trainer.args.save_total_limit bounds what is on disk",
+    ("checkpoints", "keep_cloud"): "nothing is stored in a cloud; trainer.args.save_total_limit bounds what is on disk",
     ("wandb", "entity"): "set WANDB_ENTITY",
     ("eval", "env"): "the evaluation set of the environment that is trained is used",
     ("val",): "[eval] is the one evaluation while training",
@@ -66,7 +66,7 @@ class EnvTable:
     id: str
     args: dict[str, Any] = field(default_factory=dict)
     name: str = ""
-    """What it is called in the metrics; its id, without owner and version, unless given."""
+    """Its name in the metrics; default: its id without owner and version."""
     weight: Annotated[float, Bounds(0, exclusive=True)] | None = None
     """Its share of the groups, relative to the other weights."""
 
@@ -83,13 +83,13 @@ class TrainSettings:
     env_id: str
     env_args: Mapping[str, Any]
     config: Mapping[str, Any]
-    """Keywords of ``RLConfig`` that were given, under their canonical names."""
+    """Explicit keywords of ``RLConfig``, under their canonical names."""
     algorithm: str = "rl"
     """``rl`` or ``grpo``."""
     ignored: tuple[tuple[str, str], ...] = ()
-    """(key, reason) of what was given and has no effect here."""
-    chosen: tuple[tuple[str, str], ...] = ()
-    """(key, reason) of what was not given and follows from the rest."""
+    """(key, reason) of settings that have no effect here."""
+    derived: tuple[tuple[str, str], ...] = ()
+    """(key, reason) of settings that follow from the others."""
     places: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Key -> where it was set last, for messages."""
     mixture: tuple[EnvTable, ...] = ()
@@ -97,7 +97,7 @@ class TrainSettings:
     server_args: Mapping[str, Any] = field(default_factory=dict)
     """``[inference.args]``: flags of the server in snake_case, for when one is started."""
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """How many devices ``inference`` and ``trainer`` were given."""
+    """Number of devices of ``inference`` and of ``trainer``."""
 
 
 @functools.cache
@@ -135,7 +135,7 @@ class _Reader:
         self.num_gpus = num_gpus
         self.problems: list[str] = []
         self.ignored: dict[str, str] = {}
-        self.chosen: dict[str, str] = {}
+        self.derived: dict[str, str] = {}
         self.names: dict[str, str] = {}
         self.env_args: dict[str, Any] = {}
         self.mixture: list[EnvTable] = []
@@ -156,15 +156,15 @@ class _Reader:
 
     def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
         hosted = is_hosted(assignments)
-        for given in assignments:
-            if hosted and given.path in HOSTED_ALONE:
-                self.ignored[given.key] = HOSTED_ALONE[given.path]
+        for setting in assignments:
+            if hosted and setting.path in HOSTED_ALONE:
+                self.ignored[setting.key] = HOSTED_ALONE[setting.path]
                 continue
-            given = _from_hosted(given) if hosted or given.is_flag else given
-            if given.path[0] in self.top:
-                self.top[given.path[0]](given)
+            setting = _from_hosted(setting) if hosted or setting.is_flag else setting
+            if setting.path[0] in self.top:
+                self.top[setting.path[0]](setting)
             else:
-                self._unknown_at_top(given, hosted)
+                self._unknown_at_top(setting, hosted)
         self._complete(hosted)
         settings = TrainSettings(
             self.names.get("model", ""),
@@ -173,7 +173,7 @@ class _Reader:
             self.config,
             self.algorithm or "rl",
             tuple(self.ignored.items()),
-            tuple(self.chosen.items()),
+            tuple(self.derived.items()),
             self.places,
             tuple(self.mixture),
             self.server_args,
@@ -183,146 +183,146 @@ class _Reader:
 
     # --- sections -----------------------------------------------------------------------------------------------
 
-    def _env(self, given: Assignment) -> None:
-        match given.path:
+    def _env(self, setting: Assignment) -> None:
+        match setting.path:
             case ("env", "id"):
-                self._name("env.id")(given)
+                self._name("env.id")(setting)
             case ("env", "args", _, *_):
-                store(self.env_args, given.path[2:], given.value)
+                store(self.env_args, setting.path[2:], setting.value)
             case ("env", "weight" | "name"):
-                self.ignored[given.key] = "there is one environment"
-            case ("env",) if isinstance(given.value, list) and len(given.value) > 1:
-                self._environments(given)
+                self.ignored[setting.key] = "there is one environment"
+            case ("env",) if isinstance(setting.value, list) and len(setting.value) > 1:
+                self._environments(setting)
             case ("env",) | ("env", "args"):
-                self._problem(given, f"{given.key} must be a table, not {given.value!r}")
+                self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
             case _:
-                self._unknown(given, ("id", "args", "weight"), 1)
+                self._unknown(setting, ("id", "args", "weight"), 1)
 
-    def _environments(self, given: Assignment) -> None:
+    def _environments(self, setting: Assignment) -> None:
         """Several ``[[env]]`` tables."""
-        self.mixture = _env_tables(given, self.problems)
-        self.names["env.id"], self.places["env.id"] = " + ".join(table.name for table in self.mixture), given.place
+        self.mixture = _env_tables(setting, self.problems)
+        self.names["env.id"], self.places["env.id"] = " + ".join(table.name for table in self.mixture), setting.place
         if any(table.weight is not None for table in self.mixture):
             weights = {table.name: 1.0 if table.weight is None else table.weight for table in self.mixture}
             self.config.setdefault("env_weights", weights)
 
-    def _trainer(self, given: Assignment) -> None:
-        match given.path:
+    def _trainer(self, setting: Assignment) -> None:
+        match setting.path:
             case ("trainer", "gpus"):
-                self._gpus(given)
+                self._gpus(setting)
             case ("trainer", "algorithm"):
-                self.algorithm = self._checked(given, Algorithm, given.key)
-                self.chosen.pop(given.key, None)
+                self.algorithm = self._checked(setting, Algorithm, setting.key)
+                self.derived.pop(setting.key, None)
             case ("trainer", "args", name, *_):
-                self._field(given, name, 2)
+                self._field(setting, name, 2)
             case ("trainer",) | ("trainer", "args"):
-                self._problem(given, f"{given.key} must be a table, not {given.value!r}")
+                self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
             case _:
-                self._unknown(given, ("gpus", "algorithm", "args"), 1)
+                self._unknown(setting, ("gpus", "algorithm", "args"), 1)
 
-    def _inference(self, given: Assignment) -> None:
-        match given.path:
+    def _inference(self, setting: Assignment) -> None:
+        match setting.path:
             case ("inference", "gpus"):
-                self._gpus(given)
+                self._gpus(setting)
             case ("inference", "args", name):
                 if name in SERVER_FLAGS:
-                    self.server_args[name] = given.value
-                    self.ignored[given.key] = NO_SERVER
+                    self.server_args[name] = setting.value
+                    self.ignored[setting.key] = NO_SERVER
                 else:
-                    self._unknown(given, SERVER_FLAGS, 2)
+                    self._unknown(setting, SERVER_FLAGS, 2)
             case ("inference",) | ("inference", "args"):
-                self._problem(given, f"{given.key} must be a table, not {given.value!r}")
+                self._problem(setting, f"{setting.key} must be a table, not {setting.value!r}")
             case _:
-                self._unknown(given, ("gpus", "args"), 1)
+                self._unknown(setting, ("gpus", "args"), 1)
 
-    def _eval(self, given: Assignment) -> None:
-        match given.path:
+    def _eval(self, setting: Assignment) -> None:
+        match setting.path:
             case ("eval", name, *_) if name in _eval_keys():
                 self.evaluates = True
-                self._field(dataclasses.replace(given, path=("eval", EVAL + name, *given.path[2:])), EVAL + name, 1)
+                self._field(dataclasses.replace(setting, path=("eval", EVAL + name, *setting.path[2:])), EVAL + name, 1)
             case ("eval",):
-                self._problem(given, f"eval must be a table, not {given.value!r}")
+                self._problem(setting, f"eval must be a table, not {setting.value!r}")
             case _:
-                self._unknown(given, _eval_keys(), 1)
+                self._unknown(setting, _eval_keys(), 1)
 
-    def _wandb(self, given: Assignment) -> None:
+    def _wandb(self, setting: Assignment) -> None:
         """``[wandb]`` switches the tracker on; ``--no-wandb`` switches it off."""
-        if given.path == ("wandb",) and given.value in (True, False):
-            self.config["report_to"] = "wandb" if given.value else "none"
-        elif len(given.path) != 2:
-            self._problem(given, f"wandb must be a table, not {given.value!r}")
-        elif given.path[1] not in ("project", "name"):
-            self._unknown(given, ("project", "name"), 1)
-        elif (name := self._checked(given, str, given.key)) is not None:
-            self.names[given.key] = name
+        if setting.path == ("wandb",) and setting.value in (True, False):
+            self.config["report_to"] = "wandb" if setting.value else "none"
+        elif len(setting.path) != 2:
+            self._problem(setting, f"wandb must be a table, not {setting.value!r}")
+        elif setting.path[1] not in ("project", "name"):
+            self._unknown(setting, ("project", "name"), 1)
+        elif (name := self._checked(setting, str, setting.key)) is not None:
+            self.names[setting.key] = name
 
     # --- values -------------------------------------------------------------------------------------------------
 
     def _name(self, key: str) -> Callable[[Assignment], None]:
-        def store(given: Assignment) -> None:
-            self.places[key] = given.place
-            if isinstance(given.value, str) and given.value and given.key == key:
-                self.names[key] = given.value
+        def store(setting: Assignment) -> None:
+            self.places[key] = setting.place
+            if isinstance(setting.value, str) and setting.value and setting.key == key:
+                self.names[key] = setting.value
             else:
-                self._problem(given, f"{key} must be a text, not {given.value!r}")
+                self._problem(setting, f"{key} must be a text, not {setting.value!r}")
 
         return store
 
-    def _gpus(self, given: Assignment) -> None:
-        number = self._checked(given, Annotated[int, Bounds(0)], given.key)
+    def _gpus(self, setting: Assignment) -> None:
+        number = self._checked(setting, Annotated[int, Bounds(0)], setting.key)
         if number is None:
             return
-        self.gpus[given.path[0]] = number
+        self.gpus[setting.path[0]] = number
         if self.num_gpus == 0:
-            self.ignored[given.key] = "there is no CUDA device: everything runs in one process on the CPU"
-        elif given.path[0] == "inference":
-            self.ignored[given.key] = NO_SERVER
+            self.ignored[setting.key] = "there is no CUDA device: everything runs in one process on the CPU"
+        elif setting.path[0] == "inference":
+            self.ignored[setting.key] = NO_SERVER
 
-    def _field(self, given: Assignment, name: str, depth: int) -> None:
-        """Store a field of ``RLConfig``, found at ``given.path[depth]``."""
+    def _field(self, setting: Assignment, name: str, depth: int) -> None:
+        """Store a field of ``RLConfig``, whose name is ``setting.path[depth]``."""
         if name not in known_names():
-            self._unknown(given, known_names(), depth)
+            self._unknown(setting, known_names(), depth)
             return
         hint = _hint_of(name)
-        if len(given.path) == depth + 1:
-            value = self._checked(given, hint, name)
+        if len(setting.path) == depth + 1:
+            value = self._checked(setting, hint, name)
             if value is None:
                 return
-            given = dataclasses.replace(given, value=value)
+            setting = dataclasses.replace(setting, value=value)
         elif not fits({}, hint):
-            self._problem(given, f"{name} has no parts; it must be {describe(hint)}")
+            self._problem(setting, f"{name} has no parts; it must be {describe(hint)}")
             return
-        self.places[name] = given.place
+        self.places[name] = setting.place
         if name in compat.GRPO_NAMES and self.algorithm is None:
-            self.algorithm, self.chosen["trainer.algorithm"] = "grpo", f"{name} is a setting of GRPO"
+            self.algorithm, self.derived["trainer.algorithm"] = "grpo", f"{name} is a setting of GRPO"
         if name in compat.SPELLED:
-            self._field_by_another_name(given, name)
+            self._field_by_another_name(setting, name)
         else:
-            store(self.config, given.path[depth:], given.value)
+            store(self.config, setting.path[depth:], setting.value)
 
-    def _field_by_another_name(self, given: Assignment, name: str) -> None:
+    def _field_by_another_name(self, setting: Assignment, name: str) -> None:
         def current(field: str) -> Any:
             return self.config.get(field, RLConfig.default_of(field))
 
         if name in compat.WITHOUT_EFFECT:
-            self.ignored[given.key] = compat.WITHOUT_EFFECT[name]
+            self.ignored[setting.key] = compat.WITHOUT_EFFECT[name]
             return
         try:
-            made = compat.settings_of(name, given.value, current)
+            translated = compat.settings_of(name, setting.value, current)
         except ConfigError as error:
-            self._problem(given, str(error))
+            self._problem(setting, str(error))
             return
-        theirs = {twin for _, twin in compat.TWINS}
-        for field_name, value in made.items():
-            if field_name not in theirs:
-                self.config[field_name], self.places[field_name] = value, given.place
+        duplicates = {second for _, second in compat.TWINS}
+        for field_name, value in translated.items():
+            if field_name not in duplicates:
+                self.config[field_name], self.places[field_name] = value, setting.place
 
-    def _checked(self, given: Assignment, hint: Any, name: str) -> Any:
+    def _checked(self, setting: Assignment, hint: Any, name: str) -> Any:
         """The value as ``hint`` wants it; None, which TOML has no word for, after a problem was noted."""
         try:
-            return accept(given, hint)
+            return accept(setting, hint)
         except ValueError as error:
-            self._problem(given, f"{name} {error}")
+            self._problem(setting, f"{name} {error}")
             return None
 
     def _complete(self, hosted: bool) -> None:
@@ -335,47 +335,47 @@ class _Reader:
                 self.config.setdefault("report_to", "wandb")
         if self.evaluates and "eval_strategy" not in self.config:
             self.config["eval_strategy"] = "steps"
-            self.chosen["eval.strategy"] = "there is an [eval] section"
+            self.derived["eval.strategy"] = "there is an [eval] section"
         batch: Any = self.config.get("batch_size", 0)
         if hosted and "micro_batch_size" not in self.config and batch > 0:
             self.config["micro_batch_size"] = max(n for n in range(1, 9) if batch % n == 0)
-            self.chosen["trainer.args.micro_batch_size"] = "the largest divisor of batch_size up to 8"
+            self.derived["trainer.args.micro_batch_size"] = "the largest divisor of batch_size up to 8"
 
-    # --- what is wrong ------------------------------------------------------------------------------------------
+    # --- problems -----------------------------------------------------------------------------------------------
 
-    def _problem(self, given: Assignment, sentence: str) -> None:
-        self.problems.append(given.problem(sentence))
+    def _problem(self, setting: Assignment, sentence: str) -> None:
+        self.problems.append(setting.problem(sentence))
 
-    def _unknown(self, given: Assignment, known: Iterable[str], depth: int) -> None:
-        """Refuse a key whose part at ``depth`` is none of ``known``."""
-        if len(given.path) <= depth:
-            self._problem(given, f"{given.key} is not a setting")
+    def _unknown(self, setting: Assignment, known: Iterable[str], depth: int) -> None:
+        """Report a key whose part at ``depth`` is not in ``known``."""
+        if len(setting.path) <= depth:
+            self._problem(setting, f"{setting.key} is not a setting")
             return
-        wrong, table = given.path[depth], ".".join(given.path[:depth])
+        wrong, table = setting.path[depth], ".".join(setting.path[:depth])
         if table != "trainer.args" and wrong in field_names() and not close_match(wrong, known, SIMILAR):
             known, elsewhere = (), f'; it belongs in [trainer.args]: "trainer.args.{wrong}"'
         else:
             elsewhere = ""
-        self._problem(given, unknown_key(wrong, f"[{table}]", known) + elsewhere)
+        self._problem(setting, unknown_key(wrong, f"[{table}]", known) + elsewhere)
 
-    def _unknown_at_top(self, given: Assignment, hosted: bool) -> None:
-        wrong = given.path[0]
+    def _unknown_at_top(self, setting: Assignment, hosted: bool) -> None:
+        wrong = setting.path[0]
         known = list(dict.fromkeys([*self.top, *((keys[0] for keys in HOSTED) if hosted else ())]))
-        flags = {flag.replace("-", "_"): flag for flag in FLAGS} if given.is_flag else {}
+        flags = {flag.replace("-", "_"): flag for flag in FLAGS} if setting.is_flag else {}
         if wrong == "sampling":
-            if len(given.path) == 2:
-                self._unknown(given, SAMPLING, 1)
+            if len(setting.path) == 2:
+                self._unknown(setting, SAMPLING, 1)
             else:
-                self._problem(given, f"sampling must be a table, not {given.value!r}")
+                self._problem(setting, f"sampling must be a table, not {setting.value!r}")
         elif wrong in PRIME_RL:
-            self._problem(given, f"[{wrong}] is known to prime-rl and has no counterpart here")
+            self._problem(setting, f"[{wrong}] is known to prime-rl and has no counterpart here")
         elif match := close_match(wrong, [*known, *flags], SIMILAR):
             near = f"--{flags[match]}" if match in flags else match
-            self._problem(given, f'there is no setting "{given.key}", did you mean "{near}"?')
+            self._problem(setting, f'there is no setting "{setting.key}", did you mean "{near}"?')
         elif field_match := close_match(wrong, field_names()):
-            self._problem(given, f'there is no setting "{given.key}", did you mean "trainer.args.{field_match}"?')
+            self._problem(setting, f'there is no setting "{setting.key}", did you mean "trainer.args.{field_match}"?')
         else:
-            self._problem(given, f'there is no setting "{given.key}"; known are {", ".join(known)}')
+            self._problem(setting, f'there is no setting "{setting.key}"; known are {", ".join(known)}')
 
 
 FLAGS = ("output-dir", "resume", "fresh", "dry-run", "dump-config", "json", "verbose", "quiet", "version", "help")
@@ -388,35 +388,35 @@ def is_hosted(assignments: Sequence[Assignment]) -> bool:
     >>> is_hosted([Assignment(("max_steps",), 5, "x.toml:1")])
     True
     """
-    tops = {given.path[0] for given in assignments if not given.is_flag}
+    tops = {setting.path[0] for setting in assignments if not setting.is_flag}
     known = {keys[0] for keys in HOSTED} - {"eval"}
     return bool(tops & known) and not tops & {"trainer", "inference"}
 
 
-def _from_hosted(given: Assignment) -> Assignment:
-    return dataclasses.replace(given, path=HOSTED.get(given.path, given.path))
+def _from_hosted(setting: Assignment) -> Assignment:
+    return dataclasses.replace(setting, path=HOSTED.get(setting.path, setting.path))
 
 
 # --- several environments -----------------------------------------------------------------------------------------
 
 
-def _env_tables(given: Assignment, problems: list[str]) -> list[EnvTable]:
+def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
     """The ``[[env]]`` tables of a file; those with problems are left out."""
-    found: list[EnvTable] = []
-    for number, table in enumerate(given.value, 1):
+    tables: list[EnvTable] = []
+    for number, table in enumerate(setting.value, 1):
         section = f"[[env]] number {number}"
         if not isinstance(table, Mapping):
-            problems.append(given.problem(f"{section} must be a table, not {table!r}"))
+            problems.append(setting.problem(f"{section} must be a table, not {table!r}"))
             continue
         before = len(problems)
-        members = [Assignment((key,), value, given.place) for key, value in table.items()]
+        members = [Assignment((key,), value, setting.place) for key, value in table.items()]
         values = Fields.of(EnvTable).read(members, section, problems)
         if table.get("id") in (None, ""):
-            problems.append(given.problem(f"{section} needs an id"))
+            problems.append(setting.problem(f"{section} needs an id"))
         if len(problems) == before:
-            found.append(EnvTable(**values))
-    names = distinct([table.name or short_name(table.id) for table in found])
-    return [dataclasses.replace(table, name=name) for table, name in zip(found, names, strict=True)]
+            tables.append(EnvTable(**values))
+    names = distinct([table.name or short_name(table.id) for table in tables])
+    return [dataclasses.replace(table, name=name) for table, name in zip(tables, names, strict=True)]
 
 
 def short_name(env_id: str) -> str:
@@ -440,23 +440,23 @@ PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_siz
 
 
 def to_toml(settings: TrainSettings, config: RLConfig) -> str:
-    """The run in full: the given settings, then those that follow from them. Secrets are left out.
+    """The run in full: the setting settings, then those that follow from them. Secrets are left out.
 
-    ``output_dir`` is there when it was given, or when no ``run_name`` leads to it again.
+    ``output_dir`` is written when it is explicit, or when no ``run_name`` leads to it again.
     """
-    given = {name: value for name, value in settings.config.items() if name not in SECRET}
-    if settings.algorithm != "rl":  # said in the terms of RLConfig, where batch_size is all the rollouts of a step
+    explicit = {name: value for name, value in settings.config.items() if name not in SECRET}
+    if settings.algorithm != "rl":  # in the terms of RLConfig, where batch_size is all the rollouts of a step
         config = config.private_copy()
         config.problems(config.world_size)
-        given = {name: _plain(getattr(config, name)) for name in given if name not in PART_OF_BATCH_SIZE}
-    filled = {name: _plain(getattr(config, name)) for name in _shown_fields() if name not in given}
-    if "run_name" not in given:
+        explicit = {name: _plain(getattr(config, name)) for name in explicit if name not in PART_OF_BATCH_SIZE}
+    filled = {name: _plain(getattr(config, name)) for name in _shown_fields() if name not in explicit}
+    if "run_name" not in explicit:
         filled["output_dir"] = config.output_dir
     document = {
         "model": settings.model,
         "env": [table.to_dict() for table in settings.mixture]
         or {"id": settings.env_id, "args": dict(settings.env_args)},
-        "trainer": {"args": given | {name: value for name, value in filled.items() if value is not None}},
+        "trainer": {"args": explicit | {name: value for name, value in filled.items() if value is not None}},
     }
     return tomli_w.dumps(document)
 

@@ -59,12 +59,12 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
     # the file behind --orchestrator tells by its keys which part it describes
     read = reader.read_words([w for w, after in pairs if w not in PARTS or after[:1] != "@"], lambda _: True)
     assignments: list[Assignment] = []
-    for given in read.assignments:
-        path = GPUS.get(given.place.removeprefix("--"), given.path)
-        if path in SECTIONS and isinstance(given.value, dict):
-            assignments += [Assignment(keys, value, given.place) for keys, value in _leaves(given.value, path)]
+    for setting in read.assignments:
+        path = GPUS.get(setting.place.removeprefix("--"), setting.path)
+        if path in SECTIONS and isinstance(setting.value, dict):
+            assignments += [Assignment(keys, value, setting.place) for keys, value in _leaves(setting.value, path)]
         else:
-            assignments.append(Assignment(path, given.value, given.place, given.text))
+            assignments.append(Assignment(path, setting.value, setting.place, setting.text))
     problems = [
         f"{word}: write @ {word} to read a file"
         if word.endswith(".toml")

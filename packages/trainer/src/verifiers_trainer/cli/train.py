@@ -3,8 +3,8 @@
     vf-train @ configs/vf-train/tiny-cpu.toml --trainer.args.max_steps 20
     vf-train quickstart
 
-This module reads options and decides the order of things; what a run is stands in ``plan``, how it trains in
-``verifiers_trainer.trainer``. Torch is imported only once options and files have been read.
+This module reads options; ``plan`` makes the run, ``verifiers_trainer.trainer`` trains it. Torch is imported only once
+options and files have been read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ABOUT = """Train a model in an environment by reinforcement learning.
   vf-train --model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64
   vf-train quickstart          a whole run on a laptop CPU, in minutes
 
-Any key of the file can be given as --section.key VALUE; the command line wins, and of several files the later one.
-The same command goes on where it was stopped: it resumes from the newest valid checkpoint in the output folder.
+Any key of the file can be set as --section.key VALUE; the command line wins, and of several files the later one.
+The same command continues a run that was stopped: it resumes from the newest valid checkpoint in the output folder.
 """
 EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
 
@@ -62,7 +62,9 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="@ FILE.toml [--section.key VALUE]...")
 @click.option("--output-dir", metavar="DIR", help="Folder of the run; default outputs/<run_name or the time>.")
-@click.option("--resume", metavar="[PATH]", help="Go on from a checkpoint, which must exist; default: if there is one.")
+@click.option(
+    "--resume", metavar="[PATH]", help="Resume from a checkpoint, which must exist; default: if there is one."
+)
 @click.option("--fresh", is_flag=True, help="Start anew; what the folder holds is moved aside.")
 @click.option(
     "--engine",
@@ -78,7 +80,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_context
 def train_command(context: click.Context, words: tuple[str, ...], as_json: bool, verbose: bool, **options: Any) -> None:
     def body(result: dict[str, Any]) -> int:
-        read_words(words)  # a file that cannot be read is said before torch is loaded, which takes seconds
+        read_words(words)  # report an unreadable file before torch is loaded, which takes seconds
         from verifiers_trainer.cli.session import Session
 
         return Session(words, verbose=verbose, as_json=as_json, **options).run(result)

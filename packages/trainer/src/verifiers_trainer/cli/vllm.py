@@ -18,7 +18,7 @@ import click
 from verifiers.cli.common.command import COMMON, Call, SmallCommand
 from verifiers.errors import ConfigError, RunError
 from verifiers_trainer.cli.launch_processes import Child, Signals, wait_until
-from verifiers_trainer.cli.vllm_command import ServerCommand, Wanted, build, find_executable, require_device
+from verifiers_trainer.cli.vllm_command import ServerCommand, ServerRequest, build, find_executable, require_device
 
 STARTUP_S = 600.0
 ABOUT = """Start a vLLM server for training and evaluation.
@@ -28,7 +28,7 @@ ABOUT = """Start a vLLM server for training and evaluation.
   vf-vllm --model MODEL --max-lora-rank 32      for training adapters of rank 32
   vf-vllm --model MODEL --dry-run               print the command alone
 
-Every flag of `vllm serve` is passed on; what stands after a bare -- is passed on unchecked. Unless given, these are
+Every flag of `vllm serve` is passed on; what follows a bare -- is passed on unchecked. Unless set, these are
 added: processed log-probabilities, LoRA updates, and the routes that take new weights.
 """
 
@@ -53,18 +53,18 @@ class _Command(SmallCommand):
 
 
 def serve(call: Call) -> None:
-    """Build the command and run it to its end. Raises ``ConfigError``, and ``RunError`` for a server that fails."""
+    """Build the command and run it to its end. *Raises* ``ConfigError``, and ``RunError`` for a server that fails."""
     options = call.options
     words = list(call.words)
     model = options["model"]
     if words and not words[0].startswith("-"):
         if model is not None:
-            raise ConfigError(f"two models are given, {model} and {words[0]}: keep one")
+            raise ConfigError(f"two models are named, {model} and {words[0]}: keep one")
         model = words.pop(0)
     if model is None:
         raise ConfigError("give the model to serve: vf-vllm --model NAME")
     executable = find_executable(options["vllm_command"])
-    wanted = Wanted(
+    request = ServerRequest(
         model,
         words,
         options["host"],
@@ -73,7 +73,7 @@ def serve(call: Call) -> None:
         with_updates=options["weight_sync"],
         with_lora=options["lora"],
     )
-    command = build(wanted, executable)
+    command = build(request, executable)
     call.facts.update(command=command.words, url=command.url)
     for note in command.notes:
         call.note(f"note: {note}")

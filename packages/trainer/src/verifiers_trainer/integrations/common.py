@@ -21,8 +21,7 @@ from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import read_trajectories
 from verifiers.results.rows import output_to_state
 from verifiers.rollouts.state import State
-from verifiers.types import Message, ModelRequest, Response
-from verifiers_trainer.algorithm.batch import Record
+from verifiers.types import Message, ModelRequest, Response, Rollout
 from verifiers_trainer.algorithm.samples import Sample, merge_turns
 from verifiers_trainer.integrations.offline import offline_groups
 from verifiers_trainer.integrations.token_client import TokenClient
@@ -32,11 +31,11 @@ __all__ = [
     "TokenClient",
     "Worth",
     "export_samples",
+    "generate_group",
     "group_worth",
     "limit",
     "offline_groups",
     "peer_task",
-    "play_group",
     "read_trajectories",
     "record_of",
     "row_of",
@@ -94,9 +93,10 @@ def export_samples(rollout: Mapping[str, Any], temperature: float | None = None)
     return [_exported(sample, temperature, sample is made[-1]) for sample in made]
 
 
-def record_of(rollout: Mapping[str, Any]) -> Record:
-    """What training keeps of a rollout, given as a ``State`` or as an output with its trajectory."""
-    return Record.of(rollout if isinstance(rollout, State) else output_to_state(rollout))
+def record_of(rollout: Mapping[str, Any]) -> Rollout:
+    """The finished rollout of a ``State`` or of an output with its trajectory."""
+    state = rollout if isinstance(rollout, State) else output_to_state(rollout)
+    return state.rollout()
 
 
 def _exported(sample: Sample, temperature: float, is_last: bool) -> ExportSample:
@@ -105,7 +105,7 @@ def _exported(sample: Sample, temperature: float, is_last: bool) -> ExportSample
         sample.token_ids[:start].tolist(),
         sample.token_ids[start:].tolist(),
         sample.loss_mask[start:].astype(int).tolist(),
-        sample.logprobs[start:].tolist(),
+        sample.sampler_logprobs[start:].tolist(),
         sample.versions[start:].tolist(),
         temperature,
         is_last,
@@ -184,7 +184,7 @@ def _head(get: Any, count: int | None) -> list[dict[str, Any]]:
     return [peer_task(rows[index]) for index in range(min(len(rows), len(rows) if count is None else count))]
 
 
-async def play_group(
+async def generate_group(
     env: Environment,
     rows: Sequence[Mapping[str, Any]],
     client: Any,

@@ -10,14 +10,14 @@ import numpy as np
 
 from verifiers.errors import ConfigError
 from verifiers.integrations.trajectories import TrajectoryRow, read_trajectories
-from verifiers_trainer.algorithm.batch import Group, Record
-from verifiers_trainer.algorithm.samples import Turn
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group
 
 
 def offline_groups(path: str | Path) -> list[Group]:
     """The groups of a file of trajectories, in the order of their first rows, ready for ``batch.build``.
 
-    Rows of one ``example_id`` are one group, rows of one ``rollout`` one record. *Raises* DatasetError for a damaged
+    Rows of one ``example_id`` are one group, rows of one ``rollout`` one rollout. *Raises* DatasetError for a damaged
     file, ConfigError for a row without log-probabilities: an importance ratio needs them.
     """
     by_example: dict[Any, dict[int, list[TrajectoryRow]]] = {}
@@ -26,14 +26,14 @@ def offline_groups(path: str | Path) -> list[Group]:
             raise ConfigError(f"{path}: rollout {row.rollout} has no logprobs; sample from a server that returns them")
         by_example.setdefault(row.example_id, {}).setdefault(row.rollout, []).append(row)
     return [
-        Group(index, example_id, tuple(_record(rows) for rows in rollouts.values()))
+        Group(index, example_id, tuple(_rollout(rows) for rows in rollouts.values()))
         for index, (example_id, rollouts) in enumerate(by_example.items())
     ]
 
 
-def _record(rows: Sequence[TrajectoryRow]) -> Record:
+def _rollout(rows: Sequence[TrajectoryRow]) -> Rollout:
     turns = tuple(turn for row in rows for turn in _turns(row))
-    return Record(turns, rows[0].reward, {}, None, None, False, {"prompt": "", "completion": "", "answer": ""})
+    return Rollout(turns, rows[0].reward, text={"prompt": "", "completion": "", "answer": ""})
 
 
 def _turns(row: TrajectoryRow) -> list[Turn]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from verifiers.environments.base import Environment
 from verifiers_trainer.integrations import rllm
-from verifiers_trainer.integrations.common import play_group, row_of
+from verifiers_trainer.integrations.common import generate_group, row_of
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def workflow_class(base: type) -> type:
             self.reset(task, uid)
             client = rllm.rollout_engine_client(self.engine, _model_of(self.engine), lambda: uid)
             row = row_of(task, self.vf_env.message_type)
-            (rollout,) = await play_group(
+            (rollout,) = await generate_group(
                 self.vf_env, [row], client, _model_of(self.engine), self.sampling_args, self.max_retries
             )
             return rllm.to_episode(rollout, self.vf_env, task, uid)

@@ -29,7 +29,7 @@ from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, RunError
 from verifiers.types import ModelRequest, Response
-from verifiers_trainer.integrations.common import ExportSample, export_samples, group_worth, play_group, row_of
+from verifiers_trainer.integrations.common import ExportSample, export_samples, generate_group, group_worth, row_of
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.skyrl_data import KEY, export_dataset, task_of
 
@@ -132,7 +132,7 @@ class _Generates:
         said = extras[places[0]][KEY]
         env = environment(said["environment"], said.get("env_args") or "{}")
         rows = [row_of(task, env.message_type) for task in tasks]
-        rollouts = await play_group(env, rows, client, self.model, asked, self.max_retries)
+        rollouts = await generate_group(env, rows, client, self.model, asked, self.max_retries)
         temperature = float(asked.get("temperature") or 1.0)
         made = []
         for rollout, found in zip(rollouts, group_worth(rollouts), strict=True):

@@ -29,9 +29,9 @@ from verifiers.runtime.sync_async import blocking
 from verifiers_trainer.integrations.common import (
     TokenClient,
     export_samples,
+    generate_group,
     group_worth,
     limit,
-    play_group,
     row_of,
     score_completion,
 )
@@ -124,7 +124,7 @@ class RolloutFunc:
         rows = {key: row_of(self._rows[key], self.env.message_type) for key in groups}
         return await asyncio.gather(
             *(
-                play_group(self.env, [rows[key]] * len(positions), client, model, sampling, self.max_retries)
+                generate_group(self.env, [rows[key]] * len(positions), client, model, sampling, self.max_retries)
                 for key, positions in groups.items()
             )
         )

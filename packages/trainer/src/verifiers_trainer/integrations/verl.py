@@ -34,7 +34,7 @@ from verifiers_trainer.integrations.common import (
     TokenClient,
     Worth,
     export_samples,
-    play_group,
+    generate_group,
     row_of,
     worth,
 )
@@ -118,7 +118,7 @@ class _Plays:
         first = client.prompt_ids(task["prompt"], env.tool_defs or None)
         await self._check_prompt(first, task["prompt"], env)
         asked = {name: sampling_params[name] for name in PEER_SAMPLING if name in sampling_params}
-        (rollout,) = await play_group(env, [task], client, "policy", asked, self.max_retries)
+        (rollout,) = await generate_group(env, [task], client, "policy", asked, self.max_retries)
         if rollout["error"] is not None:
             _warn_once(str(rollout["error"]["error"]), str(rollout["error"]["message"]))
         samples = export_samples(rollout, float(sampling_params.get("temperature") or 1.0))

@@ -20,8 +20,8 @@ from typing import Any
 from verifiers.data.examples import Example, RowFormat, examples_from
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rollouts.state import State
-from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build
-from verifiers_trainer.algorithm.samples import Turn
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline import curriculum, rewards, subclass_hooks
 from verifiers_trainer.pipeline.curriculum import RewardWeights
 from verifiers_trainer.pipeline.mixture import MixtureSchedule
@@ -174,13 +174,13 @@ class ChosenRollouts:
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
 
-    def next_batch(self) -> StepBatch:
+    def next_batch(self) -> TrainBatch:
         """The rollouts of the next step. Raises ``NoLearningSignal`` as the pipeline does."""
         while True:
             started = time.monotonic()
             groups = self._next_groups()
             waited = time.monotonic() - started
-            largest = max(len(group.records) for group in groups)
+            largest = max(len(group.rollouts) for group in groups)
             settings = copy.copy(self.config)
             settings.__dict__["rollouts_per_example"] = largest
             batch = build(groups, [], settings, settings.world_size)
@@ -239,7 +239,7 @@ def groups_of(batch: Any, turns_of: TurnsOf, first_index: int = 0) -> list[Group
             first_index + index,
             _row(prompt).get("example_id", index),
             tuple(
-                _record(prompt, completions[n], rewards[n], turns_of(completions[n], f"completion {n}"))
+                _rollout(prompt, completions[n], rewards[n], turns_of(completions[n], f"completion {n}"))
                 for n in range(index * size, (index + 1) * size)
             ),
         )
@@ -247,14 +247,11 @@ def groups_of(batch: Any, turns_of: TurnsOf, first_index: int = 0) -> list[Group
     ]
 
 
-def _record(prompt: Any, completion: Any, reward: float | None, turns: tuple[Turn, ...]) -> Record:
+def _rollout(prompt: Any, completion: Any, reward: float | None, turns: tuple[Turn, ...]) -> Rollout:
     row = _row(prompt)
-    return Record(
+    return Rollout(
         turns=turns,
         reward=math.nan if reward is None else float(reward),
-        metrics={},
-        error=None,
-        stop=None,
         is_truncated=any(turn.is_truncated for turn in turns),
         text={"prompt": row.get("prompt", prompt), "completion": completion, "answer": row.get("answer", "")},
     )

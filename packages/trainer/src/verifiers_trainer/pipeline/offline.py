@@ -29,8 +29,16 @@ from verifiers.results.retokenise import text_turns
 from verifiers.results.rows import output_to_state
 from verifiers.rubrics import Rubric
 from verifiers.runtime.json import encode_row
-from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build, reward_histogram, rollout_stats
-from verifiers_trainer.algorithm.samples import NOT_SAMPLED, Turn
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import (
+    Group,
+    TrainBatch,
+    apply_length_rules,
+    build,
+    reward_histogram,
+    rollout_stats,
+)
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
 
@@ -57,7 +65,7 @@ def read_groups(dataset: Any, tokenizer: Any, config: RLConfig) -> list[Group]:
     if isinstance(dataset, str | Path):
         dataset = load_results(dataset)
     pairs = _from_results(dataset, tokenizer, config) if isinstance(dataset, GenerateOutputs) else None
-    siblings: dict[str, list[Record]] = {}
+    siblings: dict[str, list[Rollout]] = {}
     for prompt, record in pairs if pairs is not None else _from_columns(dataset, tokenizer):
         key = hashlib.sha256(encode_row({"prompt": _plain(prompt)})).hexdigest()
         siblings.setdefault(key, []).append(record)
@@ -66,7 +74,7 @@ def read_groups(dataset: Any, tokenizer: Any, config: RLConfig) -> list[Group]:
     return [Group(index, index, tuple(records)) for index, records in enumerate(siblings.values())]
 
 
-def _from_results(results: GenerateOutputs, tokenizer: Any, config: RLConfig) -> Iterator[tuple[Any, Record]]:
+def _from_results(results: GenerateOutputs, tokenizer: Any, config: RLConfig) -> Iterator[tuple[Any, Rollout]]:
     sampled_at = (results.metadata.get("sampling_args") or {}).get("temperature")
     if sampled_at is not None and sampled_at != config.temperature:
         log.warning(
@@ -78,14 +86,14 @@ def _from_results(results: GenerateOutputs, tokenizer: Any, config: RLConfig) ->
         )
     states = results["states"] if "states" in results else [output_to_state(output) for output in results.outputs]
     for state in states:
-        record = Record.of(state, config)
+        record = apply_length_rules(state.rollout(), config)
         turns = tuple(_of_another_run(turn) for turn in record.turns) or _tokenised(
             state["prompt"], state["completion"], tokenizer, state["tool_defs"]
         )
         yield state["prompt"], replace(record, turns=turns)
 
 
-def _from_columns(dataset: Any, tokenizer: Any) -> Iterator[tuple[Any, Record]]:
+def _from_columns(dataset: Any, tokenizer: Any) -> Iterator[tuple[Any, Rollout]]:
     columns = {name: list(dataset[name]) for name in COLUMNS if name in _names(dataset)}
     sizes = {name: len(values) for name, values in columns.items()}
     if set(sizes) != set(COLUMNS) or len(set(sizes.values())) > 1:
@@ -94,7 +102,7 @@ def _from_columns(dataset: Any, tokenizer: Any) -> Iterator[tuple[Any, Record]]:
     for prompt, completion, reward in zip(*columns.values(), strict=True):
         turns = _tokenised(prompt, completion, tokenizer)
         text = {"prompt": prompt, "completion": completion, "answer": ""}
-        yield prompt, Record(turns, math.nan if reward is None else float(reward), {}, None, None, False, text)
+        yield prompt, Rollout(turns, math.nan if reward is None else float(reward), text=text)
 
 
 def _names(dataset: Any) -> Sequence[str]:
@@ -103,7 +111,7 @@ def _names(dataset: Any) -> Sequence[str]:
 
 def _of_another_run(turn: Turn) -> Turn:
     """Its tokens as recorded: their policy's number is another run's, and without log-probs nobody's."""
-    recorded = bool(np.any(turn.logprobs)) or not len(turn.completion_ids)
+    recorded = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
     return replace(turn, version=OF_UNKNOWN_AGE if recorded else NOT_SAMPLED)
 
 
@@ -128,7 +136,7 @@ def _plain(prompt: Any) -> Any:
 
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The prompts as rows of a dataset."""
-    prompts = [group.records[0].text["prompt"] for group in groups]
+    prompts = [group.rollouts[0].text["prompt"] for group in groups]
     named = [{"question" if isinstance(prompt, str) else "prompt": prompt} for prompt in prompts]
     return [row | {"example_id": group.example_id} for row, group in zip(named, groups, strict=True)]
 
@@ -147,7 +155,7 @@ class OfflineRollouts:
     def __init__(self, groups: Sequence[Group], config: RLConfig):
         self.groups, self.state, self.version = list(groups), PipelineState(), 0
         self.config = config.private_copy()
-        self.config.__dict__["rollouts_per_example"] = max(len(group.records) for group in groups)
+        self.config.__dict__["rollouts_per_example"] = max(len(group.rollouts) for group in groups)
         self._mean: float | None = None
         paired = sum(int((~np.isnan(group.rewards)).sum()) >= 2 for group in self.groups)
         if 2 * paired < len(self.groups) and config.advantage != "none":
@@ -163,7 +171,7 @@ class OfflineRollouts:
         differ = len(np.unique(known[~np.isnan(known)])) > 1
         live = [group for group in map(self._centred, self.groups) if not group.is_dead(self.config)]
         self._live = live if differ else []
-        turns = [turn for group in self._live for record in group.records for turn in record.turns]
+        turns = [turn for group in self._live for record in group.rollouts for turn in record.turns]
         tokens = sum(len(turn.completion_ids) for turn in turns)
         count = sum(len(turn.completion_ids) for turn in turns if np.max(turn.version) != NOT_SAMPLED)
         self._recorded = count / max(1, tokens)
@@ -178,7 +186,7 @@ class OfflineRollouts:
     def _centred(self, group: Group) -> Group:
         if self._mean is None:
             return group
-        return replace(group, records=tuple(replace(r, reward=r.reward - self._mean) for r in group.records))
+        return replace(group, rollouts=tuple(replace(r, reward=r.reward - self._mean) for r in group.rollouts))
 
     def _pass(self, number: int) -> list[list[Group]]:
         order = list(self._live)
@@ -186,7 +194,7 @@ class OfflineRollouts:
             random.Random(f"{self.config.seed}:{number}").shuffle(order)
         batches: list[list[Group]] = []
         for group in order:
-            if not batches or sum(len(taken.records) for taken in batches[-1]) >= self.config.batch_size:
+            if not batches or sum(len(taken.rollouts) for taken in batches[-1]) >= self.config.batch_size:
                 batches.append([])
             batches[-1].append(group)
         return batches
@@ -196,7 +204,7 @@ class OfflineRollouts:
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
 
-    def next_batch(self) -> StepBatch:
+    def next_batch(self) -> TrainBatch:
         """The next groups. Raises ``NoLearningSignal`` when no group has two different rewards."""
         for _ in range(max(1, self.num_batches if self._live else 1)):
             if not self._live:
@@ -214,7 +222,7 @@ class OfflineRollouts:
             histogram=reward_histogram(self.groups),
         )
 
-    def _numbered(self, batch: StepBatch, number: int, place: int) -> StepBatch:
+    def _numbered(self, batch: TrainBatch, number: int, place: int) -> TrainBatch:
         """With the rewards as they were given, and groups numbered by how far the data is used."""
         original = {group.index: group for group in self.groups}
         groups = [original[group.index] for group in batch.groups]

@@ -13,7 +13,7 @@ How much runs at once follows from four numbers (b = batches trained so far, whi
 With k = 0 nothing is generated while a batch trains; with k = 1 the next batch is generated meanwhile ("one step
 off-policy"). Groups that teach nothing leave the sum, and others are begun in their place.
 
-The rollouts themselves are core's (``verifiers.runs.runner.play_group``), on an event loop in a thread of this object.
+The rollouts themselves are core's (``runs.runner.generate_group``), on an event loop in a thread of this object.
 Neither weights nor gradients are known here.
 """
 
@@ -35,9 +35,9 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, GenerationStalled, RunError
 from verifiers.rollouts.state import State
 from verifiers.runs.options import RunOptions
-from verifiers.runs.run import player_for
-from verifiers.runs.runner import Job, Player, Progress, RunContext, play_and_score, play_group
-from verifiers_trainer.algorithm.batch import Group, Record, StepBatch, build
+from verifiers.runs.run import job_generator
+from verifiers.runs.runner import GenerateJob, Job, Progress, RunContext, generate_and_score, generate_group
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
 from verifiers_trainer.pipeline.in_flight import Flight, describe
 from verifiers_trainer.pipeline.mixture import member_of
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
@@ -79,7 +79,7 @@ class Orchestrator:
         """Groups that batches used since the policy version changed."""
         self._players = AsyncExitStack()
         """The workers that play, if there are any."""
-        self._play_one: Player = play_and_score
+        self._play_one: GenerateJob = generate_and_score
         self.running: dict[int, Flight] = {}
         """By group index."""
         self._faults = FaultMeter(config)
@@ -101,7 +101,7 @@ class Orchestrator:
             self._wait(self._open_workers(), "the environment workers have not started")
         self._call(self._admit)
 
-    def next_batch(self) -> StepBatch:
+    def next_batch(self) -> TrainBatch:
         """The next batch, as soon as its rollouts are there.
 
         Raises the error of a failed pipeline at once, ``GenerationStalled`` after ``generation_timeout`` seconds
@@ -254,11 +254,11 @@ class Orchestrator:
             example = self.schedule.example(index)
             context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
             jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
-            states = await play_group(self.env, jobs, context, self._play_one)
+            states = await generate_group(self.env, jobs, context, self._play_one)
             decided = None if self._decide_rewards is None else await self._decide_rewards(index, states)
             weights = self.env.for_row(example.row).rubric.plan().weights if decided is None else decided
-            records = tuple(Record.of(state, self.config) for state in states)
-            self._collect(Group(index, example.example_id, records, member_of(self.env, example.row), dict(weights)))
+            rollouts = tuple(apply_length_rules(state.rollout(), self.config) for state in states)
+            self._collect(Group(index, example.example_id, rollouts, member_of(self.env, example.row), dict(weights)))
         except asyncio.CancelledError as error:
             if self._draining:
                 raise
@@ -287,7 +287,7 @@ class Orchestrator:
         drop = self.config.zero_variance == "drop" and group.is_dead(self.config)
         (self.state.discarded if drop else self.state.ready).append(group)
 
-    async def _next_batch(self) -> StepBatch:
+    async def _next_batch(self) -> TrainBatch:
         while True:
             await self._until(self._batch_is_there)
             groups = self._take()
@@ -382,7 +382,7 @@ class Orchestrator:
             max_concurrent_scoring=self.config.max_concurrent_scoring,
             max_concurrent_tools=self.config.max_concurrent_tools,
         )
-        self._play_one = await self._players.enter_async_context(player_for(self.env, self.context, options))
+        self._play_one = await self._players.enter_async_context(job_generator(self.env, self.context, options))
 
     async def _cancel_all(self) -> None:
         tasks = [flight.task for flight in self.running.values()]

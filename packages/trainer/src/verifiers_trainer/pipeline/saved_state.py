@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from verifiers.runtime.json import encode_row
-from verifiers_trainer.algorithm.batch import Group, Record
-from verifiers_trainer.algorithm.samples import Turn
+from verifiers.types import Rollout, Turn
+from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline.schedule import PipelineState, Solved
 from verifiers_trainer.policy.checkpoint_files import SCHEMA, read_json, reading, write_json
 
@@ -82,20 +82,21 @@ def _group_to_json(group: Group) -> dict[str, Any]:
                 "text": record.text,
                 "turn_rewards": list(record.turn_rewards),
             }
-            for record in group.records
+            for record in group.rollouts
         ],
     }
 
 
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
-    fields = {name: getattr(turn, name).tolist() for name in ("prompt_ids", "completion_ids", "logprobs")}
+    ids = {"prompt_ids": turn.prompt_ids.tolist(), "completion_ids": turn.completion_ids.tolist()}
     version = turn.version if isinstance(turn.version, int) else np.asarray(turn.version).tolist()
-    return fields | {"version": version, "is_truncated": turn.is_truncated, "shared": turn.shared}
+    rest = {"version": version, "is_truncated": turn.is_truncated, "shared": turn.num_shared}
+    return ids | {"logprobs": turn.sampler_logprobs.tolist()} | rest  # names of version 0.2.0, in its order
 
 
 def _group_from_json(saved: Mapping[str, Any]) -> Group:
-    records = tuple(
-        Record(
+    rollouts = tuple(
+        Rollout(
             turns=tuple(_turn_from_json(turn) for turn in record["turns"]),
             reward=_from_number(record["reward"]),
             metrics={name: _from_number(value) for name, value in record["metrics"].items()},
@@ -107,7 +108,7 @@ def _group_from_json(saved: Mapping[str, Any]) -> Group:
         )
         for record in saved["records"]
     )
-    return Group(saved["index"], saved["example_id"], records, saved["env"], saved["weights"])
+    return Group(saved["index"], saved["example_id"], rollouts, saved["env"], saved["weights"])
 
 
 def _turn_from_json(saved: Mapping[str, Any]) -> Turn:
@@ -115,10 +116,10 @@ def _turn_from_json(saved: Mapping[str, Any]) -> Turn:
     return Turn(
         prompt_ids=np.array(saved["prompt_ids"], np.int32),
         completion_ids=np.array(saved["completion_ids"], np.int32),
-        logprobs=np.array(saved["logprobs"], np.float32),
+        sampler_logprobs=np.array(saved["logprobs"], np.float32),
         version=version,
         is_truncated=saved["is_truncated"],
-        shared=saved["shared"],
+        num_shared=saved["shared"],
     )
 
 

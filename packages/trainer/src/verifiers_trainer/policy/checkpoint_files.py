@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, holds everything a resumed run needs, and never executes what it reads.
+"""Write and read checkpoints: whole or absent, with everything a resumed run needs, and without executing anything.
 
 A checkpoint is a folder ``checkpoint-<step>`` of safetensors and JSON files. It is written under a temporary name, each
 file is fsynced, ``MANIFEST.json`` (size and sha256 of every file) comes last, and a rename makes it appear. A reader
@@ -11,9 +11,8 @@ verifies the manifest and takes the newest valid folder; older ones are removed 
     rl_state.json                   policy version, place in the data, configuration
     pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
 
-Only these names are read, so a pickle or anything else planted in such a folder is never opened. The manifest finds
-damage, not forgery: who can write the folder can write the manifest. What the pipeline's part of it looks like stands
-in ``pending``. This module knows no trainer: it takes and gives plain values.
+Only these names are read, so a pickle or any other file in such a folder is never opened. The manifest detects damage,
+not forgery: whoever can write the folder can write the manifest. ``pipeline.saved_state`` defines the pipeline's files.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def writing(folder: Path) -> Iterator[Path]:
 
     Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is as it was.
     """
-    for left_over in folder.parent.glob(f"{UNFINISHED}{PREFIX}*"):  # of a process that was killed
+    for left_over in folder.parent.glob(f"{UNFINISHED}{PREFIX}*"):  # left by a killed process
         shutil.rmtree(left_over, ignore_errors=True)
     temporary = folder.with_name(f"{UNFINISHED}{folder.name}")
     try:
@@ -63,12 +62,12 @@ def writing(folder: Path) -> Iterator[Path]:
         yield temporary
         failpoint("checkpoint.before_manifest")
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        with ThreadPoolExecutor() as pool:  # the disk and the hashes need no Python meanwhile
+        with ThreadPoolExecutor() as pool:  # hashing and fsync release the GIL
             described, synced = pool.map(_describe, files), pool.map(_sync, files)
             manifest = {
                 path.relative_to(temporary).as_posix(): found for path, found in zip(files, described, strict=True)
             }
-            list(synced)  # raises what one of them raised
+            list(synced)  # raises the error of a failed fsync
         write_json(temporary / MANIFEST, {"schema": SCHEMA, "files": manifest})
         _sync(temporary / MANIFEST)
         for inner in [path for path in temporary.rglob("*") if path.is_dir()] + [temporary]:
@@ -86,7 +85,7 @@ def writing(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Turn whatever a checkpoint's contents make fail inside the block into a ``CheckpointError`` that names it."""
+    """Raise any failure to read the checkpoint inside the block as a ``CheckpointError`` that names it."""
     try:
         yield
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -162,12 +161,12 @@ def prune(newest: Path, keep: int | None, protected: Path | None = None, keep_ev
     verify(newest)
     for folder in older[keep - 1 :]:
         if folder != protected:
-            (folder / MANIFEST).unlink(missing_ok=True)  # half removed, it must not look whole
+            (folder / MANIFEST).unlink(missing_ok=True)  # so that a partly removed folder does not look whole
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
-    """Move the checkpoints of an earlier run, and what else is called ``names``, into ``earlier-<n>``; where to.
+    """Move the checkpoints of an earlier run and the files called ``names`` into ``earlier-<n>``; returns that folder.
 
     None when there is nothing to move.
     """
@@ -184,7 +183,7 @@ def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
     return aside
 
 
-# --- what is in it ----------------------------------------------------------------------------------------------
+# --- contents ----------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -200,7 +199,7 @@ def read_json(path: Path) -> Any:
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None = None) -> None:
     """An optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values).
 
-    Of a split model, ``state`` is what ``sharding.whole_state`` gathered: the file is the same for any number of ranks.
+    For a split model, ``state`` is the result of ``fsdp.whole_state``: the file is the same for any number of ranks.
     """
     state = optimizer.state_dict() if state is None else state
     tensors: dict[str, torch.Tensor] = {}
@@ -268,7 +267,7 @@ def rng_to_bytes() -> bytes:
 
 
 def save_rng(folder: Path, state: bytes | None = None, rank: int = 0) -> None:
-    """Write what ``rng_to_bytes`` gave on a rank; without it, the state of this process."""
+    """Write a rank's ``rng_to_bytes()``; by default that of this process."""
     (folder / _rng_file(rank)).write_bytes(rng_to_bytes() if state is None else state)
 
 
@@ -277,9 +276,9 @@ def _rng_file(rank: int) -> str:
 
 
 def load_rng(folder: Path, rank: int = 0) -> None:
-    """Restore what ``save_rng`` wrote of a rank; the run had fewer ranks: say so, and leave the generators seeded.
+    """Restore the random generators of a rank. With none saved for it (a run of fewer ranks), warn and leave them.
 
-    Raises ``CheckpointError`` when it cannot be.
+    *Raises* CheckpointError when the file does not fit.
     """
     path = folder / _rng_file(rank)
     if rank and not path.exists():

@@ -1,8 +1,8 @@
-"""Compares the log-probability forward with the stock model, once, when a run starts.
+"""Compare the log-probability forward with the stock model, once, when a run starts.
 
-Architectures with recurrent or convolutional state are not kept apart by any mask, and some treat their logits in ways
-that `logprobs` does not know. Each check runs a few random tokens without gradient, and leaves the model as it was.
-What is done where one fails is `guards`'.
+No mask separates packed samples in architectures with recurrent or convolutional state, and some architectures
+transform their logits in ways that `logprobs` does not know. Each check runs a few random tokens without gradient and
+leaves the model unchanged. ``run.sanity_checks`` decides what a failed check changes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from verifiers_trainer.policy.logprobs import (
 
 HEAD_TOLERANCE, PACKING_TOLERANCE = 1e-4, 1e-3
 HALF_TOLERANCE = 2e-2
-"""Half precision, of the mean, where the shapes are equal."""
+"""Mean difference in half precision, in nats, where the shapes are equal."""
 HALF_PLACE_TOLERANCE, HALF_SHAPE_TOLERANCE = 5e-2, 0.25
-"""Half precision, of the mean, for another place in a row: what is allowed at least and at most. With a 135 M model in
-bfloat16 whose samples were kept apart 0.024 was measured, and 0.09 between a row and one of another length."""
+"""Least and greatest allowed mean difference in half precision, in nats, between two places in a row. Measured with a
+135 M model in bfloat16 with separate samples: 0.024, and 0.09 between rows of different lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """Outcome of a start-up check: the difference that was found and the one that is allowed, in nats."""
+    """Outcome of a start-up check: the measured difference and the allowed one, in nats."""
 
     difference: float
     tolerance: float
@@ -81,15 +81,15 @@ def check_packing(model: nn.Module, *, lengths: tuple[int, int] = (11, 7), is_ha
 
 
 Together = Callable[..., Sequence[Tensor]]
-"""The log-probabilities of samples that stand in one row, in their order, behind those of a prompt they share."""
+"""Samples to their log-probabilities in one row, in order, after those of a prompt they share."""
 
 
 def _apart_in_half(together: Together, first: Tensor, other: Tensor, second: Tensor) -> SelfCheck:
-    """Whether the second sample is what it is whatever stands before it, as far as rounding lets one see.
+    """Whether the second sample is independent of the first, as far as rounding in half precision can tell.
 
-    Rounding depends on shapes, so the first sample is exchanged for another of its length, which moves nothing where
-    samples are kept apart; and what is allowed is measured by exchanging what stands behind, which a causal model
-    cannot see. That it is computed from its own beginning, the same sample at the head of the row shows.
+    Rounding depends on shapes, so the first sample is exchanged for another of the same length, which changes nothing
+    where samples are separate. The allowed difference is measured by exchanging the sample *after*, which a causal
+    model cannot see. Comparing with the same sample at the head of the row shows that its positions start at zero.
     """
     behind, ahead = together(first, second)[-1], together(second, first)[-2]
     moved = _mean_difference(behind, together(other, second)[-1])
@@ -103,7 +103,7 @@ def _apart_in_half(together: Together, first: Tensor, other: Tensor, second: Ten
 
 
 def can_share(model: nn.Module) -> bool:
-    """Whether a mask of our own says all there is to say: PyTorch's attention, every layer over the whole context."""
+    """Whether an explicit mask is the whole attention pattern: SDPA, and every layer over the full context."""
     config = find_causal_lm(model).config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if not getattr(config, "layer_types", None) else None
@@ -155,7 +155,7 @@ def _mean_difference(one: Tensor, other: Tensor) -> float:
 
 @contextlib.contextmanager
 def _quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradient, the log-probability forward in place; everything as before afterwards."""
+    """Evaluation mode, no gradient, the log-probability forward installed; all restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     temporary = not is_installed(model)
     if temporary:
@@ -173,7 +173,7 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 def _random_tokens(model: nn.Module, count: int) -> Tensor:
     lm = find_causal_lm(model)
-    vocabulary = min(lm.config.get_text_config().vocab_size, 1000)  # past the first thousand stand special tokens
+    vocabulary = min(lm.config.get_text_config().vocab_size, 1000)  # special tokens come later in most vocabularies
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, vocabulary, (1, count), generator=generator)
     return tokens.to(lm.get_input_embeddings().weight.device)

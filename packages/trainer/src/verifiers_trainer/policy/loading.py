@@ -1,7 +1,7 @@
-"""Loads the policy: a causal language model and its tokenizer, by hub id, local folder or builtin name.
+"""Load the policy: a causal language model and its tokenizer, by hub id, local folder or builtin name.
 
-Loading is all this does. It places nothing on a device, wraps no adapter and touches no global seed; a tokenizer
-without a chat template is returned as it is, and refused where a conversation is first rendered.
+Nothing is placed on a device, wrapped in an adapter or seeded here. A tokenizer without a chat template is returned
+unchanged, and refused where a conversation is first rendered.
 """
 
 from __future__ import annotations

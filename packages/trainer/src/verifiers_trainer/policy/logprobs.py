@@ -1,13 +1,12 @@
-"""Log-probability and entropy of every token of a packed row, in bounded memory: logits exist for a chunk at a time.
+"""Compute log-probability and entropy of every token of a packed row in bounded memory: logits of a chunk at a time.
 
 `install_logprob_forward` replaces the forward of one causal-LM *instance*, also inside a PEFT or distributed wrapper,
 so the wrapper's hooks still fire. The replaced forward runs the backbone with ``use_cache=False`` and no attention
-mask: only then does transformers keep samples with reset ``position_ids`` apart; with either of the two they attend
-to each other without a word. Samples that share a prompt have a mask of our own instead. The head runs in chunks.
-Where all logits of a row together are small, they are kept for the backward pass; otherwise each chunk is computed
-again there.
+mask: only then does transformers separate samples with reset ``position_ids``; with either of the two they attend to
+each other silently. Samples that share a prompt get an explicit mask instead. The head runs in chunks. Where all logits
+of a row together are small, they are stored for the backward pass; otherwise each chunk is recomputed there.
 
-`forward_checks` compares this with the stock model. It computes no loss and changes no weight, buffer or configuration.
+`forward_checks` compares this with the stock model. No weight, buffer or configuration is changed.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from transformers.utils import ModelOutput
 from verifiers.errors import ConfigError
 
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
-KEPT_LOGITS_BYTES = 64 * 2**20
-"""All logits of a row, as fp32, up to which they are kept for the backward pass and not computed again."""
+STORED_LOGITS_BYTES = 64 * 2**20
+"""Bytes of all logits of a row, as fp32, up to which they are stored for the backward pass and not recomputed."""
 
 _STATE = "_logprob_head"
 
 
 @dataclass
 class LogprobOutput(ModelOutput):
-    """What the installed forward returns for one row of T tokens."""
+    """The result of the installed forward for one row of T tokens."""
 
     logprobs: Tensor | None = None  # [T], entry t of token t; 0 where nothing predicts the token or no loss is taken
     entropy: Tensor | None = None  # [T], of the distribution token t was drawn from, without gradient; 0 likewise
@@ -46,7 +45,7 @@ class LogprobOutput(ModelOutput):
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What an architecture does to the output of its head: ``softcap·tanh(scale·logits / softcap)``."""
+    """An architecture's transform of the output of its head: ``softcap·tanh(scale·logits / softcap)``."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -84,10 +83,10 @@ def chunked_logprobs(
     A leading dimension of 1 is dropped from every input. ``inv_temperature`` is [N] or one number. ``head`` runs
     outside autocast in the precision of its weight; everything after it is at least fp32. Logits are made in chunks
     of ``chunk_tokens`` (default: see `_chunk_tokens`), and recomputed for the gradient unless those of all N tokens
-    are known to fit ``KEPT_LOGITS_BYTES``. ``num_chunks`` fixes the number of chunks instead, all of them recomputed.
+    are known to fit ``STORED_LOGITS_BYTES``. ``num_chunks`` fixes the number of chunks instead, all of them recomputed.
 
-    A module is called once, with the chunks inside of that call: what splits its weight over processes gathers it
-    around a call, and ranks may have different numbers of chunks.
+    A module is called once, with the chunks inside that call: FSDP2 and DeepSpeed gather a split weight around a call,
+    and ranks may have different numbers of chunks.
     """
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     inv_temperature = torch.as_tensor(inv_temperature, device=hidden.device).reshape(-1).expand(len(labels))
@@ -104,16 +103,16 @@ def chunked_logprobs(
 
     if not isinstance(head, nn.Module):
         return in_chunks(hidden, _Chunk(head, getattr(head, "weight", None), transform))
-    plain, own = head.forward, head.__dict__.get("forward")
-    head.forward = lambda hidden: in_chunks(hidden, _Chunk(plain, getattr(head, "weight", None), transform))
+    stock, instance_forward = head.forward, head.__dict__.get("forward")
+    head.forward = lambda hidden: in_chunks(hidden, _Chunk(stock, getattr(head, "weight", None), transform))
     try:
         result: tuple[Tensor, Tensor] = head(hidden)
         return result
     finally:
-        if own is None:
+        if instance_forward is None:
             del head.forward
         else:
-            head.forward = own
+            head.forward = instance_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +138,23 @@ class _Chunk:
 
 
 def _chunk_tokens(device: str, weight: Tensor | None) -> int:
-    """1024; on a CPU 256, or as many as fit ``KEPT_LOGITS_BYTES`` where the vocabulary is small and those are more.
+    """1024; on a CPU 256, or as many as fit ``STORED_LOGITS_BYTES`` where the vocabulary is small and those are more.
 
-    A block of 32 MiB or more gets pages of its own from the C library and gives them back; freed smaller ones stay in
-    its heap, split by what lives longer, and memory grows with the number of chunks.
+    The C library maps a block of 32 MiB or more separately and returns it to the system when freed; smaller blocks
+    stay in the heap, fragmented by longer-lived ones, and memory grows with the number of chunks.
     """
     if device != "cpu":
         return CHUNK_TOKENS
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         return CHUNK_TOKENS_CPU
-    return max(CHUNK_TOKENS_CPU, KEPT_LOGITS_BYTES // (4 * weight.shape[0]))
+    return max(CHUNK_TOKENS_CPU, STORED_LOGITS_BYTES // (4 * weight.shape[0]))
 
 
 def _is_small(weight: Tensor | None, num_tokens: int) -> bool:
     """Whether the logits of so many tokens are small; a head whose vocabulary is not known counts as large."""
     if not isinstance(weight, Tensor) or weight.ndim != 2:  # a partitioned weight has another shape
         return False
-    return num_tokens * weight.shape[0] * 4 <= KEPT_LOGITS_BYTES
+    return num_tokens * weight.shape[0] * 4 <= STORED_LOGITS_BYTES
 
 
 def _even_sizes(total: int, parts: int) -> list[int]:
@@ -170,7 +169,7 @@ class _Installed:
     transform: LogitTransform
     chunk_tokens: int | None
     full_head: bool
-    previous: Callable[..., Any] | None  # a forward the instance already had of its own
+    previous: Callable[..., Any] | None  # the forward that was set on the instance before
 
 
 def find_causal_lm(model: nn.Module) -> Any:
@@ -259,17 +258,18 @@ def _logprob_forward(
     tokens = input_ids.reshape(-1)
     positions = torch.arange(len(tokens), device=tokens.device) if position_ids is None else position_ids.reshape(-1)
     labels = tokens if labels is None else labels.reshape(-1)
-    wanted = positions != 0
-    wanted[0] = False
+    is_predicted = positions != 0  # the first token of a sample has no context
+    is_predicted[0] = False
     if loss_mask is not None:
-        wanted = wanted & loss_mask.reshape(-1)
-    index = wanted.nonzero().squeeze(-1)
+        is_predicted = is_predicted & loss_mask.reshape(-1)
+    index = is_predicted.nonzero().squeeze(-1)
     if isinstance(inv_temperature, Tensor) and inv_temperature.numel() > 1:
         inv_temperature = inv_temperature.reshape(-1)[index]
     visible, before = None, index - 1
     if prompt_seq_ids is not None and seq_ids is not None:
-        own, prompts = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
-        visible, before = visible_tokens(own, prompts), tokens_before(own, prompts)[index]
+        seq_ids, prompt_seq_ids = seq_ids.reshape(-1), prompt_seq_ids.reshape(-1)
+        visible = visible_tokens(seq_ids, prompt_seq_ids)
+        before = tokens_before(seq_ids, prompt_seq_ids)[index]
     source, head, transform = _outputs(self, tokens.unsqueeze(0), positions.unsqueeze(0), visible)
     logprobs, entropy = chunked_logprobs(
         source[before],
@@ -285,7 +285,7 @@ def _logprob_forward(
 
 
 def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
-    """[1, 1, T, T], True where a token (row) attends to another (column): its sample so far, and the prompt it shares.
+    """bool [1, 1, T, T], True where a token (row) attends to another (column): its sample so far and its shared prompt.
 
     >>> visible_tokens(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 0, 0]))[0, 0].int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
@@ -295,7 +295,7 @@ def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
 
 
 def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
-    """[T], the place of the token before each in its sample: for the first behind a shared prompt, the prompt's last.
+    """int64 [T], the index of the preceding token of the same sample; after a shared prompt that is the prompt's last.
 
     >>> tokens_before(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 0, 0])).tolist()
     [-1, 0, 1, 2, 1]

@@ -1,6 +1,6 @@
-"""Makes a loaded model ready to be trained: adapter, dropout, precision, chat template.
+"""Prepare a loaded model for training: adapter, dropout, precision, chat template.
 
-Everything is checked before any work; nothing here starts a thread or touches a global seed.
+Everything is checked before any work.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
 
 
 def require_chat_template(tokenizer: Any, env: Environment) -> None:
-    """Raise ``ConfigError`` when the environment speaks in messages and the tokenizer cannot render them."""
+    """Raise ConfigError when the environment uses chat messages and the tokenizer has no chat template."""
     if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
         name = getattr(tokenizer, "name_or_path", "")
         raise ConfigError(
@@ -58,16 +58,15 @@ def require_chat_template(tokenizer: Any, env: Environment) -> None:
 def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
     """Warn when ``env`` has several turns and the chat template rewrites earlier ones, or raise if that is required.
 
-    With ``history="exact"`` earlier turns are never rendered again; then it must be known where a turn ends.
-    Single-turn environments and those of plain text are not looked at; of a group, its members are. Raises
-    ``ConfigError``.
+    With ``history="exact"`` earlier turns are never rendered again; then the end token of a turn must be known.
+    Single-turn and plain-text environments are not checked; of a group, its members are. *Raises* ConfigError.
     """
     for member in _members(env):
         if member.max_turns == 1 or member.message_type != "chat":
             continue
         try:
             found = template_problem(tokenizer, member, config.history)
-        except (ConfigError, BadRequest) as error:  # it may still render what this environment says
+        except (ConfigError, BadRequest) as error:  # it may still render this environment's messages
             if config.require_increasing_context or config.history == "exact":
                 raise ConfigError(str(error)) from error
             log.warning("whether the chat template only appends is not known: %s", error)
@@ -80,7 +79,7 @@ def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
 
 
 def template_problem(tokenizer: Any, env: Environment, history: str) -> str | None:
-    """What the chat template does to the earlier turns of ``env``'s conversations; None when they stay as they were.
+    """How the chat template changes earlier turns of ``env``'s conversations; None when it does not.
 
     Raises ``ConfigError`` or ``BadRequest`` when the template cannot render what is tried.
     """
@@ -124,7 +123,7 @@ def within_prompt_limit(
 
 
 def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) -> int:
-    """Tokens of an example's prompt, as the policy will see it."""
+    """Number of tokens of an example's rendered prompt."""
     prompt = row["prompt"]
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
@@ -135,7 +134,7 @@ def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) 
 
 
 def _members(env: Environment) -> Iterator[Environment]:
-    """The environments that play: those of a group, also of groups in groups, or the one itself."""
+    """The environments of a group, of nested groups too, or the one itself."""
     if isinstance(env, EnvGroup):
         for member in env.envs:
             yield from _members(member)
@@ -179,7 +178,7 @@ def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
 
 
 def has_packed_kernel(model: Any) -> bool:
-    """Whether attention over packed samples costs what the samples cost alone, and not the square of the row."""
+    """Whether attention cost is per sample (FlashAttention) and not the square of the row."""
     return "flash" in (getattr(model.config, "_attn_implementation", None) or "")
 
 
@@ -217,7 +216,7 @@ def save_weights(model: Any, folder: Path, state_dict: dict[str, Any] | None = N
 
 
 def _adapts_embeddings(model: Any) -> bool:
-    """Whether its adapter has parts on embeddings or the head, whose own weights are then kept with it."""
+    """Whether the adapter covers embeddings or the head, whose full weights are then saved with it."""
     return bool({name for peft in model.peft_config.values() for name in peft.target_modules or ()} & EMBEDDINGS)
 
 
@@ -228,7 +227,7 @@ def save_merged(model: Any, folder: Path) -> None:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Load a checkpoint's weights, or its adapter, into ``model`` in place: who shares the parameters sees them.
+    """Load a checkpoint's weights, or its adapter, into ``model`` in place, also for modules that share the parameters.
 
     Raises ``CheckpointError`` when they do not fit; nothing but safetensors files is read.
     """

@@ -1,12 +1,12 @@
-"""The reference policy: what the penalty ``beta`` holds the trained policy near.
+"""The reference policy of the KL penalty ``beta``: the policy before training.
 
-It is the policy before training. With an adapter that is the base model, the adapter switched off for the moment, and
-costs no memory. Otherwise, and with ``sync_ref_model``, it is a frozen copy of the trained parameters, put in their
-place for a forward pass of this module object alone: the engine, whose module objects are its own, does not see it.
+With an adapter it is the base model with the adapter disabled, and costs no memory. Otherwise, and with
+``sync_ref_model``, it is a frozen copy of the trained parameters, substituted for a forward pass of this module object
+alone: the engine has separate module objects and does not see it.
 
 With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps
 ref ← α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part of every
-checkpoint, bit for bit. Of a model that is split over the processes the copy is split likewise, so make it afterwards.
+checkpoint, bit for bit. The copy of a model that is split over processes is split the same way: make it afterwards.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ FILE = "reference.safetensors"
 
 
 class Reference:
-    """Answers like the model, with the weights of the reference; ``model`` has the log-probability forward."""
+    """Callable like the model, with the reference's weights; ``model`` has the log-probability forward installed."""
 
     def __init__(self, model: Any, *, sync_steps: int | None = None, alpha: float = 0.5):
         self.model, self.sync_steps, self.alpha = model, sync_steps, alpha
         self.weights: dict[str, Tensor] | None = None
-        """Frozen values of the trained parameters; None: the adapter is switched off instead."""
+        """Frozen values of the trained parameters; None: the adapter is disabled instead."""
         if sync_steps is not None or not hasattr(model, "peft_config"):
             self.weights = {name: fsdp.part(parameter).clone() for name, parameter in _trained(model)}
 
     @classmethod
     def of(cls, model: Any, config: Any) -> Reference | None:
-        """The reference that the settings ask for; None, and nothing allocated, without a penalty."""
+        """The reference for these settings; None, with nothing allocated, without a penalty."""
         if not config.beta:
             return None
         steps = config.ref_model_sync_steps if config.sync_ref_model else None
         return cls(model, sync_steps=steps, alpha=config.ref_model_mixup_alpha)
 
     def __call__(self, **arguments: Any) -> Any:
-        """What the model's forward returns under the reference's weights, without gradient."""
+        """Run the model's forward with the reference's weights, without gradient."""
         was_training = self.model.training
         self.model.eval()
         try:
@@ -55,13 +55,13 @@ class Reference:
                     with _adapter_off(self.model):
                         return self.model(**arguments)
                 if fsdp.is_split(self.model):
-                    return self._in_place(arguments)
-                return functional_call(self.model, self._as_computed_with(), (), arguments)
+                    return self._exchanged(arguments)
+                return functional_call(self.model, self._in_model_dtype(), (), arguments)
         finally:
             self.model.train(was_training)
 
-    def _in_place(self, arguments: dict[str, Any]) -> Any:
-        """Of a split model, whose forward gathers its own parameters: their values are exchanged meanwhile."""
+    def _exchanged(self, arguments: dict[str, Any]) -> Any:
+        """Run a split model, whose forward gathers its parameters, with the reference's values."""
         assert self.weights is not None
         fsdp.forget_whole(self.model)
         pairs = [(parameter, self.weights[name]) for name, parameter in _trained(self.model)]
@@ -71,13 +71,13 @@ class Reference:
         finally:
             fsdp.forget_whole(self.model)
 
-    def _as_computed_with(self) -> dict[str, Tensor]:
-        """The copy in the precision of the policy's layers, which DeepSpeed may have halved."""
+    def _in_model_dtype(self) -> dict[str, Tensor]:
+        """The copy in the dtype of the policy's layers, which DeepSpeed may have changed to half precision."""
         assert self.weights is not None
         return {name: self.weights[name].to(parameter.dtype) for name, parameter in _trained(self.model)}
 
     def after_step(self, step: int) -> None:
-        """Follow the policy, when it is time to after the ``step``-th step."""
+        """Move towards the policy if the ``step``-th step is one of ``sync_steps``."""
         if self.sync_steps is None or step % self.sync_steps:
             return
         assert self.weights is not None
@@ -86,7 +86,7 @@ class Reference:
                 self.weights[name].mul_(1 - self.alpha).add_(fsdp.part(parameter), alpha=self.alpha)
 
     def state(self, *, keep: bool = True) -> dict[str, Tensor]:
-        """The copy as whole tensors on the CPU, where ``keep`` is set; every rank of a split run calls it."""
+        """The copy as whole CPU tensors where ``keep`` is set, else empty; every rank of a split run calls it."""
         parameters = dict(_trained(self.model)) if self.weights else {}
         gathered = (
             (name, fsdp.whole_of_part(weight, parameters[name])) for name, weight in (self.weights or {}).items()
@@ -94,12 +94,12 @@ class Reference:
         return {fsdp.plain(name): weight.cpu().contiguous() for name, weight in gathered if keep}
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the copy, if there is one; of a split model, the ``state`` that was gathered."""
+        """Write the copy, if there is one; for a split model, the gathered ``state``."""
         if self.weights is not None:
             save_file(self.state() if state is None else state, folder / FILE)
 
     def load(self, folder: Path) -> None:
-        """Read what ``save`` wrote. Raises ``CheckpointError`` when it is missing or does not fit."""
+        """Read what ``save`` wrote. *Raises* CheckpointError when it is missing or does not fit."""
         if self.weights is None:
             return
         with reading(folder):
@@ -112,7 +112,7 @@ class Reference:
 
 @contextmanager
 def _adapter_off(model: Any) -> Iterator[None]:
-    """Without the adapter; afterwards the same parameters are trained as before, which PEFT alone does not see to."""
+    """Disable the adapter; afterwards restore ``requires_grad`` of every parameter, which PEFT alone does not do."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         with model.disable_adapter():

@@ -1,8 +1,8 @@
-"""Supervised warm-up: teach a model the form of an answer from an environment's own answers.
+"""Supervised warm-up: fine-tune a model on an environment's reference answers until it sometimes succeeds.
 
-Reinforcement learning needs a model that sometimes succeeds. Here a model that knows nothing is shown right answers
-(next-token loss on the answer's tokens) until its sampled reward reaches a target, and no longer, so that there is
-something left to learn. This is ordinary supervised learning, not part of the RL loop, and uses only training rows.
+Reinforcement learning needs rewards that differ, and a random model never earns one. Fine-tuning (next-token loss on
+the answer's tokens) stops as soon as the sampled reward reaches a target, so that there is something left to learn.
+This is ordinary supervised learning on training rows, not part of the RL loop.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def warm_up(
     seed: int = 0,
     on_step: Callable[[int, float, float | None], None] | None = None,
 ) -> int:
-    """Train ``model`` on right answers until ``reward()`` reaches ``target``; returns the steps it took.
+    """Fine-tune ``model`` on reference answers until ``reward()`` reaches ``target``; returns the number of steps.
 
-    ``answers`` gives the assistant's right text for a row; by default the row's ``answer`` inside the tags that the
+    ``answers`` maps a row to the assistant's text; by default the row's ``answer`` inside the tags that the
     environment's ``XMLParser`` reads. ``reward`` measures the present model, every ``probe_every`` steps.
-    ``on_step(step, loss, reward or None)`` reports. Gradients are cleared at the end. Raises ``ConfigError`` without
-    training rows, and when ``answers`` is left out and the parser is no ``XMLParser``.
+    ``on_step(step, loss, reward or None)`` is called after each step. Gradients are cleared at the end.
+
+    *Raises* ConfigError without training rows, and without ``answers`` when the parser is not an ``XMLParser``.
     """
     rows = [example.row for example in env.train_table or ()]
     if not rows:
@@ -65,7 +66,7 @@ def warm_up(
 
 
 def tagged_answers(env: Environment) -> Callable[[dict[str, Any]], str]:
-    """A function from a row to its ``answer`` in the form the environment's parser reads."""
+    """A function from a row to its ``answer`` inside the tags that the environment's parser reads."""
     parser = env.parser
     if not isinstance(parser, XMLParser):
         raise ConfigError(

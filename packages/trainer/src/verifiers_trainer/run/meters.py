@@ -139,13 +139,13 @@ class FaultMeter:
 
     def add(self, group: Group) -> None:
         """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above the bound."""
-        errors = [record.error for record in group.records if record.error is not None and math.isnan(record.reward)]
+        errors = [record.error for record in group.rollouts if record.error is not None and math.isnan(record.reward)]
         for error in errors:
             kind = error.partition(":")[0]
             if kind not in self._kinds:
                 self._kinds.add(kind)
                 log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
-        self._recent.extend([True] * len(errors) + [False] * (len(group.records) - len(errors)))
+        self._recent.extend([True] * len(errors) + [False] * (len(group.rollouts) - len(errors)))
         failed, seen = sum(self._recent), len(self._recent)
         if errors and seen >= self.at_least and failed > self.allowed * seen:
             raise TooManyFaults(

@@ -17,7 +17,7 @@ from typing import Any
 from verifiers.results import print_prompt_completions_sample
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import atomic_write
-from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.batch import TrainBatch
 
 METRICS = "metrics.jsonl"
 COMPLETIONS = "completions"
@@ -74,7 +74,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def write_completions(folder: Path, step: int, batch: StepBatch, first_only: bool = False) -> None:
+def write_completions(folder: Path, step: int, batch: TrainBatch, first_only: bool = False) -> None:
     """The rollouts a step trained on: texts, reward, per-function scores, advantage, tokens and policy version.
 
     ``first_only`` leaves out all siblings of an example but the first.
@@ -83,7 +83,7 @@ def write_completions(folder: Path, step: int, batch: StepBatch, first_only: boo
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
-            siblings = list(zip(group.records, advantages, strict=True))
+            siblings = list(zip(group.rollouts, advantages, strict=True))
             for record, advantage in siblings[:1] if first_only else siblings:
                 row = {
                     "example_id": group.example_id,
@@ -99,9 +99,9 @@ def write_completions(folder: Path, step: int, batch: StepBatch, first_only: boo
                 file.write(encode_row(row) + b"\n")
 
 
-def print_completions(batch: StepBatch, step: int, count: int, first_only: bool = False) -> None:
+def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool = False) -> None:
     """Show up to ``count`` rollouts of a step on the terminal."""
-    records = [record for group in batch.groups for record in (group.records[:1] if first_only else group.records)]
+    records = [record for group in batch.groups for record in (group.rollouts[:1] if first_only else group.rollouts)]
     print_prompt_completions_sample(
         [record.text["prompt"] for record in records],
         [record.text["completion"] for record in records],

@@ -1,8 +1,8 @@
-"""The frame of a small command: its words in, one paragraph or one JSON object out, an exit code.
+"""The frame of a small command: read the arguments, run the action, print text or one JSON object, exit.
 
 Every command built on it has ``--json``, ``-v``, ``-q``, ``--version`` and ``--help``, names all unknown options at
-once, keeps stdout to its results and answers Ctrl-C with exit code 130. What a command does is the function it is
-given. ``vf-eval``, with its files, dotted keys and displays, has a frame of its own.
+once, keeps stdout to its results and answers Ctrl-C with exit code 130. The action is a function.
+``vf-eval``, with its files, dotted keys and displays, has its own frame.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SmallCommand:
                 call.out.flush()
         except click.exceptions.Exit as done:  # --help and --version have printed
             return done.exit_code
-        except BrokenPipeError:  # the reader of our stdout left; there is nobody to tell
+        except BrokenPipeError:  # the reader of stdout has gone; no message can reach it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return code
 
@@ -127,7 +127,7 @@ class SmallCommand:
         )
 
     def _read(self, argv: list[str], call: Call) -> None:
-        """Fill ``call`` from the command line. Raises: ``ConfigError`` that names every unknown option."""
+        """Fill ``call`` from the command line. *Raises* ``ConfigError`` that names every unknown option."""
         command = self.click_command()
         try:
             with command.make_context(self.name, argv) as context:
@@ -163,7 +163,7 @@ def version_option(name: str) -> click.Option:
 
 
 def one_word(call: Call, what: str) -> str:
-    """The only positional argument. Raises: ``ConfigError`` when there is none, or more than one."""
+    """The only positional argument. *Raises* ``ConfigError`` when there is none, or more than one."""
     if len(call.words) != 1:
         extra = f", not {len(call.words)}: {' '.join(call.words)}" if call.words else ""
         raise ConfigError(f"give {what}{extra}")

@@ -21,7 +21,7 @@ Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem
 
 
 def answer_the_shell(command: Callable[[], click.Command], name: str) -> None:
-    """When it is the shell that calls ``name``, for its script or for words, print that and leave; else nothing."""
+    """When the shell calls ``name`` for its script or for completions, print them and exit."""
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
     instruction = os.environ.get(variable)
     if instruction:
@@ -42,8 +42,8 @@ def environments(context: click.Context, parameter: click.Parameter, incomplete:
     before, comma, begun = incomplete.rpartition(",")
     taken = set(before.split(",")) if comma else set()
     ids = [info.id for info in list_environments() if info.id not in taken]
-    found = items(f"{before}{comma}{env_id}" for env_id in ids if env_id.startswith(begun))
-    return found or paths(context, parameter, incomplete)
+    offers = items(f"{before}{comma}{env_id}" for env_id in ids if env_id.startswith(begun))
+    return offers or paths(context, parameter, incomplete)
 
 
 def paths(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -54,7 +54,7 @@ def paths(_: click.Context, __: click.Parameter, incomplete: str) -> list[Comple
 
 
 def words(allowed: Sequence[str]) -> Completer:
-    """One of the given words."""
+    """One of ``allowed``."""
 
     def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return items(word for word in allowed if word.startswith(incomplete))

@@ -1,4 +1,4 @@
-"""Commands that another distribution provides: found, or explained in one sentence (exit 2)."""
+"""Run the commands of another distribution; without it, one sentence says how to install it (exit 2)."""
 
 from __future__ import annotations
 

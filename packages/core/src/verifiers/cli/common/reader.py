@@ -40,7 +40,7 @@ class Assignment:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it was given on the command line."""
+        """Whether it comes from the command line."""
         return self.place.startswith("--")
 
     def problem(self, sentence: str) -> str:
@@ -99,7 +99,7 @@ def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
     >>> key_lines("[[eval]]\\nn = 1\\n[[eval]]\\nn = 2")[("eval", 1, "n")]
     4
     """
-    found: dict[tuple[str | int, ...], int] = {}
+    lines: dict[tuple[str | int, ...], int] = {}
     tables: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     quote = ""
@@ -108,11 +108,11 @@ def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
         numbered: list[str | int] = []
         for depth, name in enumerate(path, 1):
             numbered.append(name)
-            found.setdefault(tuple(numbered), number)
+            lines.setdefault(tuple(numbered), number)
             if path[:depth] in tables:
                 numbered.append(tables[path[:depth]])
-                found.setdefault(tuple(numbered), number)
-            found.setdefault(path[:depth], number)
+                lines.setdefault(tuple(numbered), number)
+            lines.setdefault(path[:depth], number)
 
     for number, line in enumerate(text.splitlines(), 1):
         if quote:  # inside a text of several lines
@@ -126,7 +126,7 @@ def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
         elif match := _KEY.match(line):
             note((*table, *_split(match[1])), number)
         quote = next((q for q in ('"""', "'''") if line.count(q) % 2), "")
-    return found
+    return lines
 
 
 def _split(dotted: str) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class Words:
 
 
 _OPTION = re.compile(r"--|@|-[a-zA-Z]$")
-"""A word that is no value of the flag before it; ``-5`` is one."""
+"""A word that is not the value of the flag before it (``-5`` is a value)."""
 
 
 def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words:
@@ -252,7 +252,7 @@ class Form:
     read: Callable[[Any], Any]
     """The value of what was written; *raises* ``ValueError`` whose text ends the sentence "SETTING …"."""
     repeats: bool = False
-    """Whether the flag may be given several times."""
+    """Whether the flag may be repeated."""
 
 
 def convert(value: Any, hint: Any) -> Any:
@@ -339,7 +339,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """What may be given for an annotation, in words; types that TOML cannot express are left out.
+    """What an annotation allows, in words; types that TOML cannot express are left out.
 
     >>> describe(int | None), describe(list[str] | str | None), describe(typing.Literal["a", "b"])
     ('a whole number', 'a list or a text', 'one of a, b')
@@ -361,7 +361,7 @@ def describe(hint: Any) -> str:
     return " or ".join(dict.fromkeys(nouns)) or "another value"
 
 
-def accept(given: Assignment, hint: Any) -> Any:
+def accept(assignment: Assignment, hint: Any) -> Any:
     """The value of an assignment as ``hint`` wants it. *Raises* ``ValueError`` as `convert`.
 
     A flag's text that reads as another type is taken as the text or number it also is: ``--run_name=2024``.
@@ -369,10 +369,10 @@ def accept(given: Assignment, hint: Any) -> Any:
     >>> accept(Assignment(("run_name",), 2024, "--run_name", "2024"), str)
     '2024'
     """
-    if given.text is None:
-        return convert(given.value, hint)
+    if assignment.text is None:
+        return convert(assignment.value, hint)
     errors: list[ValueError] = []
-    for candidate in (given.value, *_numbers(given.text), given.text):
+    for candidate in (assignment.value, *_numbers(assignment.text), assignment.text):
         try:
             return convert(candidate, hint)
         except ValueError as error:
@@ -413,18 +413,18 @@ class Fields:
         The last part of an assignment's path is its key. ``also``: names that exist beside the fields, to suggest.
         """
         values: dict[str, Any] = {}
-        for given in assignments:
-            key = given.path[-1]
+        for assignment in assignments:
+            key = assignment.path[-1]
             name = self.aliases.get(key, key)
             if name not in self.hints:
-                problems.append(given.problem(unknown_key(key, section, (*self.hints, *self.aliases, *also))))
+                problems.append(assignment.problem(unknown_key(key, section, (*self.hints, *self.aliases, *also))))
             elif name in values:
-                problems.append(given.problem(f"{key!r} in {section} repeats {name!r}; give one of them"))
+                problems.append(assignment.problem(f"{key!r} in {section} repeats {name!r}; give one of them"))
             else:
                 try:
-                    values[name] = accept(given, self.hints[name])
+                    values[name] = accept(assignment, self.hints[name])
                 except ValueError as error:
-                    problems.append(given.problem(f"{key} in {section} {error}"))
+                    problems.append(assignment.problem(f"{key} in {section} {error}"))
         return values
 
 

@@ -1,7 +1,6 @@
-"""Files for the user: new ones appear, those that are there stay unless they may be replaced; else nothing changes.
+"""Write files for the user: create new ones, leave existing ones unless they may be replaced; all of them or none.
 
-A folder that is not there appears whole: it is written beside its place and renamed. Links that lead elsewhere are
-refused. What the files say is in ``scaffold`` and ``setup``.
+A new folder appears whole: it is written beside its place and renamed. Links that lead elsewhere are refused.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from verifiers.storage.files import atomic_write
 def write_files(
     base: Path, folder: Path, files: Mapping[str, str], replaceable: Collection[str] = ()
 ) -> dict[str, str]:
-    """Write the files below ``folder`` that are not there; what became of each: "written", "kept" or "replaced".
+    """Write the files below ``folder`` that do not exist; the outcome of each: "written", "kept" or "replaced".
 
-    ``folder`` lies in ``base``; both are made where they are missing. ``replaceable``: files that are replaced where
-    they are there. Raises: ``ConfigError`` when a file would lie outside ``base``, or cannot be written; nothing has
+    ``folder`` lies in ``base``; both are created where they are missing. ``replaceable``: files that are replaced where
+    they are there. *Raises* ``ConfigError`` when a file would lie outside ``base``, or cannot be written; nothing has
     changed.
     """
     _check_places(base, folder, files)
     done = {name: "kept" if os.path.lexists(folder / name) else "written" for name in files}
     done |= {name: "replaced" for name in replaceable if done.get(name) == "kept"}
-    wanted = {name: text for name, text in files.items() if done[name] != "kept"}
+    texts = {name: text for name, text in files.items() if done[name] != "kept"}
     created: list[Path] = []
     before: dict[Path, bytes] = {}
     try:
         _make_folders(base, created)
         if os.path.lexists(folder):
-            _fill_in(folder, wanted, created, before)
+            _fill_in(folder, texts, created, before)
         else:
-            _appear(folder, wanted, created)
+            _appear(folder, texts, created)
     except BaseException as error:
         for path, content in before.items():
             path.write_bytes(content)

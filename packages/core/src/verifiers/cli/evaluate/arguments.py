@@ -50,7 +50,7 @@ class CommandLine:
     targets: list[str] = field(default_factory=list)
     """Environment ids."""
     files: list[str] = field(default_factory=list)
-    given: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = field(default_factory=dict)
     """Settings by name, from flags."""
     dotted: dict[str, Any] = field(default_factory=dict)
     """Tables by name, from dotted keys."""
@@ -63,8 +63,8 @@ def parse(argv: Iterable[str]) -> CommandLine:
     argv, line = list(argv), CommandLine()
     read = read_words(argv, lambda flag: "." in flag)
     line.files, line.problems = read.files, read.problems
-    for given in read.assignments:
-        _take_dotted(given, line)
+    for setting in read.assignments:
+        _take_dotted(setting, line)
     try:
         with click_command().make_context("vf-eval", read.rest) as context:
             values = dict(context.params)
@@ -73,19 +73,19 @@ def parse(argv: Iterable[str]) -> CommandLine:
         line.command = CommandSettings(json="--json" in argv)
         return line
     _take_positional(values.pop("targets"), line)
-    found: dict[type, dict[str, Any]] = {}
+    values_of: dict[type, dict[str, Any]] = {}
     for owner in (EvalSettings, CommandSettings):
-        found[owner] = {}
+        values_of[owner] = {}
         for name, flag in flags_of(owner).items():
             value = values[name]
             if value is None or value == ():
                 continue
-            given = Assignment((name,), value, spelling(flag), value if isinstance(value, str) else None)
+            setting = Assignment((name,), value, spelling(flag), value if isinstance(value, str) else None)
             try:
-                found[owner][name] = accept(given, fields_of(owner).hints[name])
+                values_of[owner][name] = accept(setting, fields_of(owner).hints[name])
             except ValueError as error:
-                line.problems.append(f"{given.place} {error}")
-    line.given, line.command = found[EvalSettings], CommandSettings(**found[CommandSettings])
+                line.problems.append(f"{setting.place} {error}")
+    line.flags, line.command = values_of[EvalSettings], CommandSettings(**values_of[CommandSettings])
     return line
 
 
@@ -152,12 +152,12 @@ def _is_literal(hint: Any) -> bool:
     return typing.get_origin(hint) is typing.Literal
 
 
-def _take_dotted(given: Assignment, line: CommandLine) -> None:
+def _take_dotted(setting: Assignment, line: CommandLine) -> None:
     """Store a dotted key in the table that its beginning names."""
-    head = given.place
-    for length in range(len(given.path) - 1, 0, -1):
-        if name := DOTTED.get(given.path[:length]):
-            store(line.dotted.setdefault(name, {}), given.path[length:], given.value)
+    head = setting.place
+    for length in range(len(setting.path) - 1, 0, -1):
+        if name := DOTTED.get(setting.path[:length]):
+            store(line.dotted.setdefault(name, {}), setting.path[length:], setting.value)
             return
     *section, key = head.removeprefix("--").split(".")
     sections = {".".join(path).replace("_", "-"): path for path in DOTTED}

@@ -1,7 +1,7 @@
-"""``vf-eval --check``: `check_environment` on everything that is to be evaluated, before any model is asked.
+"""``vf-eval --check``: `check_environment` on each environment, before the first request to a model.
 
-The environments are built as the evaluation will build them, with its arguments and settings, and played by scripted
-models. What is checked, and how it is said, is the library's (``checks``).
+The environments are built as the evaluation will build them, with its arguments and settings, and run with
+scripted models. The checks themselves are in ``checks``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verifiers.errors import ConfigError
 def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
     """Check each environment once per set of arguments; warnings go to the display.
 
-    Raises: ``ConfigError`` with the reports of all that have errors.
+    *Raises* ``ConfigError`` with the reports of all that have errors.
     """
     subjects: dict[tuple[str, str], Any] = {}
     for one in evaluations:

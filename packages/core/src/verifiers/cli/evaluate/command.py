@@ -1,7 +1,7 @@
-"""``vf-eval``: evaluate a model in one or several environments; the same command goes on after an interruption.
+"""``vf-eval``: evaluate a model in one or several environments; the same command resumes an interrupted run.
 
-The order is the promise: everything that can be wrong with the command, its files, the environments, the endpoint and
-the output folder is found and said in one paragraph before the first rollout. Results go to stdout, everything else
+Every problem of the command, its files, the environments, the endpoint and the output folder is reported in one
+paragraph before the first rollout. Results go to stdout, everything else
 to stderr. The heavy parts are imported after the command line has been read, so that ``--help`` is quick.
 """
 
@@ -57,7 +57,7 @@ def run_command(argv: Sequence[str]) -> int:
         except KeyboardInterrupt:  # before the first rollout; later `interrupt` answers
             report.exit_code = INTERRUPTED
             print("vf-eval: interrupted; nothing was run", file=sys.stderr)
-        except BrokenPipeError:  # the reader of our stdout left; there is nobody to tell
+        except BrokenPipeError:  # the reader of stdout has gone; no message can reach it
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
             report.failed(*fail(error, command="vf-eval", verbose=line.command.verbose))
@@ -138,7 +138,7 @@ class _Command:
             await _close_all(everything, display)
 
     async def _evaluate(self, prepared: Prepared, display: Display) -> None:
-        """One run; a ``RunError`` is reported and the next run goes on."""
+        """One run; a ``RunError`` is reported and the next run starts."""
         from verifiers.runs.runner import Progress
 
         progress = Progress()
@@ -161,7 +161,7 @@ class _Command:
         from verifiers.storage.directory import is_complete
 
         if prepared.path is not None and prepared.path.exists():
-            state = "complete already" if is_complete(prepared.path) else "unfinished; it goes on"
+            state = "complete already" if is_complete(prepared.path) else "unfinished; resuming it"
             display.note(f"{prepared.env_id}: the run in {prepared.path} is {state}")
         path = None if prepared.path is None else str(prepared.path)
         facts = {"env_id": prepared.env_id, "model": prepared.choice.model, "path": path}
@@ -201,15 +201,15 @@ class _Command:
         try:
             return export(results, prepared.path, prepared.settings.export)
         except (UsageError, OSError) as error:
-            said = RunError(f"{prepared.env_id}: --export failed: {error}")
-            self._fail(error if isinstance(error, UsageError) else said)
+            failure = RunError(f"{prepared.env_id}: --export failed: {error}")
+            self._fail(error if isinstance(error, UsageError) else failure)
             return None
 
     def _fail(self, error: VerifiersError) -> None:
         self.report.failed(*fail(error, command="vf-eval", verbose=self.command.verbose))
 
     def _say_how_to_resume(self, what: str) -> None:
-        """What is kept, and the command that goes on."""
+        """Print where the finished rollouts are, and the command that resumes the run."""
         current = self.remaining[0]
         if current.path is None or not current.path.exists():
             print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)
@@ -221,14 +221,14 @@ class _Command:
         if current.settings.fresh and len(left) == 1:
             words += ["--resume", str(current.path)]
         command = shlex.join(["vf-eval", *words])
-        print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto go on: {command}", file=sys.stderr)
+        print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}", file=sys.stderr)
 
 
 # --- before the run ----------------------------------------------------------------------------------------------
 
 
 def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
-    """Load, choose and plan every evaluation; contacts nobody. Raises: everything wrong together."""
+    """Load, choose and plan every evaluation; sends no request. *Raises* all problems together."""
     from verifiers.cli.evaluate.models import Choice, choose
     from verifiers.cli.evaluate.planning import load, prepare
 
@@ -251,7 +251,7 @@ def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
 
 
 async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
-    """Ask every endpoint for its model, where nobody named it, and whether it is there, once each."""
+    """Ask every endpoint for its model, where none was named, and whether it is there, once each."""
     asked: dict[int, Any] = {}
     for run in prepared:
         client = run.choice.client

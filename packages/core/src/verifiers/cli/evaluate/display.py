@@ -1,8 +1,8 @@
-"""How far a run is, on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
+"""The progress of a run, on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
 
 A display reads ``runner.Progress`` and never changes it; every number counts durable rollouts. When nothing has
-finished for ``SILENT_S`` it says what is being waited for. Of several runs each has a line in the block. Model text
-does not appear here; what others wrote (log messages, names) is shown with its control characters escaped.
+finished for ``SILENT_S`` it names what the oldest rollouts wait for. Each of several runs has a line in the
+block. Model text does not appear here; log messages and names are shown with their control characters escaped.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class PlainDisplay(Display):
         self._next = now + LINE_EVERY_S
         print(f"{self.label}: {status_line(self.progress, now)}", file=self.stream, flush=True)
         if waiting := waiting_lines(self.progress, now):
-            said = waiting[0] + ";".join(line.removeprefix(" ") for line in waiting[1:])
-            print(f"{self.label}: {said}", file=self.stream, flush=True)
+            text = waiting[0] + ";".join(line.removeprefix(" ") for line in waiting[1:])
+            print(f"{self.label}: {text}", file=self.stream, flush=True)
 
 
 class BarDisplay(Display):
@@ -324,7 +324,7 @@ class LogHandler(logging.Handler):
 
 @contextmanager
 def logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
-    """Show the messages of the ``verifiers`` logger from the level that was asked for. Raises: ``ConfigError``."""
+    """Show the messages of the ``verifiers`` logger from the level that was asked for. *Raises* ``ConfigError``."""
     named = os.environ.get("VF_LOG_LEVEL", "").upper()
     if named and named not in LOG_LEVELS:
         raise ConfigError(f"VF_LOG_LEVEL is {named!r}; it must be one of {', '.join(LOG_LEVELS)}")

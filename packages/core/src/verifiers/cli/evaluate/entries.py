@@ -1,6 +1,6 @@
-"""Which evaluations a command line asks for, each with all its settings, and everything wrong with that at once.
+"""The evaluations of a command line, each with all its settings; all problems are reported at once.
 
-Imports the environments that are named, to check the arguments of their loaders; builds none, contacts nobody.
+Imports the named environments, to check the arguments of their loaders; builds none, sends no request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def resolve(line: CommandLine) -> list[Evaluation]:
 
     Precedence, high to low: flags, dotted keys, ``[[eval]]`` or sweep over fixed keys of ``[[ablation]]``, the file's
     top level, the environment's own defaults.
-    Raises: ``ConfigError`` that names everything wrong, or the one error there is.
+    *Raises* ``ConfigError`` that names everything wrong, or the one error there is.
     """
     from verifiers.cli.evaluate.planning import defaults_of, from_run, offer_folder
 
@@ -32,16 +32,16 @@ def resolve(line: CommandLine) -> list[Evaluation]:
         problems.append(_nothing_to_evaluate(line))
     resolved: list[Evaluation] = []
     for entry in entries:
-        given = layered(layered(layered(file.common, entry.given), line.dotted), line.given)
+        values = layered(layered(layered(file.common, entry.settings), line.dotted), line.flags)
         try:
-            offer_folder(entry.env_id, given.get("env_dir_path", EvalSettings().env_dir_path))
+            offer_folder(entry.env_id, values.get("env_dir_path", EvalSettings().env_dir_path))
             defaults, check_arguments = defaults_of(entry.env_id, problems)
-            given = layered(defaults, given)
-            check_arguments(given.get("env_args", {}))
-            settings = from_run(EvalSettings(**given), given)
+            values = layered(defaults, values)
+            check_arguments(values.get("env_args", {}))
+            settings = from_run(EvalSettings(**values), values)
         except UsageError as error:
             problems.append(error)
-            settings = EvalSettings(**given)
+            settings = EvalSettings(**values)
         problems += contradictions(settings)
         evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings))
         if not entry.swept or evaluation not in resolved:  # a flag may have taken the place of what was swept
@@ -70,5 +70,5 @@ def _nothing_to_evaluate(line: CommandLine) -> str:
         files = ", ".join(line.files)
         return f"{files} has neither [[eval]] nor [[ablation]]: add one with an env_id, or name an environment"
     installed = ", ".join(info.id for info in list_environments()) or "none; vf-install installs one"
-    hint = f" (--resume took {line.given['resume']!r} for its folder)" if line.given.get("resume") else ""
+    hint = f" (--resume took {line.flags['resume']!r} for its folder)" if line.flags.get("resume") else ""
     return f"name an environment: vf-eval ENV_ID{hint}; installed: {installed}"

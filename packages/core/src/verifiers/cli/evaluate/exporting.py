@@ -1,7 +1,7 @@
 """``vf-eval --export``: a finished run in other formats, beside its journal.
 
-Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always there and is no format here.
-What a format needs besides the library is checked before the first rollout.
+Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always written and is not
+among them. The packages that a format needs are checked before the first rollout.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FORMATS = {
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Raises: ``ConfigError`` for a format whose package is not installed."""
+    """*Raises* ``ConfigError`` for a format whose package is not installed."""
     for name in names:
         needs = FORMATS[name].needs
         if needs is not None and importlib.util.find_spec(needs[0]) is None:
@@ -56,7 +56,7 @@ def check_formats(names: Sequence[str]) -> None:
 
 
 def export(results: Any, folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """Write the results into ``folder`` in each format; format -> path. Raises: ``UsageError`` of a writer."""
+    """Write the results into ``folder`` in each format; format -> path. *Raises* ``UsageError`` of a writer."""
     written: dict[str, str] = {}
     with _without_bars():
         for name in names:

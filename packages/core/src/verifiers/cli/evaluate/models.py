@@ -1,4 +1,4 @@
-"""Which model answers, and through which client: flags, the endpoint registry, the environment variables, in one order.
+"""The model and the client of an evaluation: flags, the endpoint registry, the environment variables, in one order.
 
 Without ``-m``: with a base URL the server's only listed model, else gpt-4.1-mini if listed; with a key gpt-4.1-mini;
 the local model where it is installed. A problem with a key never falls back to the local model.
@@ -33,7 +33,7 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Who will answer. ``note``: one line that says why, where nobody named the model."""
+    """The client and the model. ``note``: one line that says why this model, where none was named."""
 
     client: Any
     model: str | None
@@ -41,7 +41,7 @@ class Choice:
     note: str | None = None
 
     async def ask(self) -> Choice:
-        """With the model named, by the server's list if need be. Raises: as ``client.preflight``, ``ConfigError``."""
+        """With the model named, by the server's list if need be. *Raises* as ``client.preflight``, ``ConfigError``."""
         if self.model is not None:
             return self
         await self.client.preflight()
@@ -57,7 +57,7 @@ class Choice:
 
 
 def choose(settings: EvalSettings) -> Choice:
-    """The client and the model of these settings; contacts nobody. Raises: ``ConfigError``, each with the fix."""
+    """The client and the model of these settings; sends no request. *Raises* ``ConfigError``, each with the fix."""
     model = settings.model
     if model is not None and (model == "local" or model.startswith("local:")):
         _refuse_beside_local(settings)
@@ -78,7 +78,7 @@ def choose(settings: EvalSettings) -> Choice:
         raise ConfigError(f"-k names the variable {variable}, which is not set: export {variable}=…")
     if is_installed():
         return _local("local", "model: the local one, because neither a key nor a server was named; -m chooses another")
-    raise ConfigError(f"there is no model to ask; three ways: {WAYS}")
+    raise ConfigError(f"no model is configured; three ways: {WAYS}")
 
 
 def _local(model: str, note: str | None) -> Choice:
@@ -107,10 +107,10 @@ def _client(settings: EvalSettings) -> Any:
 
 
 def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
-    """The endpoint of an alias; what was given explicitly wins over its entry."""
-    given = {"api_base_url": settings.api_base_url, "api_key_var": settings.api_key_var}
-    given["client_type"] = settings.api_client_type
-    explicit: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    """The endpoint of an alias; explicit settings win over its entry."""
+    options = {"api_base_url": settings.api_base_url, "api_key_var": settings.api_key_var}
+    options["client_type"] = settings.api_client_type
+    explicit: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if settings.api_base_url is not None:
         explicit |= dict.fromkeys(PRICE_FIELDS)  # another server has prices of its own
     variants = [replace(variant, headers={**variant.headers, **settings.header}, **explicit) for variant in group]
@@ -144,20 +144,20 @@ def _registry(settings: EvalSettings) -> Mapping[str, EndpointGroup]:
 
 def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None:
     if match := close_match(model, registry):
-        return f"{model!r} is no alias of the registry (did you mean {match!r}?); it is used as a model's name"
+        return f"{model!r} is not an alias of the registry (did you mean {match!r}?); it is used as a model's name"
     return None
 
 
 def named(settings: EvalSettings) -> EvalSettings:
     """The settings with what the environment variables and defaults add, so that they mean the same elsewhere.
 
-    What only a server could say stays open; contacts nobody. Raises: ``ConfigError`` as `choose`, when nobody is there.
+    What only a server could tell stays open; sends no request. *Raises* ``ConfigError`` as `choose`.
     """
     choice = choose(settings)
     path = registry_path(settings)
-    found: dict[str, Any] = {"endpoints_path": str(path.resolve()) if path is not None else None}
+    added: dict[str, Any] = {"endpoints_path": str(path.resolve()) if path is not None else None}
     if settings.model is None and choice.model is not None:
-        found["model"] = "local" if getattr(choice.client, "is_local", False) else choice.model
+        added["model"] = "local" if getattr(choice.client, "is_local", False) else choice.model
     if settings.api_base_url is None and os.environ.get("OPENAI_BASE_URL") and isinstance(choice.client, HttpClient):
-        found["api_base_url"] = choice.client.base_url
-    return replace(settings, **found)
+        added["api_base_url"] = choice.client.base_url
+    return replace(settings, **added)

@@ -71,11 +71,11 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _by_header(value: Any, separator: str, form: str) -> dict[str, str]:
-    """Texts of the given form, or a table, as header name -> what stands behind the separator."""
+    """Texts of the given form, or a table, as header name -> the text after the separator."""
     pairs = list(value.items()) if isinstance(value, Mapping) else []
     for line in [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]:
-        name, found, content = str(line).partition(separator)
-        if not found:
+        name, divider, content = str(line).partition(separator)
+        if not divider:
             raise ValueError(f"must be {form}, not {line!r}")
         pairs.append((name, content))
     headers = {str(name).strip(): str(content).strip() for name, content in pairs}
@@ -181,7 +181,7 @@ class EvalSettings:
     max_concurrent_scoring: Annotated[Count | None, Flag("--max-concurrent-scoring", "Reward calls in flight.")] = None
     max_concurrent_tools: Annotated[Count | None, Flag("--max-concurrent-tools", "Tool calls in flight.")] = None
     num_workers: Annotated[
-        Workers, Flag("-w --num-workers", "Processes that play the rollouts; auto, 0 = this one.")
+        Workers, Flag("-w --num-workers", "Processes that run the rollouts; auto, 0 = this one.")
     ] = 0
     worker_backend: Annotated[Backend, Flag("--worker-backend", "Where they are: this machine, or a Ray cluster.")] = (
         "process"
@@ -193,7 +193,7 @@ class EvalSettings:
         bool,
         Flag(
             "--interleave-scoring/--no-interleave-scoring --interleave/-N",
-            "Score while others play; -N: after all have played.",
+            "Score while other rollouts run; -N: after all are finished.",
         ),
     ] = True
     max_retries: Annotated[Number, Flag("--max-retries", "Times a rollout is run again after a passing fault.")] = 0
@@ -210,10 +210,10 @@ class EvalSettings:
         tuple[ExportFormat, ...], Flag("--export", f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}.")
     ] = ()
     save_every: Annotated[Ignored | None, Flag("-f --save-every", "Accepted; every rollout is saved at once.")] = None
-    resume: Annotated[RunPath | None, Flag("-R --resume", "Run directory to go on with; default: found by itself.")] = (
+    resume: Annotated[RunPath | None, Flag("-R --resume", "Run directory to resume; default: an unfinished one.")] = (
         None
     )
-    fresh: Annotated[bool, Flag("--fresh/--no-fresh", "Start a new run; never go on with an old one.")] = False
+    fresh: Annotated[bool, Flag("--fresh/--no-fresh", "Start a new run; never resume an old one.")] = False
     retry_errors: Annotated[bool, Flag("--retry-errors/--no-retry-errors", "Run rollouts with errors again.")] = False
     state_columns: Annotated[Names, Flag("-C --state-columns", "Further keys of the state to save.")] = ()
     save_to_hf_hub: Annotated[bool, Flag("-H --save-to-hf-hub/--no-save-to-hf-hub", "Publish the rows afterwards.")] = (
@@ -247,7 +247,7 @@ class CommandSettings:
         bool, Flag("--check", "Check each environment with scripted models first; its errors stop the command.")
     ] = False
     dump_config: Annotated[bool, Flag("--dump-config", "Print the resolved settings as TOML and stop.")] = False
-    dry_run: Annotated[bool, Flag("--dry-run", "Show plan, first prompt and scoring; contact nobody.")] = False
+    dry_run: Annotated[bool, Flag("--dry-run", "Show plan, first prompt and scoring; send no request.")] = False
     verbose: Annotated[bool, Flag("-v --verbose", "More messages; tracebacks of errors.")] = False
     quiet: Annotated[bool, Flag("-q --quiet", "Errors only, and the results.")] = False
 
@@ -266,7 +266,7 @@ def fields_of(owner: type) -> Fields:
 def flags_of(owner: type) -> dict[str, Flag]:
     """Setting -> how the command line spells it."""
     marks = {name: typing.get_args(hint)[1:] for name, hint in fields_of(owner).hints.items()}
-    return {name: next(mark for mark in found if isinstance(mark, Flag)) for name, found in marks.items()}
+    return {name: next(mark for mark in all_marks if isinstance(mark, Flag)) for name, all_marks in marks.items()}
 
 
 MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header", "header_from_state"))
@@ -303,16 +303,16 @@ def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def contradictions(settings: EvalSettings) -> list[str]:
-    """What cannot be asked for together, one sentence each."""
-    found = []
+    """One sentence for each pair of settings that exclude each other."""
+    problems = []
     if settings.fresh and settings.resume is not None:
-        found.append("--fresh starts a new run and --resume goes on with an old one; give one of them")
+        problems.append("--fresh starts a new run and --resume continues an old one; give one of them")
     if not settings.save_results and settings.resume is not None:
-        found.append("--no-save keeps nothing on disk, so there is nothing to --resume; give one of them")
+        problems.append("--no-save keeps nothing on disk, so there is nothing to --resume; give one of them")
     if settings.resume and settings.output_dir:
-        found.append("--resume PATH already names the run directory; leave out --output-dir")
+        problems.append("--resume PATH already names the run directory; leave out --output-dir")
     if not settings.save_results and settings.export:
-        found.append("--no-save keeps nothing on disk, and --export writes beside what is kept; give one of them")
+        problems.append("--no-save keeps nothing on disk, and --export writes beside the saved run; give one of them")
     if settings.save_to_hf_hub and not settings.hf_hub_dataset_name:
-        found.append("--save-to-hf-hub needs a name: add -D OWNER/NAME")
-    return found
+        problems.append("--save-to-hf-hub needs a name: add -D OWNER/NAME")
+    return problems

@@ -1,6 +1,6 @@
-"""From settings to runs that can begin: environment loaded, model chosen, plan made, run directory named.
+"""Settings -> runs that can start: load the environment, plan the rollouts, name the run directory.
 
-Everything that can be wrong is found here, before the first rollout: `prepare` contacts nobody and writes nothing;
+Problems are found here, before the first rollout: `prepare` sends no request and writes nothing;
 `Prepared.connect` asks the endpoint whether it is there. The rollouts themselves are the library's.
 """
 
@@ -87,7 +87,7 @@ class Prepared:
         }
 
     def locate(self) -> None:
-        """Name the run directory. Raises: ``ConfigError`` when it cannot be written or is not there to go on with."""
+        """Name the run directory. *Raises* ``ConfigError`` when it cannot be written or has no run to resume."""
         settings = self.settings
         if not settings.save_results or self.choice.model is None:
             return
@@ -96,7 +96,7 @@ class Prepared:
             if read_config(self.path) is None:
                 raise ConfigError(
                     f"--resume {self.path}: there is no run in this folder (no config.json); name a run directory, or "
-                    "leave --resume out: an unfinished run is found by itself",
+                    "leave --resume out: an unfinished run is resumed without it",
                     path=str(self.path),
                 )
             return
@@ -111,9 +111,9 @@ class Prepared:
         _check_writable(self.path)
 
     async def connect(self) -> str | None:
-        """Ask the endpoint who it is, unless the run directory is there (then only when rollouts are owed).
+        """Ask the endpoint who it is, unless the run directory is there (then only when rollouts are pending).
 
-        A warning when the endpoint does not list the model. Raises: what ``client.preflight`` raises.
+        A warning when the endpoint does not list the model. *Raises* what ``client.preflight`` raises.
         """
         if self.path is not None and self.path.exists():
             return None
@@ -134,7 +134,7 @@ class Prepared:
         elif self.path is None:
             lines.append("  saved in    known when the server has named its model")
         else:
-            state = "a new run" if not self.path.exists() else "complete" if is_complete(self.path) else "goes on"
+            state = "a new run" if not self.path.exists() else "complete" if is_complete(self.path) else "resumes"
             lines.append(f"  saved in    {self.path} ({state})")
         if settings.export:
             lines.append(f"  exported as {', '.join(settings.export)}")
@@ -176,18 +176,18 @@ def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Calla
     """(what the environment sets for its own evaluations, a check of loader arguments).
 
     The check imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
-    and for arguments that do not fit. Raises: ``UnknownEnvironment``.
+    and for arguments that do not fit. *Raises* ``UnknownEnvironment``.
     """
-    found = registry.find(registry.parse_env_id(env_id))
+    location = registry.find(registry.parse_env_id(env_id))
 
     def check(env_args: Mapping[str, Any]) -> None:
-        registry.check_arguments(env_id, registry.import_loader(env_id, found), env_args)
+        registry.check_arguments(env_id, registry.import_loader(env_id, location), env_args)
 
-    return environment_defaults(found.module, found.distribution, problems), check
+    return environment_defaults(location.module, location.distribution, problems), check
 
 
 def load(env_id: str, settings: EvalSettings) -> Environment:
-    """The environment with its settings. Raises: as ``load_environment``; ``ConfigError`` for ``-x``."""
+    """The environment with its settings. *Raises* as ``load_environment``; ``ConfigError`` for ``-x``."""
     offer_folder(env_id, settings.env_dir_path)
     env = registry.load_environment(env_id, **settings.env_args)
     try:
@@ -198,7 +198,7 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
 
 
 def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
-    """Read the data, check the rubric and name the directory. Raises: ``UsageError``; contacts and writes nothing."""
+    """Read the data, check the rubric and name the directory. *Raises* ``UsageError``; contacts and writes nothing."""
     check_formats(evaluation.settings.export)
     plan = _plan(env, evaluation.settings)
     prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
@@ -215,7 +215,7 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
 
 
 def offer_folder(env_id: str, env_dir: str) -> None:
-    """Let the environment be found in ``env_dir``, as a folder or as one file, after all that are installed."""
+    """Look for the environment in ``env_dir`` too, as a folder or as one file, after the installed ones."""
     name = registry.parse_env_id(env_id).name
     module = re.sub(r"[-.]", "_", registry.normalize_name(name))
     base = Path(env_dir).expanduser().resolve()
@@ -228,28 +228,30 @@ def offer_folder(env_id: str, env_dir: str) -> None:
             sys.path.append(str(place))
 
 
-def from_run(settings: EvalSettings, given: Mapping[str, Any]) -> EvalSettings:
-    """Settings with what a named run (``--resume PATH``) says about model and counts, where nothing else was given."""
+def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSettings:
+    """Settings with what a named run (``--resume PATH``) holds for model and counts, where ``explicit`` has none."""
     if not settings.resume:
         return settings
     stored = read_config(settings.resume)
     if stored is None:
         return settings
     noted = {**stored.get("noted", {}), **(read_metadata(settings.resume) or {})}
-    found = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
-    if "model" not in given:
+    from_file = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
+    if "model" not in explicit:
         base_url = stored.get("noted", {}).get("base_url")
-        found |= {"model": stored["config"].get("model"), "api_base_url": base_url} if base_url else {"model": "local"}
-    return dataclasses.replace(settings, **{k: v for k, v in found.items() if v is not None and k not in given})
+        from_file |= (
+            {"model": stored["config"].get("model"), "api_base_url": base_url} if base_url else {"model": "local"}
+        )
+    return dataclasses.replace(settings, **{k: v for k, v in from_file.items() if v is not None and k not in explicit})
 
 
 def _check_writable(path: Path) -> None:
-    """Whether the directory can be made, without making it. Raises: ``ConfigError``."""
+    """Whether the directory can be made, without making it. *Raises* ``ConfigError``."""
     nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return
     reason = f"{nearest} cannot be written to" if nearest.is_dir() else f"{nearest} is a file"
     raise ConfigError(
-        f"results cannot be kept in {path}: {reason}. Choose another folder with --output-dir, or run with --no-save.",
+        f"results cannot be saved in {path}: {reason}. Choose another folder with --output-dir, or run with --no-save.",
         path=str(path),
     )

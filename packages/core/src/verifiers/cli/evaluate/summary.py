@@ -1,4 +1,4 @@
-"""What a finished run is worth, on stdout: as text for people, as one JSON object for programs.
+"""The summary of a finished run, on stdout: as text for people, as one JSON object for programs.
 
 Numbers come from ``GenerateOutputs.summary``; an unknown one is "unknown" or null, never 0. Model text is cut to a
 readable length and its control characters are spelled out.
@@ -48,22 +48,22 @@ class Report:
 
 
 def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, float | None]:
-    """Rollouts and sampled tokens per second of what was played by this call; None when nothing was.
+    """Rollouts and sampled tokens per second of this call; None when it ran no rollout.
 
     >>> throughput(20, 3000, 10.0)
     {'rollouts_per_s': 2.0, 'output_tokens_per_s': 300.0}
     """
-    played = num_rollouts > 0 and seconds > 0
+    has_run = num_rollouts > 0 and seconds > 0
     return {
-        "rollouts_per_s": num_rollouts / seconds if played else None,
-        "output_tokens_per_s": num_tokens / seconds if played and num_tokens else None,
+        "rollouts_per_s": num_rollouts / seconds if has_run else None,
+        "output_tokens_per_s": num_tokens / seconds if has_run and num_tokens else None,
     }
 
 
 def run_facts(results: Any, **more: Any) -> dict[str, Any]:
     """A run as an entry of ``runs``, with what the command itself knows (``throughput exported``).
 
-    Latency is in milliseconds, ``local_model`` only where that played.
+    Latency is in milliseconds, ``local_model`` only where it was used.
     """
     facts = results.summary() | more
     local_model = results.metadata.get("local_model")
@@ -144,11 +144,11 @@ def _by_k(rates: Mapping[str, float | None]) -> str:
 
 
 def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
-    given, sampled = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
-    if not given and not sampled:
+    prompt, sampled = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    if not prompt and not sampled:
         return "not reported"
     per_rollout = f" ({sampled / num_rollouts:,.0f} per rollout)" if num_rollouts else ""
-    return f"{given:,} read, {sampled:,} sampled{per_rollout}"
+    return f"{prompt:,} read, {sampled:,} sampled{per_rollout}"
 
 
 def _dollars(cost: float, num_rollouts: int) -> str:
@@ -171,12 +171,8 @@ def _time(facts: Mapping[str, Any]) -> str:
         return spent
     tokens = rates["output_tokens_per_s"]
     sampled = f", {tokens:,.0f} tokens/s" if tokens is not None else ""
-    played = rates["rollouts_per_s"]
-    return (
-        f"{spent} ({played:,.0f} rollouts/s{sampled})"
-        if played >= 10
-        else f"{spent} ({played:.2g} rollouts/s{sampled})"
-    )
+    rate = rates["rollouts_per_s"]
+    return f"{spent} ({rate:,.0f} rollouts/s{sampled})" if rate >= 10 else f"{spent} ({rate:.2g} rollouts/s{sampled})"
 
 
 def _seconds(milliseconds: float) -> str:
@@ -220,8 +216,8 @@ def transcript(output: Mapping[str, Any]) -> str:
     if output["answer"] not in (None, ""):
         paragraphs.append(f"expected: {_cut(escape_control(render_answer(output['answer'])))}")
     if output["error"] is not None:
-        said = f"{output['error'].get('error')}: {output['error'].get('message')}"
-        paragraphs.append(f"error: {_cut(escape_control(said))}")
+        description = f"{output['error'].get('error')}: {output['error'].get('message')}"
+        paragraphs.append(f"error: {_cut(escape_control(description))}")
     return "\n".join(paragraphs)
 
 

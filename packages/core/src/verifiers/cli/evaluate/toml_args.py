@@ -1,7 +1,7 @@
 """Settings in TOML: eval files (``[[eval]]``, ``[[ablation]]``) read and written, and ``[tool.verifiers.eval]``.
 
-Everything wrong with a file is found in one pass, each sentence with file, line and section. This module evaluates
-nothing and contacts nobody.
+All problems of a file are found in one pass, each sentence with file, line and section. This module evaluates
+nothing and sends no request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entry:
     """One evaluation that a file or a command line asks for."""
 
     env_id: str
-    given: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     swept: Sequence[str] = ()
     """What the ``[[ablation]]`` it comes from varies: ``temperature``, ``env_args.max_turns``."""
 
@@ -75,8 +75,8 @@ class _Reader:
 
     def settings(self, table: Mapping[str, Any], section: str, where: Place) -> dict[str, Any]:
         """The table's settings by name, checked."""
-        given = [Assignment((key,), value, self.file.place(*where, key)) for key, value in table.items()]
-        values = self.fields.read(given, section, self.problems, also=("eval", "ablation"))
+        assignments = [Assignment((key,), value, self.file.place(*where, key)) for key, value in table.items()]
+        values = self.fields.read(assignments, section, self.problems, also=("eval", "ablation"))
         if "endpoints_path" in values:
             values["endpoints_path"] = str(self.file.path.parent / Path(values["endpoints_path"]).expanduser())
         return values
@@ -85,8 +85,8 @@ class _Reader:
         """The entries of the ``[[eval]]`` tables."""
         entries: list[Entry] = []
         for section, where, table in self.sections("eval", tables):
-            ids, given = self.ids(table, section, where), self.settings(table, section, where)
-            entries += [Entry(env_id, given) for env_id in ids]
+            ids, settings = self.ids(table, section, where), self.settings(table, section, where)
+            entries += [Entry(env_id, settings) for env_id in ids]
         return entries
 
     def ablations(self, tables: Any) -> list[Entry]:

@@ -1,8 +1,8 @@
-"""``vf-install``: an environment by id, folder or repository, installed and shown to import.
+"""``vf-install``: an environment by id, folder or repository, install it and import it.
 
-Promise: it says what it runs before it runs it, and that installing runs the environment's code; it ends with 0 only
-when the environment resolves and imports. A package of the bare name, which anybody may own, is looked at before it is
-installed. Where environments come from is in ``install_sources``, the installer in ``installer``.
+Each command is printed before it is run, with a warning that installing runs the environment's code. The exit code is 0
+only when the environment resolves and imports. A package of the bare name, which anybody may own, is inspected before
+it is installed. ``sources`` decides what to install, ``installer`` how.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ RUNS_CODE = "installing an environment runs its code on this machine, with your 
 
 
 def run(call: Call) -> None:
-    """Install what the command line asks for. Raises: ``UsageError``; ``RunError``: a tool or an import failed."""
+    """Install what the command line asks for. *Raises* ``UsageError``; ``RunError``: a tool or an import failed."""
     if call.options["list"]:
         _list(call)
         return
     request = _request(call)
-    chosen = choose(request)
-    if isinstance(chosen, Installed):
-        (resolved,) = check_installed([chosen.env_id])
+    choice = choose(request)
+    if isinstance(choice, Installed):
+        (resolved,) = check_installed([choice.env_id])
         _tell(call, resolved, None, "is installed already; nothing to do (--upgrade looks for a newer one)")
         return
-    found = installer.find_installer()
+    tool = installer.find_installer()
     if call.options["dry_run"]:
-        _plan(call, found, request, chosen)
+        _plan(call, tool, request, choice)
         return
     before = installer.installed_library()
     call.note(f"vf-install: {RUNS_CODE}")
-    package, command = _install_first(call, found, request, chosen)
+    package, command = _install_first(call, tool, request, choice)
     if installer.installed_library() != before:
         raise RunError(
             f"{command}\nreplaced the verifiers that runs here by another one; put it back, and report the package "
@@ -82,17 +82,17 @@ def _plain(version: str) -> str:
 # --- installing -----------------------------------------------------------------------------------------------------
 
 
-def _install_first(call: Call, found: Installer, request: Request, packages: Sequence[Package]) -> tuple[Package, str]:
+def _install_first(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> tuple[Package, str]:
     """Install the first package that is there; it and the command that was run, as one line.
 
-    Raises: ``UnknownEnvironment`` when none is there; ``RunError`` when the installer fails for another reason.
+    *Raises* ``UnknownEnvironment`` when none is there; ``RunError`` when the installer fails for another reason.
     """
     refusals: list[str] = []
     for package in packages:
-        if package.check_first and (refusal := _refusal(call, found, package)):
+        if package.check_first and (refusal := _refusal(call, tool, package)):
             refusals.append(refusal)
             continue
-        finished, commands = _install(call, found, request, package)
+        finished, commands = _install(call, tool, request, package)
         if not package.is_local and package.distribution and finished.lacks(package.distribution):
             refusals.append(_absent(package, finished))
             continue
@@ -102,10 +102,10 @@ def _install_first(call: Call, found: Installer, request: Request, packages: Seq
     raise unknown(request.text, f"no environment {request.text!r} in {where}: {'; '.join(refusals)}")
 
 
-def _install(call: Call, found: Installer, request: Request, package: Package) -> tuple[Finished, str]:
+def _install(call: Call, tool: Installer, request: Request, package: Package) -> tuple[Finished, str]:
     """Run a package's commands, up to the first that fails."""
     finished: Finished | None = None
-    commands = _commands(found, request, package)
+    commands = _commands(tool, request, package)
     for command, one_index in commands:
         call.note(f"+ {installer.shown(command)}")
         finished = installer.run(command, aloud=_aloud(call), one_index=one_index)
@@ -115,21 +115,21 @@ def _install(call: Call, found: Installer, request: Request, package: Package) -
     return finished, " && ".join(installer.shown(command) for command, _ in commands)
 
 
-def _commands(found: Installer, request: Request, package: Package) -> list[tuple[list[str], bool]]:
+def _commands(tool: Installer, request: Request, package: Package) -> list[tuple[list[str], bool]]:
     """(command, whether it may see one index only), in order."""
     upgrade = package.distribution if request.upgrade else None
-    last = found.install(*package.requirement, upgrade=None if package.index_url else upgrade)
+    last = tool.install(*package.requirement, upgrade=None if package.index_url else upgrade)
     if package.index_url is None:
         return [(last, False)]
-    alone = found.install_alone_from(package.index_url, package.requirement[0], request.upgrade)
+    alone = tool.install_alone_from(package.index_url, package.requirement[0], request.upgrade)
     return [(alone, True), (last, False)]  # the second adds what the package depends on
 
 
-def _refusal(call: Call, found: Installer, package: Package) -> str | None:
+def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
     """Why the package of this name must not be installed; None when it is an environment. Runs nothing of it."""
     (requirement,) = package.requirement
     with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
-        command = found.unpack(requirement, folder)
+        command = tool.unpack(requirement, folder)
         call.note(f"+ {installer.shown(command)}    # only to look into it")
         finished = installer.run(command, aloud=_aloud(call))
         if finished.code:
@@ -160,7 +160,7 @@ def _holds_environment(folder: Path, module: str) -> bool:
 
 
 def _aloud(call: Call) -> bool:
-    """Whether to show the installer's own lines: to somebody who watches, or asks for them."""
+    """Whether to show the installer's output: on a terminal, or with ``-v``."""
     return call.verbose or (sys.stderr.isatty() and not call.quiet)
 
 
@@ -185,9 +185,9 @@ def _request(call: Call) -> Request:
     )
 
 
-def _plan(call: Call, found: Installer, request: Request, packages: Sequence[Package]) -> None:
+def _plan(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> None:
     """The commands that would be run; nothing is contacted."""
-    plans = [[installer.shown(command) for command, _ in _commands(found, request, p)] for p in packages]
+    plans = [[installer.shown(command) for command, _ in _commands(tool, request, p)] for p in packages]
     call.facts |= {"command": " && ".join(plans[0]), "distribution": packages[0].distribution}
     call.say("\n".join(plans[0]))
     for plan in plans[1:]:
@@ -223,8 +223,8 @@ def _list(call: Call) -> None:
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Ids that are installed, or in the workspace around; paths where none fits."""
-    found = items(env_id for env_id in known_ids() if env_id.startswith(incomplete))
-    return found or paths(context, parameter, incomplete)
+    offers = items(env_id for env_id in known_ids() if env_id.startswith(incomplete))
+    return offers or paths(context, parameter, incomplete)
 
 
 COMMAND = SmallCommand(
@@ -250,7 +250,7 @@ COMMAND = SmallCommand(
         click.Option(["--upgrade"], is_flag=True, help="Install again, in the newest version there is."),
         click.Option(["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."),
         click.Option(["--list"], is_flag=True, help="List the installed environments and stop."),
-        click.Option(["--dry-run"], is_flag=True, help="Print the command; run nothing, contact nobody."),
+        click.Option(["--dry-run"], is_flag=True, help="Print the command; run nothing, send no request."),
     ],
     keys=("command", "distribution", "version", "entry_point"),
     action=run,

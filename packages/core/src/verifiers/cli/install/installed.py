@@ -29,7 +29,7 @@ class Resolved:
 def check_installed(env_ids: Sequence[str]) -> list[Resolved]:
     """Resolve and import environments in a fresh interpreter.
 
-    Raises: ``RunError`` with the real error of the first that does not resolve or import.
+    *Raises* ``RunError`` with the real error of the first that does not resolve or import.
     """
     child = subprocess.run(
         [sys.executable, "-P", "-m", "verifiers.cli.install.installed", *env_ids],
@@ -42,9 +42,9 @@ def check_installed(env_ids: Sequence[str]) -> list[Resolved]:
     try:
         answer = json.loads(child.stdout)
     except json.JSONDecodeError:
-        said = child.stderr.strip().splitlines()[-1:] or ["nothing"]
+        last_line = child.stderr.strip().splitlines()[-1:] or ["nothing"]
         raise RunError(
-            f"importing {', '.join(env_ids)} ended the interpreter ({child.returncode}): {said[0]}"
+            f"importing {', '.join(env_ids)} ended the interpreter ({child.returncode}): {last_line[0]}"
         ) from None
     if "error" in answer:
         raise RunError(answer["error"])
@@ -59,17 +59,17 @@ def main() -> None:
         try:
             answer: dict[str, object] = {"environments": [asdict(_resolve(env_id)) for env_id in sys.argv[1:]]}
         except UnknownEnvironment as error:
-            wanted = f"no entry point of this name in {registry.GROUP}, and no module that binds {registry.LOADER}"
-            answer = {"error": f"nothing that is installed offers the environment {error.env_id!r}: there is {wanted}"}
+            reason = f"no entry point of this name in {registry.GROUP}, and no module that binds {registry.LOADER}"
+            answer = {"error": f"nothing that is installed offers the environment {error.env_id!r}: there is {reason}"}
         except VerifiersError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), file=out)
 
 
 def _resolve(env_id: str) -> Resolved:
-    found = registry.find(registry.parse_env_id(env_id))
-    registry.import_loader(env_id, found)
-    return Resolved(env_id, found.distribution, found.version, f"{found.module}:{found.attribute}")
+    location = registry.find(registry.parse_env_id(env_id))
+    registry.import_loader(env_id, location)
+    return Resolved(env_id, location.distribution, location.version, f"{location.module}:{location.attribute}")
 
 
 if __name__ == "__main__":

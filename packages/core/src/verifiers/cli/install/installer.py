@@ -1,8 +1,8 @@
 """The Python installer: ``uv pip`` where uv is there, else ``pip``, always into the environment of this interpreter.
 
 Every command it makes names ``verifiers`` at its own version, so that a package which asks for another one is refused
-by the installer instead of replacing the library that is running; for the same reason uv is told, by a variable, to
-leave a package's ``[tool.uv.sources]`` for ``verifiers`` alone. What to install, ``install_sources`` says.
+by the installer instead of replacing the library that is running; for the same reason a variable makes uv ignore
+a package's ``[tool.uv.sources]`` for ``verifiers``. Which packages to install is decided in ``sources``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Finished:
 
     @property
     def text(self) -> str:
-        """What it said last, as one line without the frames that uv draws."""
+        """Its last lines as one line without the frames that uv draws."""
         return " ".join(re.sub(r"[│╰├─▶×]", " ", " ".join(self.last_lines)).split())
 
     def lacks(self, distribution: str) -> bool:
@@ -51,10 +51,10 @@ class Finished:
         )
 
     def check(self) -> None:
-        """Raises: ``RunError`` with its last lines when it failed."""
+        """*Raises* ``RunError`` with its last lines when it failed."""
         if self.code:
-            said = "\n  ".join(self.last_lines) or "nothing"
-            raise RunError(f"{shown(self.command)}\nended with exit code {self.code} and said:\n  {said}")
+            lines = "\n  ".join(self.last_lines) or "nothing"
+            raise RunError(f"{shown(self.command)}\nended with exit code {self.code} and printed:\n  {lines}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Installer:
 
 
 def find_installer() -> Installer:
-    """uv, else pip. Raises: ``ConfigError`` when there is neither."""
+    """uv, else pip. *Raises* ``ConfigError`` when there is neither."""
     if shutil.which("uv"):
         return Installer(("uv", "pip", "install", "--python", sys.executable), is_uv=True)
     if importlib.util.find_spec("pip"):
@@ -153,7 +153,7 @@ def installed_library() -> str:
     """Which ``verifiers`` is installed here: its version, where it came from, and its files.
 
     Versions alone do not tell: the public index has another library of the same name and number.
-    Raises: ``ConfigError`` when none is installed, since an installer would then fetch that one.
+    *Raises* ``ConfigError`` when none is installed, since an installer would then fetch that one.
     """
     try:
         library = importlib_metadata.distribution("verifiers")

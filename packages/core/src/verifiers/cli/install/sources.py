@@ -1,22 +1,46 @@
-"""Where an environment comes from: the words of ``vf-install`` become packages to install, the likeliest first.
+"""Where an environment comes from: the arguments of ``vf-install`` -> packages to install, the most likely first.
 
-The order: a repository, where one is asked for; a folder; a member of the workspace around; what is installed
-already; a package index. Reads files, and asks git about a repository; installs nothing.
+The order: a git repository, if one is named; a folder; a member of the surrounding workspace; an installed package; a
+package index. Reads files and asks git about a repository; installs nothing. A repository is looked at in a shallow
+clone without a checkout, so that a missing branch, folder or version is reported before the installer begins; the
+installer then fetches ``NAME @ git+URL@BRANCH#subdirectory=FOLDER`` by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from verifiers.cli.install.project_files import Project, find_workspace, is_project, read_project, read_toml
-from verifiers.cli.install.repositories import repository_of
+import importlib_metadata
+
+from verifiers.cli.install.installer import without_logins
+from verifiers.cli.install.project_files import (
+    PYPROJECT,
+    Project,
+    find_workspace,
+    is_project,
+    project_of,
+    read_project,
+    read_toml,
+)
 from verifiers.environments import registry
 from verifiers.environments.registry import EnvironmentId, normalize_name, parse_env_id
-from verifiers.errors import ConfigError, UnknownEnvironment, UsageError
-from verifiers.runtime.suggest import close_matches
+from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
+from verifiers.runtime.suggest import close_matches, closest
+
+PARENTS = ("packages/envs", "environments")
+"""Where repositories keep their environments."""
+_URL = re.compile(r"(https?|ssh|git|file)://[^\s#]+")
+_SCP = re.compile(r"(?P<user>[\w.-]+@)(?P<host>[\w.-]+):(?P<path>[^\s#/][^\s#]*)")
+_BRANCH = re.compile(r"[\w./+-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +87,7 @@ class Installed:
 def choose(request: Request) -> Installed | Sequence[Package]:
     """What satisfies a request: nothing to do, or packages to try in turn.
 
-    Raises: ``UsageError`` when the words make no sense or the environment is in none of these places; ``RunError``
+    *Raises* ``UsageError`` when the words make no sense or the environment is in none of these places; ``RunError``
     when git fails.
     """
     from_repo = request.from_repo or request.repo is not None
@@ -72,16 +96,16 @@ def choose(request: Request) -> Installed | Sequence[Package]:
     folder = Path(request.text).expanduser()
     if request.text and not from_repo and is_project(folder):
         return [_local(read_project(folder), request.editable)]
-    wanted = _parse(request.text)
-    name = normalize_name(wanted.name)
+    env_id = _parse(request.text)
+    name = normalize_name(env_id.name)
     name = name.removeprefix("vf-") or name
     if from_repo:
-        return [_from_repository(request, wanted, name)]
+        return [_from_repository(request, env_id, name)]
     if (project := _find_project(name, Path(request.path).expanduser())) is not None:
-        return [_local(project, request.editable, name, wanted)]
-    if not request.upgrade and _is_installed(wanted):
+        return [_local(project, request.editable, name, env_id)]
+    if not request.upgrade and _is_installed(env_id):
         return Installed(request.text)
-    return _from_index(wanted, name)
+    return _from_index(env_id, name)
 
 
 def known_ids() -> list[str]:
@@ -91,9 +115,9 @@ def known_ids() -> list[str]:
     return sorted({*members, *(info.id for info in registry.list_environments())})
 
 
-def unknown(wanted_text: str, why: str) -> UnknownEnvironment:
+def unknown(text: str, why: str) -> UnknownEnvironment:
     """The error for an environment that is nowhere, with the ids most like it."""
-    name = parse_env_id(wanted_text).name
+    name = parse_env_id(text).name
     suggestions = close_matches(name, known_ids())
     hint = f"; did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
     return UnknownEnvironment(f"{why}{hint}", env_id=name, suggestions=suggestions)
@@ -110,8 +134,8 @@ def _parse(text: str) -> EnvironmentId:
         raise UnknownEnvironment(f"{error}; and there is no folder {text!r}", **error.facts) from None
 
 
-def _local(project: Project, editable: bool, name: str | None = None, wanted: EnvironmentId | None = None) -> Package:
-    version = wanted.version if wanted else None
+def _local(project: Project, editable: bool, name: str | None = None, env_id: EnvironmentId | None = None) -> Package:
+    version = env_id.version if env_id else None
     if version not in (None, "latest") and project.version not in (None, version):
         raise ConfigError(
             f"{project.folder} holds version {project.version}, and {version} was asked for; leave @{version} out, or "
@@ -135,13 +159,13 @@ def _find_project(name: str, base: Path) -> Project | None:
     return next((p for p in workspace.projects() if p.offers(name)), None) if workspace else None
 
 
-def _from_repository(request: Request, wanted: EnvironmentId, name: str) -> Package:
+def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Package:
     repository = repository_of(name, name.replace("-", "_"), request.repo, request.branch, request.subdirectory)
     project = Project(Path(repository.folders[0]), f"vf-{name}", None)
     folder = repository.folders[0]
     if request.look:
         folder, project = repository.find()
-    version = _exact(wanted.version)
+    version = _exact(env_id.version)
     if version is not None and project.version not in (None, version):
         raise ConfigError(f"branch {repository.branch} holds version {project.version}, and {version} was asked for")
     distribution = project.name or f"vf-{name}"
@@ -149,17 +173,17 @@ def _from_repository(request: Request, wanted: EnvironmentId, name: str) -> Pack
     return Package((repository.requirement(distribution, folder),), distribution, ids, version)
 
 
-def _is_installed(wanted: EnvironmentId) -> bool:
+def _is_installed(env_id: EnvironmentId) -> bool:
     try:
-        found = registry.find(wanted)
+        location = registry.find(env_id)
     except UsageError:
         return False
-    return found.distribution is not None and wanted.version in (None, "latest", found.version)
+    return location.distribution is not None and env_id.version in (None, "latest", location.version)
 
 
-def _from_index(wanted: EnvironmentId, name: str) -> Sequence[Package]:
-    index_url = _index_of(wanted) if wanted.owner else None
-    version = _exact(wanted.version)
+def _from_index(env_id: EnvironmentId, name: str) -> Sequence[Package]:
+    index_url = _index_of(env_id) if env_id.owner else None
+    version = _exact(env_id.version)
     pin = f"=={version}" if version else ""
     return [
         Package((f"{distribution}{pin}",), distribution, (name,), version, index_url=index_url, check_first=bare)
@@ -167,22 +191,142 @@ def _from_index(wanted: EnvironmentId, name: str) -> Sequence[Package]:
     ]
 
 
-def _index_of(wanted: EnvironmentId) -> str:
-    """The index that an owner's environments come from. Raises: ``ConfigError`` when none is configured."""
+def _index_of(env_id: EnvironmentId) -> str:
+    """The index that an owner's environments come from. *Raises* ``ConfigError`` when none is configured."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         indexes: Any = read_toml(folder)
         for key in ("tool", "verifiers", "install", "indexes"):
             indexes = indexes.get(key) if isinstance(indexes, dict) else None
         if isinstance(indexes, dict):
-            url = next((url for owner, url in indexes.items() if owner.lower() == (wanted.owner or "").lower()), None)
+            url = next((url for owner, url in indexes.items() if owner.lower() == (env_id.owner or "").lower()), None)
             if isinstance(url, str):
                 return url
     raise ConfigError(
-        f"no index is known for the owner {wanted.owner!r}, and a name alone does not prove who owns a package; write "
-        f'{wanted.owner} = "URL" under [tool.verifiers.install.indexes] in pyproject.toml, or ask for {wanted.name!r} '
+        f"no index is known for the owner {env_id.owner!r}, and a name alone does not prove who owns a package; write "
+        f'{env_id.owner} = "URL" under [tool.verifiers.install.indexes] in pyproject.toml, or ask for {env_id.name!r} '
         "without the owner"
     )
 
 
 def _exact(version: str | None) -> str | None:
     return None if version == "latest" else version
+
+
+# --- git repositories -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A branch of a repository, and the folders in it where the environment may be."""
+
+    url: str
+    branch: str
+    folders: tuple[str, ...]
+
+    def requirement(self, distribution: str, folder: str) -> str:
+        """The requirement for the installer: ``vf-x @ git+https://…@main#subdirectory=packages/envs/x``."""
+        return f"{distribution} @ git+{self.url}@{self.branch}#subdirectory={folder}"
+
+    def find(self) -> tuple[str, Project]:
+        """The first folder that is there, and its project.
+
+        *Raises* ``RunError`` when git fails; ``UnknownEnvironment`` when none of the folders is there.
+        """
+        with _shallow_clone(self.url, self.branch) as clone:
+            for folder in self.folders:
+                if text := _file(clone, f"{folder}/{PYPROJECT}"):
+                    return folder, _project(text, folder, self)
+            there = [folder for parent in PARENTS for folder in _names(clone, parent)]
+        name = PurePosixPath(self.folders[0]).name
+        raise UnknownEnvironment(
+            f"branch {self.branch} of {without_logins(self.url)} has no {PYPROJECT} in {' or '.join(self.folders)}"
+            + closest(name, there),
+            env_id=name,
+        )
+
+
+def repository_of(name: str, module: str, url: str | None, branch: str | None, subdirectory: str | None) -> Repository:
+    """The repository that the command line means. *Raises* ``ConfigError`` for words that cannot be used."""
+    branch = branch or "main"
+    if not _BRANCH.fullmatch(branch) or branch.startswith("-") or ".." in branch:
+        raise ConfigError(f"--branch {branch!r} is not the name of a branch or tag")
+    folders: tuple[str, ...] = (f"{PARENTS[0]}/{name}", f"{PARENTS[1]}/{module}")
+    if subdirectory is not None:
+        path = PurePosixPath(subdirectory)
+        if path.is_absolute() or ".." in path.parts or not re.fullmatch(r"[\w./+-]+", subdirectory):
+            raise ConfigError(f"--subdirectory {subdirectory!r} must be a folder inside the repository")
+        folders = (path.as_posix(),)
+    return Repository(git_url(url) if url else _default_url(), branch, folders)
+
+
+def git_url(text: str) -> str:
+    """A URL that git and installers read alike, also for ``git@host:path`` and a local folder.
+
+    *Raises* ``ConfigError`` for anything else.
+    """
+    text = text.removeprefix("git+")
+    if match := _SCP.fullmatch(text):
+        return f"ssh://{match['user']}{match['host']}/{match['path']}"
+    if _URL.fullmatch(text):
+        return text
+    if Path(text).expanduser().is_dir():
+        return Path(text).expanduser().resolve().as_uri()
+    raise ConfigError(f"--repo {text!r} is neither a URL (https, ssh, git, file) nor a folder that is there")
+
+
+def _default_url() -> str:
+    """The repository of the installed library. *Raises* ``ConfigError`` when its metadata names none."""
+    try:
+        urls = importlib_metadata.metadata("verifiers").get_all("Project-URL") or []
+    except importlib_metadata.PackageNotFoundError:
+        urls = []
+    for entry in urls:
+        label, _, url = entry.partition(",")
+        if label.strip().lower() in ("repository", "source", "source code") and _URL.fullmatch(url.strip()):
+            return str(url).strip()
+    raise ConfigError("the installed verifiers names no repository of its own; say which one with --repo URL")
+
+
+@contextmanager
+def _shallow_clone(url: str, branch: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
+        clone = Path(folder) / "repository"
+        _git("clone", "--quiet", "--depth=1", "--no-checkout", f"--branch={branch}", "--", url, str(clone))
+        yield clone
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise ConfigError("installing from a repository needs git, and there is none on the path") from None
+    if done.returncode:
+        reason = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip()) or "nothing"
+        raise RunError(without_logins(f"git {words[0]} ended with exit code {done.returncode}: {reason}"))
+    return done.stdout
+
+
+def _names(clone: Path, folder: str) -> Sequence[str]:
+    listed = _git("-C", str(clone), "ls-tree", "--name-only", "HEAD", f"{folder}/")
+    return [PurePosixPath(line).name for line in listed.splitlines()]
+
+
+def _file(clone: Path, path: str) -> str | None:
+    if not _git("-C", str(clone), "ls-tree", "HEAD", path).strip():
+        return None
+    return _git("-C", str(clone), "show", f"HEAD:{path}")
+
+
+def _project(text: str, folder: str, repository: Repository) -> Project:
+    try:
+        return project_of(tomllib.loads(text), Path(folder))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{folder}/{PYPROJECT} of {without_logins(repository.url)} is not TOML: {error}") from error

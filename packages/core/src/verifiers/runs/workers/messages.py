@@ -1,6 +1,6 @@
 """What a pool and a worker say to each other. Everything is plain data that pickles.
 
-    pool -> worker      Setup once, then Play and Cancel by job number, Answer by question number
+    pool -> worker      Setup once, then Generate and Cancel by job number, Answer by question number
     worker -> pool      Ready once (or Failed with number 0), then Finished or Failed, Ask and Withdraw
 
 The bytes between the two ends are trusted: both are this program with the same environment packages. What a model
@@ -58,8 +58,8 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """Play and score one rollout."""
+class Generate:
+    """Generate and score one rollout."""
 
     number: int
     job: Job
@@ -114,7 +114,7 @@ class Answer:
     error: BaseException | None = None
 
 
-Message = Setup | Ready | Play | Cancel | Finished | Failed | Ask | Withdraw | Answer
+Message = Setup | Ready | Generate | Cancel | Finished | Failed | Ask | Withdraw | Answer
 
 
 def portable(error: BaseException) -> BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 from verifiers.clients.protocol import shows_tools
 from verifiers.errors import ConfigError
 from verifiers.runs.options import RunOptions
-from verifiers.runs.runner import Player, RunContext, RunEnvironment
+from verifiers.runs.runner import GenerateJob, RunContext, RunEnvironment
 from verifiers.runs.workers.channels import OpenChannel, ProcessChannel
 from verifiers.runs.workers.messages import Setup
 from verifiers.runs.workers.pool import WorkerPool
@@ -25,7 +25,7 @@ async def open_workers(
     options: RunOptions,
     *,
     scores_later: bool = False,
-) -> AsyncIterator[Player]:
+) -> AsyncIterator[GenerateJob]:
     """What generates a job in workers, which live as long as the block; ``scores_later`` leaves scoring to the caller.
 
     Raises ``ConfigError`` for an environment that no other process can build, and what a worker raises building it.
@@ -35,7 +35,7 @@ async def open_workers(
     )
     setup = replace(setup, shows_tools=await shows_tools(context.client))
     async with WorkerPool(setup, context, _opener(options.worker_backend), options.num_workers) as pool:
-        yield pool.play
+        yield pool.generate
 
 
 def setup_of(

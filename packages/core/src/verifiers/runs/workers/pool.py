@@ -5,8 +5,8 @@ worker ``MAX_DEATHS`` times is played once more with a worker to itself, so that
 fails, and fails alone; every completion is asked for here, with the
 run's own client and limits; when the pool closes no worker is left.
 
-``WorkerPool.play`` has the form of ``runner.play_and_score`` and is used in its place. Whole groups are scored by the
-caller, from what the workers sent.
+``WorkerPool.generate`` has the signature of ``runner.generate_and_score`` and is used in its place. The caller scores
+whole groups, from what the workers sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from verifiers.runs.workers.messages import (
     Cancel,
     Failed,
     Finished,
-    Play,
+    Generate,
     Ready,
     Setup,
     Withdraw,
@@ -52,7 +52,7 @@ START_AGAIN_S = (0.5, 5.0)
 
 
 class WorkerPool:
-    """Workers of one run. ``async with WorkerPool(...) as pool: Runner(..., play=pool.play)``.
+    """Workers of one run. ``async with WorkerPool(...) as pool: Runner(..., generate=pool.generate)``.
 
     *Raises*, on entering, what a worker raises while it builds the environment, and ``RunError`` when none starts.
     """
@@ -90,15 +90,15 @@ class WorkerPool:
         workers += [self._alone] if self._alone is not None else []
         await asyncio.gather(*(worker.close() for worker in workers), *self._closing)
 
-    async def play(self, env: RunEnvironment, job: Job, context: RunContext) -> State:
+    async def generate(self, env: RunEnvironment, job: Job, context: RunContext) -> State:
         """The finished state of a job, played and scored by a worker; its own failure is a value on it."""
         for _ in range(MAX_DEATHS):
             worker = await self._least_busy()
             with contextlib.suppress(WorkerLost):
-                return _adopted(await worker.play(job, context.seed), job, context)
+                return _adopted(await worker.generate(job, context.seed), job, context)
         async with self._one_at_a_time:
             try:
-                return _adopted(await (await self._lonely()).play(job, context.seed), job, context)
+                return _adopted(await (await self._lonely()).generate(job, context.seed), job, context)
             except WorkerLost as died:
                 return await _lost(env, job, context, died)
 
@@ -184,13 +184,13 @@ class _Remote:
         """Rollouts it plays at this moment."""
         return len(self._held)
 
-    async def play(self, job: Job, seed: int | None) -> State:
+    async def generate(self, job: Job, seed: int | None) -> State:
         """Raises ``WorkerLost``, and what ends the run."""
         number = next(self._numbers)
         future: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         self._held[number] = future
         try:
-            await self.channel.send(Play(number, job, seed))
+            await self.channel.send(Generate(number, job, seed))
             return await future
         except WorkerLost:
             self._listening.cancel()  # nothing comes from it any more: the pool must know before it chooses again

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, WorkerLost
-from verifiers.runs.runner import RunContext, RunEnvironment, identity_of, play_and_score
+from verifiers.runs.runner import RunContext, RunEnvironment, generate_and_score, identity_of
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
     Answer,
@@ -24,7 +24,7 @@ from verifiers.runs.workers.messages import (
     Cancel,
     Failed,
     Finished,
-    Play,
+    Generate,
     Ready,
     Setup,
     Withdraw,
@@ -37,7 +37,7 @@ from verifiers.types import ModelRequest, Response
 
 
 async def serve(channel: Channel) -> None:
-    """Play what the channel asks for until it ends."""
+    """Generate what the channel asks for until it ends."""
     setup = await channel.receive()
     if not isinstance(setup, Setup):
         raise TypeError(f"a worker is told its set-up first, not {type(setup).__name__}")
@@ -90,12 +90,12 @@ class _Serving:
             loop_workers().max_threads = setup.max_threads
 
     async def run(self) -> None:
-        """Play until the channel ends; then nothing of it goes on."""
+        """Generate until the channel ends; then nothing of it goes on."""
         try:
             while True:
                 match await self.channel.receive():
-                    case Play() as play:
-                        self.tasks[play.number] = asyncio.create_task(self._play(play))
+                    case Generate() as order:
+                        self.tasks[order.number] = asyncio.create_task(self._generate(order))
                     case Cancel(number):
                         if (running := self.tasks.get(number)) is not None:
                             running.cancel()
@@ -114,21 +114,21 @@ class _Serving:
         """The context whose draws derive from ``seed``."""
         return self.context if seed == self.context.seed else replace(self.context, seed=seed)
 
-    async def _play(self, play: Play) -> None:
+    async def _generate(self, order: Generate) -> None:
         env = self.env
         said: Finished | Failed
         try:
-            state = await play_and_score(env, play.job, self._context_of(play.seed))
+            state = await generate_and_score(env, order.job, self._context_of(order.seed))
             if self.cleans_up:
                 await env.rubric.run_cleanup([state])
                 state.cleaned_up = True
-            said = Finished(play.number, pack_state(state))
+            said = Finished(order.number, pack_state(state))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - it ends the run: the caller raises it
-            said = Failed(play.number, portable(error))
+            said = Failed(order.number, portable(error))
         finally:
-            del self.tasks[play.number]
+            del self.tasks[order.number]
         with contextlib.suppress(WorkerLost):  # the caller is gone, and so is this worker at once
             await self.channel.send(said)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verifiers.environments.registry import load_environment
-from verifiers_trainer.algorithm.batch import Record
-from verifiers_trainer.integrations.common import group_worth, play_group, row_of
+from verifiers.rollouts.state import turns_of
+from verifiers_trainer.integrations.common import generate_group, group_worth, row_of
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 
@@ -44,12 +44,12 @@ def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
 def _trajectory(rollout: Mapping[str, Any]) -> Any:
     types, sdk = COOKBOOK.load("rl.types"), TINKER.load()
     completers = COOKBOOK.load("completers")
-    turns = Record.of(rollout).turns  # type: ignore[arg-type]  # reads the same keys of either
+    turns = turns_of(rollout["trajectory"])
     transitions = [
         types.Transition(
             ob=sdk.ModelInput.from_ints(turn.prompt_ids.tolist()),
             ac=completers.TokensWithLogprobs(
-                tokens=turn.completion_ids.tolist(), maybe_logprobs=turn.logprobs.tolist()
+                tokens=turn.completion_ids.tolist(), maybe_logprobs=turn.sampler_logprobs.tolist()
             ),
             reward=0.0,
             episode_done=turn is turns[-1],
@@ -80,7 +80,7 @@ class VerifiersGroupBuilder:
         env = _environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
         rows = [row_of(self.row, env.message_type)] * self.group_size
         return to_trajectory_group(
-            await play_group(env, rows, client, client.model, dict(sampling_args or {}), self.max_retries)
+            await generate_group(env, rows, client, client.model, dict(sampling_args or {}), self.max_retries)
         )
 
 

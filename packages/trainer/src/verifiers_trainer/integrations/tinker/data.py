@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from verifiers_trainer.algorithm.packing import Row
+from verifiers_trainer.algorithm.packing import PackedRow
 
 
-def datum(sdk: Any, row: Row) -> Any:
+def datum(sdk: Any, row: PackedRow) -> Any:
     """One sample as a ``Datum``."""
     trained = row.loss_mask[1:]
     arrays = {
         "target_tokens": row.token_ids[1:].astype(np.int64),
-        "logprobs": np.where(trained, row.mu[1:], 0.0).astype(np.float32),
+        "logprobs": np.where(trained, row.sampler_logprobs[1:], 0.0).astype(np.float32),
         "advantages": np.where(trained, row.advantage[1:] * row.weight[1:], 0.0).astype(np.float32),
     }
     return sdk.Datum(
@@ -33,7 +33,7 @@ def datum(sdk: Any, row: Row) -> Any:
     )
 
 
-def ratio_stats(rows: Sequence[Row], outputs: Sequence[Any], version: int) -> dict[str, float]:
+def ratio_stats(rows: Sequence[PackedRow], outputs: Sequence[Any], version: int) -> dict[str, float]:
     """How far the trained policy is from the one that sampled, by the service's log-probabilities; names and meaning
     are ``RatioMeter``'s. Empty when the service returns none."""
     ratios, current = [], []
@@ -42,7 +42,7 @@ def ratio_stats(rows: Sequence[Row], outputs: Sequence[Any], version: int) -> di
             return {}
         trained = row.loss_mask[1:]
         now = np.asarray(output["logprobs"].to_numpy(), np.float64)[: len(trained)]
-        d = np.clip(now[trained] - row.mu[1:][trained], -20, 20)
+        d = np.clip(now[trained] - row.sampler_logprobs[1:][trained], -20, 20)
         ratios.append(d)
         current.append(d[row.version[1:][trained] == version])
     d, own = np.concatenate(ratios), np.concatenate(current)

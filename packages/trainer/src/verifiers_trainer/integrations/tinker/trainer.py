@@ -23,7 +23,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.errors import CheckpointError, NonFiniteLoss, RunError, RunMismatch
 from verifiers.runs.runner import RunContext
-from verifiers_trainer.algorithm.batch import StepBatch
+from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 from verifiers_trainer.integrations.tinker.data import datum, ratio_stats
 from verifiers_trainer.integrations.tinker.settings import TinkerConfig
@@ -155,7 +155,7 @@ class TinkerTrainer:
         )  # fmt: skip
         return numbers
 
-    def _train_on(self, batch: StepBatch) -> dict[str, Any]:
+    def _train_on(self, batch: TrainBatch) -> dict[str, Any]:
         """One forward, backward and optimizer step at the service."""
         began = time.monotonic()
         rows = [row for row in batch.rows_R[0] if not row.is_filler]
