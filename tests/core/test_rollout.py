@@ -9,6 +9,7 @@ import pytest
 import verifiers as vf
 from support.small_envs import Talk, row, single_turn
 from verifiers.rollouts.author_code import Hook
+from verifiers.rollouts.loop import generate
 from verifiers.testing import ScriptedClient
 
 

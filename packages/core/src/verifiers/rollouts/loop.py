@@ -1,7 +1,8 @@
 """Run ONE rollout: the model completes and the environment responds until a stop condition holds.
 
 Promise: whatever a hook, a tool or the model endpoint does, ``generate`` returns the state with every finished turn; a
-failure is recorded on that state and never raised. Only errors that concern the whole run and cancellation pass through. Clean-up handlers run exactly once, and to their end even when the rollout is cancelled.
+failure is recorded on that state and never raised. Only errors that concern the whole run and cancellation pass
+through. Clean-up handlers run exactly once, and to their end even when the rollout is cancelled.
 
 A rollout stops when a ``@stop`` method of the environment holds: by priority, then by name. ``is_completed`` stands for
 all of them, so an author may call it, or override it: an override is one more condition of that name.
