@@ -55,7 +55,7 @@ async def generate_then_score(
     generated, generation_progress = _GeneratedStates(), Progress(total=len(jobs), running=progress.running)
     single_jobs = [replace(job, siblings=1, num_pending=None) for job in jobs]
     generation_context = replace(context, score=False, independent_scoring=False, control=RunControl())
-    stopped: RunError | None = None
+    run_error: RunError | None = None
     try:
         runner = Runner(
             env,
@@ -68,7 +68,7 @@ async def generate_then_score(
         )
         await runner.run(single_jobs)
     except RunError as error:
-        stopped = error
+        run_error = error
 
     async def score_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
         state = generated.states.pop(job.position)
@@ -77,10 +77,10 @@ async def generate_then_score(
         return state
 
     generated_jobs = [job for job in jobs if job.position in generated.states]
-    abort_after = 0 if stopped else abort_after
+    abort_after = 0 if run_error else abort_after
     runner = Runner(
         env, context, sink, concurrency=concurrency, abort_after=abort_after, progress=progress, generate=score_job
     )
     await runner.run(generated_jobs)
-    if stopped is not None:
-        raise stopped
+    if run_error is not None:
+        raise run_error
