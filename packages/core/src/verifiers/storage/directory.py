@@ -279,7 +279,7 @@ def _is_same_run(stored: Mapping[str, Any], new_fingerprint: str, new_config: Ma
     return is_untouched and not resume_differences(stored["config"], new_config)
 
 
-def _excerpts(old: Any, new: Any) -> tuple[str, str]:
+def _excerpts(old: object, new: object) -> tuple[str, str]:
     """Two values, each in at most 80 characters; long texts from shortly before their first difference."""
     if isinstance(old, str) and isinstance(new, str):
         pairs = enumerate(zip(old, new, strict=False))
