@@ -151,7 +151,7 @@ def test_a_place_that_cannot_hold_a_run_is_refused_in_one_sentence(tmp_path, pla
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="results cannot be saved in") as raised:
         RunDirectory.create_or_resume(tmp_path / place, CONFIG)
-    assert "Choose a folder" in str(raised.value)
+    assert "Choose a writable directory" in str(raised.value)
     assert os.listdir(tmp_path) == ["file"]
 
 
