@@ -161,7 +161,9 @@ def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     if missing := {"endpoint_id", "model"} - fields.keys():
         raise ConfigError(f"{location} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0])
     if len(prices := [name for name in PRICE_FIELDS if name in fields]) == 1:
-        raise ConfigError(f"{location} has {prices[0]!r} alone; a cost needs both prices", path=str(path), key=prices[0])
+        raise ConfigError(
+            f"{location} has {prices[0]!r} alone; a cost needs both prices", path=str(path), key=prices[0]
+        )
     check_client_type(fields.get("client_type", "openai_chat_completions"))
     variable = fields.get("api_key_var", "OPENAI_API_KEY")
     if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):

@@ -37,7 +37,9 @@ _OVERLONG = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _LIMIT_ALONE_TOO_LARGE = (
-    re.compile(r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)", re.IGNORECASE | re.DOTALL),
+    re.compile(
+        r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)", re.IGNORECASE | re.DOTALL
+    ),
     re.compile(r"context length is (?P<room>\d+).*?(?P<requested>\d+) in the completion", re.IGNORECASE | re.DOTALL),
 )
 _UNKNOWN_MODEL = re.compile(
@@ -77,7 +79,9 @@ def is_overlong(text: str) -> bool:
 
 def limit_alone_too_large(text: str) -> bool:
     """Return whether an error text reports that max_tokens alone is as long as the context or longer."""
-    return any((m := pattern.search(text)) and int(m["requested"]) >= int(m["room"]) for pattern in _LIMIT_ALONE_TOO_LARGE)
+    return any(
+        (m := pattern.search(text)) and int(m["requested"]) >= int(m["room"]) for pattern in _LIMIT_ALONE_TOO_LARGE
+    )
 
 
 def refuses_argument(status: int, body: bytes, name: str) -> bool:
@@ -91,7 +95,10 @@ def refuses_argument(status: int, body: bytes, name: str) -> bool:
 def failure(
     status: int, body: bytes, endpoint: Endpoint, model: str, retry_after: tuple[str | None, str | None] = (None, None)
 ) -> VerifiersError:
-    """Return the error of a response with a status other than 200. ``retry_after``: headers retry-after-ms and Retry-After."""
+    """Return the error of a response with a status other than 200.
+
+    ``retry_after``: the headers retry-after-ms and Retry-After.
+    """
     text = endpoint.redact(excerpt(body, 2000))
     detail = f": {text[:300]}" if text else ""
     url = endpoint.url

@@ -89,7 +89,9 @@ class OpenAIChatCompletionsClient(Identified):
         **fields: Unpack[ClientOptions],
     ):
         if config is not None and not isinstance(config, ClientConfig):
-            raise ConfigError(f"config must be a ClientConfig, not {type(config).__name__}; as_client() accepts other types")
+            raise ConfigError(
+                f"config must be a ClientConfig, not {type(config).__name__}; as_client() accepts other types"
+            )
         try:
             config = replace(config or ClientConfig(client_type=self.client_type), **fields)
         except TypeError as error:
@@ -155,7 +157,7 @@ class OpenAIChatCompletionsClient(Identified):
         return await call_with_retries(send, self.retry, self._pools.here().limiter, request.timeout_s)
 
     async def shows_tools(self) -> bool | None:
-        """Return ``tools_shown`` of the constructor; the server is not queried. See ``clients.protocol.shows_tools``."""
+        """Return ``tools_shown`` of the constructor; the server is not queried."""
         return self._tools_shown
 
     async def aclose(self) -> None:
@@ -232,7 +234,7 @@ class OpenAIChatCompletionsClient(Identified):
             what = _timeout_text(error, self.config)
             raise ModelUnavailable(f"{self.base_url} {what}", url=self.base_url) from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError) as error:
-            message = f"no response from {self.base_url} ({_connection_fault(error)})"
+            message = f"no answer from {self.base_url} ({_connection_fault(error)})"
             raise ModelUnavailable(pool.endpoint.redact(message), url=self.base_url) from error
         except ValueError as error:  # raised by aiohttp for a header with a line end
             raise ModelRefused(f"a header of the call to {self.base_url} cannot be sent", url=self.base_url) from error
@@ -268,12 +270,14 @@ class OpenAIChatCompletionsClient(Identified):
         if key is None and not is_loopback(self._base) and "Authorization" not in self.config.extra_headers:
             name = self.config.api_key_var
             raise MissingKeyError(
-                f"{self.base_url} needs a key: set the environment variable {name} (any text if the server checks none)",
+                f"{self.base_url} needs a key: set the environment variable {name} (any text where none is checked)",
                 names=[name],
             )
         key = (key or "").strip()
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the key for {self.base_url} contains characters that are not valid in a key: copy it again")
+            raise ConfigError(
+                f"the key for {self.base_url} contains characters that are not valid in a key: copy it again"
+            )
         return key or None
 
     def _url(self, path: str) -> URL:
@@ -291,7 +295,7 @@ class OpenAICompletionsClient(OpenAIChatCompletionsClient):
 
     async def complete(self, request: ModelRequest) -> Response:
         if not isinstance(request.prompt, str):
-            raise ConfigError("openai_completions needs a text prompt: use message_type='completion', or a chat client")
+            raise ConfigError("openai_completions continues text: use message_type='completion', or a chat client")
         if request.message_type != "completion":
             request = replace(request, message_type="completion")
         return await super().complete(request)
@@ -313,7 +317,7 @@ def _headers(request: ModelRequest) -> dict[str, str] | None:
 def _parse_base_url(text: str) -> URL:
     url = URL(text.strip().rstrip("/"))
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"the base URL {text!r} is not an http(s) URL; it looks like http://127.0.0.1:8000/v1")
+        raise ConfigError(f"the base URL {text!r} is no http(s) URL; it looks like http://127.0.0.1:8000/v1")
     if url.user or url.password:
         raise ConfigError("the base URL contains a user or password: put the key into a variable, or use extra_headers")
     return url
@@ -350,7 +354,7 @@ def open_file_limit() -> int:
 def _timeout_text(error: TimeoutError, config: ClientConfig) -> str:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"accepted no connection within {config.connect_timeout:g} s"
-    return f"did not finish an response within {config.timeout:g} s"
+    return f"did not finish a response within {config.timeout:g} s"
 
 
 def _connection_fault(error: Exception) -> str:

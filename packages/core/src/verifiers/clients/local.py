@@ -204,7 +204,9 @@ class LocalClient(Identified):
                 except (RuntimeError, ValueError) as error:
                     raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
                 url = f"{self._server.listening_address}/v1"
-                _ask(url, "/slots", self._key)  # answered by its work loop: stopping the server before that runs would hang
+                _ask(
+                    url, "/slots", self._key
+                )  # answered by its work loop: stopping the server before that runs would hang
                 self._http = OpenAIChatCompletionsClient(base_url=url, api_key=self._key, max_connections=NUM_SLOTS)
             return self._http
 
@@ -243,7 +245,7 @@ def _ask(base_url: str, route: str, key: str) -> Any:
 
 
 def _num_threads() -> int:
-    """Return half of the cores: threads of llama.cpp wait for each other, so one that shares its core with the run slows
+    """Return half of the cores: threads of llama.cpp wait for each other, so one that shares its core slows
     all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one)."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, num_cores // 2))

@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
     for name in ("tolist", "model_dump"):
         if callable(convert := getattr(value, name, None)):
             return convert()
-    raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 _CONTENT = itemgetter("content")

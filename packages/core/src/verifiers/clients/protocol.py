@@ -1,7 +1,7 @@
 """The protocol of model clients, and the settings of one endpoint.
 
-The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of ``errors.py``; no other detail
-of a provider leaves this package. Constructing a client opens nothing and needs no key.
+The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of ``errors.py``; no other
+detail of a provider leaves this package. Constructing a client opens nothing and needs no key.
 
 The transport is in ``http``, SDK objects are in ``adapters``, and ``resolve`` selects the client of a call.
 """
@@ -159,8 +159,9 @@ def headers_from_state(client: Any) -> Mapping[str, str]:
 
 
 async def shows_tools(client: Any) -> bool | None:
-    """Return whether the chat template of a client's model renders the tools of a request; None if unknown, as for every
-    server outside this process.
+    """Return whether the chat template of the model shows the tools of a request; None if unknown.
+
+    It is unknown for every server outside this process.
 
     Clients that know it have a method ``async shows_tools()``.
     """

@@ -1,8 +1,8 @@
 """Resolve the client of a call: adapt any accepted object to a `Client`, and resolve ``None`` in a fixed order.
 
 ``client=None``: ``model="local"``; the surrounding ``use_client``; a live model's own resolver; ``OPENAI_API_KEY`` or
-``OPENAI_BASE_URL``; the local model, when no model is named and it is installed. A missing or invalid key raises; there is no
-fallback.
+``OPENAI_BASE_URL``; the local model, when no model is named and it is installed. A missing or invalid key raises; there
+is no fallback.
 
 This module opens no connection, and neither changes nor closes a passed object.
 """
@@ -257,8 +257,8 @@ async def client_for(client: Any, model: Any, *, keep_raw: bool = False) -> Asyn
     """Yield (client, model name) of one call, and close the client if it was created for this call.
 
     A client object, ``OpenAI()``, or the shared client of the process may be in use by other calls in the same event
-    loop; closing it here would abort their requests. Its resources end with its loop. Raises: ``ConfigError`` that lists
-    the ways to name one.
+    loop; closing it here would abort their requests. Its resources end with its loop. Raises: ``ConfigError`` that
+    lists the ways to name one.
     """
     resolved, name = client_and_model(client, model, keep_raw=keep_raw)
     try:

@@ -1,7 +1,7 @@
 """Several endpoints behind one client: each new rollout is assigned to the next one.
 
-The fixed assignment keeps the prefix of a conversation in the cache of one server. There is no failover: a request to an
-endpoint that is down is retried there.
+The fixed assignment keeps the prefix of a conversation in the cache of one server. There is no failover: a request to
+an endpoint that is down is retried there.
 """
 
 from __future__ import annotations

@@ -54,7 +54,11 @@ def _is_patched(client: Any) -> bool:
     """Return whether ``create`` is replaced on this instance, which caches ``chat`` and ``completions``."""
     attributes = vars(client)
     chat = attributes.get("chat")
-    resources = [chat, attributes.get("completions"), vars(chat).get("completions") if hasattr(chat, "__dict__") else None]
+    resources = [
+        chat,
+        attributes.get("completions"),
+        vars(chat).get("completions") if hasattr(chat, "__dict__") else None,
+    ]
     return any(
         resource is not None and (not is_sdk_object(resource) or "create" in getattr(resource, "__dict__", {}))
         for resource in resources

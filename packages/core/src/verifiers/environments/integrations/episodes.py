@@ -32,7 +32,7 @@ def episode_rows(num_train: int, num_eval: int, seed: int) -> tuple[Rows | None,
         if not isinstance(number, int) or number < 0:
             raise ConfigError(f"the number of episodes is {number!r}; it must be 0 or more")
     if not num_train and not num_eval:
-        raise ConfigError("the numbers of training and evaluation episodes are both 0; set one above 0")
+        raise ConfigError("no training and no evaluation episodes are requested; request at least one")
 
     def rows(first: int, number: int) -> Rows | None:
         ids = range(first, first + number)

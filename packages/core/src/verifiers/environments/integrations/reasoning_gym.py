@@ -84,7 +84,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             if not isinstance(number, int) or number < 0:
                 raise ConfigError(f"the number of examples is {number!r}; it must be 0 or more")
         if not num_train_examples + num_eval_examples:
-            raise ConfigError("the numbers of training and evaluation examples are both 0; set one above 0")
+            raise ConfigError("no training and no evaluation examples are requested; request at least one")
         parser = parser if parser is not None else XMLParser(["answer"])
         self.generators = _generators(gym)
         for generator in self.generators:
