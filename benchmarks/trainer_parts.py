@@ -111,7 +111,7 @@ def packing(quick: bool, report: Report, pairs: int) -> None:
             rows_R = pack(samples, weights, max_tokens=8192)
         seconds.append(watch.cost.cpu_s)
         with Stopwatch() as copying:
-            arrays = ("token_ids", "loss_mask", "logprobs", "versions", "advantages")
+            arrays = ("token_ids", "loss_mask", "sampler_logprobs", "versions", "advantages")
             copied = [np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays]
         copies.append(copying.cost.cpu_s)
         del copied
