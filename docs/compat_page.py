@@ -3,7 +3,7 @@
     python docs/compat_page.py            write the page
     python docs/compat_page.py --check    exit 1 when the page differs from the tables
 
-The tables are ``PAGE`` of each package's module ``compat``: (title, table of older -> present) in the order of the page.
+The tables are ``PAGE`` of each package's module ``compat``: (title, table of older -> present), in the order shown.
 """
 
 from __future__ import annotations

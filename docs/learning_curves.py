@@ -21,7 +21,7 @@ COLUMNS = ("run", "step", "reward", "held_out_reward", "held_out_stderr")
 
 
 def table_of(runs: list[Path]) -> list[dict[str, float | str]]:
-    """Return one entry per step and per evaluation; runs are numbered from 0, and a repeated step replaces the first."""
+    """Return one entry per step and per evaluation, of runs numbered from 0; a repeated step replaces the first."""
     rows: dict[tuple[float | bool, ...], dict[str, float | str]] = {}
     for number, run in enumerate(runs):
         for line in read_metrics(run / "metrics.jsonl"):
