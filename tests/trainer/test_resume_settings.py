@@ -15,7 +15,6 @@ from transformers import TrainingArguments
 from support.training import losses_of, run, small_trainer
 from verifiers.errors import RunMismatch
 from verifiers_trainer.pipeline.saved_state import load_pipeline
-from verifiers_trainer.run import resume
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.fields import Between, Inherited, MayChange, OnceSet, OneOf, marker, problem_of
 
@@ -54,7 +53,7 @@ def resumed(folder):
     def load(name):
         trainer.args.__dict__[name] = other_value(name, same[name])
         try:
-            return resume.load(trainer, folder / "checkpoint-2")[1]
+            return trainer.checkpoints.starting_point(str(folder / "checkpoint-2")).step
         finally:
             trainer.args.__dict__.update(same)
 

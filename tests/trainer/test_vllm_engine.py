@@ -18,7 +18,7 @@ from verifiers_trainer.engines.vllm.features import FIRST, features_of, parse_ve
 from verifiers_trainer.engines.vllm.labels import LabelReader
 from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES, shares_device
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
-from verifiers_trainer.run import arguments
+from verifiers_trainer.run.context import server_of
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
@@ -155,7 +155,7 @@ def test_a_client_of_the_server_is_enough(tmp_path):
             trainer.train()
         assert server.paths().count("/v1/load_lora_adapter") == 3
     with pytest.raises(ConfigError, match="no base_url"):
-        arguments.server_of(object())
+        server_of(object())
 
 
 # --- the label, asked for once for many ------------------------------------------------------------------------------

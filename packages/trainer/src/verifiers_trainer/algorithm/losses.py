@@ -387,8 +387,13 @@ class Objective:
     @classmethod
     def of(cls, loss: Callable[[LossInput], Tensor], settings: Any) -> Objective:
         """The objective with the corrections and the penalty of ``settings``, which has them as attributes."""
-        names = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
-        corrections = {name: value for name in names if (value := getattr(settings, name)) is not None}
+        parameters = {
+            "tis_cap": settings.tis_cap,
+            "sequence_mask_cap": settings.sequence_mask_cap,
+            "geo_mask": settings.geo_mask,
+            "opsm_delta": settings.opsm_delta,
+        }
+        corrections = {name: value for name, value in parameters.items() if value is not None}
         return cls(loss, corrections, settings.beta, settings.kl_type)
 
     def __call__(self, tokens: LossInput, log_ref: Tensor | None = None) -> TokenLosses:
