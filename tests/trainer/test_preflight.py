@@ -91,7 +91,7 @@ def test_answers_that_name_no_policy_version_are_found(findings, monkeypatch):
 def test_a_tokenizer_of_another_model_is_found(findings):
     model = small_policy()
     model.resize_token_embeddings(60)
-    assert last(findings(model=model)) == ("tokenizer", "110 tokens, of which the model knows 60")
+    assert last(findings(model=model)) == ("tokenizer", "110 tokens, 60 of them with an embedding")
 
 
 def test_a_prompt_that_leaves_no_room_is_found(findings):
