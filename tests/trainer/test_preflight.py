@@ -31,7 +31,7 @@ def test_everything_is_tried_and_found_in_order(findings):
     assert list(found) == [name for name, _ in CHECKS]
     assert all(finding.ok for finding in found.values()), found
     assert "reward digits" in found["environment"].message.replace("rewards", "reward")
-    assert "version 1 is served" in found["weight push"].message
+    assert "serves version 1" in found["weight push"].message
 
 
 def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):
