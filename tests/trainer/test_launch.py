@@ -181,7 +181,7 @@ def test_a_server_that_dies_ends_the_trainer_and_its_last_lines_are_said(start):
     process = start("--engine", "vllm", steps=10_000, FAKE_VLLM_DIES_AFTER_S="20")
     _, err = process.communicate(timeout=500)
     assert process.returncode == 3
-    last = err[err.index("the inference server ended with exit code") :]
+    last = err[err.index("the inference server exited with code") :]
     assert "fake vllm: out of memory" in last
     assert "the trainer was stopped" in last
 

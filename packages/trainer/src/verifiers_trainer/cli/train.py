@@ -29,7 +29,7 @@ ABOUT = """Train a model in an environment by reinforcement learning.
 Any key of the file can be set as --section.key VALUE; the command line has precedence, then later files.
 Repeat the command to continue a stopped run: it resumes from the newest valid checkpoint in the output folder.
 """
-EXIT_CODES = "Exit codes: 0 done, 2 invalid input, 3 the run failed, 130 interrupted (143 by SIGTERM)."
+EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
 
 
 class _Command(click.Command):

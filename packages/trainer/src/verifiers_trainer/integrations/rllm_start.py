@@ -41,8 +41,8 @@ class Start:
 def start_of(words: Sequence[str], is_unified: bool | None = None) -> Start:
     """Return how the installed rLLM runs command-line arguments such as ``+backend=tinker``.
 
-    ``is_unified``: which trainer; None detects the installed one. *Raises* ImportError without rLLM; ConfigError for a backend
-    that trainer does not have.
+    ``is_unified``: which trainer; None detects the installed one. *Raises* ImportError without rLLM; ConfigError
+    for a backend that the trainer does not have.
     """
     if is_unified is None:
         RLLM.load()

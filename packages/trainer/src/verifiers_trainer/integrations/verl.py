@@ -130,7 +130,8 @@ class _AgentLoop:
             )
         value = worth(rollout)
         seconds = time.perf_counter() - start
-        outputs = [self._output(one, first, rollout, value, seconds, versions) for one in samples or [None]]
+        slots: list[ExportSample | None] = [*samples] or [None]
+        outputs = [self._output(one, first, rollout, value, seconds, versions) for one in slots]
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _client(self, sampling_params: Mapping[str, Any], versions: list[int]) -> TokenClient:

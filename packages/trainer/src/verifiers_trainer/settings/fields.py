@@ -98,7 +98,7 @@ class OnceSet:
 
 @dataclass(frozen=True, slots=True)
 class SamplingArgument:
-    """A sampling argument with a setting of its own.
+    """A sampling argument that is a setting.
 
     ``reshapes``: whether it makes the sampled distribution differ from the trained one.
     """

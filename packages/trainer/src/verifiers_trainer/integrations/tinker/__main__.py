@@ -63,7 +63,7 @@ def train(words: Sequence[str], fresh: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command and exit with its code: 0 done, 2 invalid input, 3 the run failed."""
+    """Run the command and exit with its code: 0 done, 2 something to correct, 3 the run failed."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or {"-h", "--help"} & set(words):
         sys.stdout.write(f"usage: {USAGE}\n\n{__doc__}")

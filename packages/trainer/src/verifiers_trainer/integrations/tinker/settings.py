@@ -158,7 +158,7 @@ class TinkerConfig:
             problems.append("model is missing: the service's name of the base model, for example Qwen/Qwen3-8B")
         if self.temperature != 1.0:
             problems.append(
-                f"temperature is {self.temperature:g}; Tinker's log-probabilities are those of temperature 1.0, and so "
+                f"temperature is {self.temperature:g}; Tinker's log-probabilities are those of temperature 1.0, so "
                 "the ratio to another distribution would be wrong: use 1.0"
             )
         if not problems and self.batch_size % self.rollouts_per_example:
