@@ -295,7 +295,7 @@ def test_the_command_names_the_files(tmp_path):
         ),
         ({"trainer": {"args": {"oversample": 1.5}}}, "2025", "2025 has no key for trainer.args.oversample"),
         ({"inference": {"args": {"swap_space": 4}}}, "v0.4", "inference.args.swap_space"),
-        ({"env": [{"id": "a"}, {"id": "b"}]}, "2025", "hold one environment"),
+        ({"env": [{"id": "a"}, {"id": "b"}]}, "2025", "have one environment"),
         ({}, "v9", "era is 'v9'"),
         ({"model": "builtin:tiny"}, "v0.4", "cannot load 'builtin:tiny'"),
     ],
