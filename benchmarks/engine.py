@@ -8,7 +8,10 @@ HTTP for log-probs, token ids and versions, as training asks. Two kinds of load:
 
 * equal lengths: every completion has the same number of tokens. The best case for ``generate``;
 * ragged: completions of log-normal length; ``generate`` computes each batch to its longest row, and only what was asked
-  for counts as a token.
+  for counts as a token;
+* late arrivals (the engine alone, ``--turns N``): conversations of agents. Each starts at its own time, sends its whole
+  history again at every turn, and waits for a tool between two turns, so rows join and leave all the time. The figure
+  is continuous over padded.
 
 ``--vllm URL`` adds a server that is already there and serves the same model in the same precision (``--threads`` sets
 ours; a server's own time is no CPU time of this process, so that its figure is of wall time).
@@ -41,6 +44,12 @@ MODES = ("padded", "continuous", "deterministic")
 GENERATE = "generate"
 PAUSE_MS = 20.0
 PAUSE_EVERY_S = 0.05
+TOOL_S = 0.2
+"""Mean time of a tool call, and of the wait before a conversation starts."""
+TOOL_TOKENS = 8
+"""Tokens that a tool adds to a conversation, at most."""
+MAX_AGENT_TOKENS = 32
+"""Of one turn: four turns fit into the sequence length of the engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,38 @@ def by_endpoint(url: str, key: str, model: str, load: Load) -> Callable[[], Cost
         return watch.cost
 
     return run
+
+
+def by_agents(url: str, key: str, model: str, load: Load, turns: int) -> Callable[[], Cost]:
+    """Every prompt begins a conversation of ``turns`` turns with pauses between them."""
+
+    def run() -> Cost:
+        with Stopwatch() as watch:
+            asyncio.run(ask_agents(url, key, model, load, turns))
+        return watch.cost
+
+    return run
+
+
+async def ask_agents(url: str, key: str, model: str, load: Load, turns: int) -> None:
+    """Conversations side by side; starts and tool calls take times drawn from a fixed seed."""
+    rng = random.Random(1)
+    delays = [[rng.expovariate(1 / TOOL_S) for _ in range(turns)] for _ in load.prompts]
+    options = {"model": model, "logprobs": 0, "return_token_ids": True, "ignore_eos": True, "temperature": 1.0}
+    headers = {"Authorization": f"Bearer {key}"}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as http:
+
+        async def converse(prompt: list[int], length: int, waits: list[float]) -> None:
+            for wait_s in waits:
+                await asyncio.sleep(wait_s)
+                body = {"prompt": prompt, "max_tokens": length, **options}
+                async with http.post(f"{url}/completions", json=body) as response:
+                    response.raise_for_status()
+                    sampled = (await response.json())["choices"][0]["token_ids"]
+                prompt = [*prompt, *sampled, *prompt[:TOOL_TOKENS]]
+
+        await asyncio.gather(*map(converse, load.prompts, load.lengths, delays))
 
 
 async def ask_all(url: str, key: str, model: str, load: Load) -> int:
@@ -154,6 +195,9 @@ def main() -> None:
     parser.add_argument(
         "--vllm", metavar="URL", help="a vLLM server of the same model, for example http://host:8000/v1"
     )
+    parser.add_argument(
+        "--turns", type=int, default=4, help="of a late conversation; 0 leaves them out"
+    )
     parser.add_argument("--threads", type=int, default=None, help="of torch's kernels")
     given = parse(parser)
     if given.threads:
@@ -185,10 +229,31 @@ def main() -> None:
                     f"{mode}: {len(waits)} pauses, median {statistics.median(waits):.1f} ms, most {max(waits):.1f} ms"
                 )
                 report.figure(f"{given.model}, {mode}, pause", p99(waits), " ms", PAUSE_MS)
+        if given.turns and {"padded", "continuous"} <= set(given.modes):
+            late_arrivals(report, given, engines, loads(len(tokenizer), num_requests, mean_tokens)["ragged"])
     finally:
         for engine in engines.values():
             engine.stop()
     report.close()
+
+
+def late_arrivals(report: Report, given: Any, engines: dict[str, EmbeddedEngine], load: Load) -> None:
+    """Conversations of agents, by the modes that serve rows as they come."""
+    short = Load(load.prompts, [min(length, MAX_AGENT_TOKENS) for length in load.lengths])
+    contenders = {
+        mode: by_agents(engines[mode].base_url, engines[mode].api_key, engines[mode].served_model, short, given.turns)
+        for mode in ("padded", "continuous")
+    }
+    costs = interleaved(contenders, given.pairs)
+    tokens = short.num_tokens * given.turns
+    rows = [
+        (who, f"{tokens / median(taken, 'wall_s'):.0f}", f"{tokens / median(taken, 'cpu_s'):.0f}")
+        for who, taken in costs.items()
+    ]
+    title = f"{given.model}, late arrivals: {len(load.prompts)} conversations of {given.turns} turns, {tokens} tokens"
+    print_table(title, ("", "tokens/s", "tokens/CPU s"), rows)
+    name = f"{given.model}, late arrivals, continuous over padded"
+    report.figure(name, ratio(costs["continuous"], costs["padded"], "cpu_s"))
 
 
 def show(report: Report, given: Any, name: str, load: Load, costs: dict[str, list[Cost]]) -> None:

@@ -1,10 +1,9 @@
-"""Writes ``docs/reference/compat.md`` from the tables of older spellings, so that the page cannot say anything else.
+"""Generate ``docs/reference/compat.md`` from the tables of older spellings.
 
     python docs/compat_page.py            write the page
-    python docs/compat_page.py --check    exit 1 when the page is not what the tables say
+    python docs/compat_page.py --check    exit 1 when the page differs from the tables
 
-A package has a part of the page when it has a module ``compat`` with ``PAGE``: (title, table of older -> present) in
-the order they are shown. Nothing but these modules is read.
+The tables are ``PAGE`` of each package's module ``compat``: (title, table of older -> present), in the order shown.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ PACKAGES = ("verifiers", "verifiers_trainer")
 INTRODUCTION = """\
 # Older spellings
 
-Code written for older versions runs as it is. Each row shows what such code writes and what it means now; new code
-uses the right-hand side. Using an older spelling logs one debug line per process (logger `verifiers.compat`). Giving
-both spellings of one thing is a `ConfigError`.
+Code written for older versions runs as it is. The left column has the older spelling, the right one the present
+spelling, which new code uses. Using an older spelling logs one debug line per process (logger `verifiers.compat`).
+Using both spellings of one thing raises `ConfigError`.
 
-This page is made from `compat.py` by `python docs/compat_page.py`.
+This page is generated from the tables of `compat.py` by `python docs/compat_page.py`.
 """
 
 
 def tables(packages: Sequence[str] = PACKAGES) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """(title, table) of every package that has some."""
+    """Yield (title, table) of every installed package."""
     for package in packages:
         try:
             module = importlib.import_module(f"{package}.compat")
@@ -41,7 +40,7 @@ def tables(packages: Sequence[str] = PACKAGES) -> Iterator[tuple[str, Mapping[st
 
 
 def page(shown: Iterable[tuple[str, Mapping[str, str]]]) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts = [INTRODUCTION]
     for title, table in shown:
         rows = [f"| {_code(old)} | {_meaning(new)} |" for old, new in table.items()]
@@ -54,7 +53,7 @@ def _code(text: str) -> str:
 
 
 def _meaning(text: str) -> str:
-    """Names in code, sentences as they are; ``module:name`` as a path."""
+    """Format names as code and leave sentences unchanged; ``module:name`` becomes a dotted path."""
     if not text:
         return "the names below"
     words = text.split()
@@ -65,15 +64,15 @@ def _meaning(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check the page; the exit code."""
-    made = page(tables())
+    """Write or check the page. Return the exit code."""
+    text = page(tables())
     if "--check" in arguments:
-        is_current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == made
-        say = "is up to date" if is_current else f"is not what the tables say; run python {Path(__file__).name}"
-        sys.stdout.write(f"{PAGE} {say}\n")
+        is_current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
+        outcome = "is up to date" if is_current else f"is not what the tables say; run python {Path(__file__).name}"
+        sys.stdout.write(f"{PAGE} {outcome}\n")
         return 0 if is_current else 1
     PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(made, encoding="utf-8")
+    PAGE.write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE}\n")
     return 0
 

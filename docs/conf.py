@@ -1,7 +1,7 @@
 """The documentation as a site: ``sphinx-build -b html docs docs/_site``. Needs the group ``docs`` and no network.
 
-The pages are the Markdown of this folder, the navigation is the tables of the two index pages. ``reference/api`` is
-written by the build, from the docstrings of every module, and is not kept.
+The pages are the Markdown files of this folder, the navigation is read from the tables of the index pages. The build
+generates ``reference/api`` from the docstrings of every module; it is not under version control.
 """
 
 import re
@@ -43,7 +43,7 @@ autodoc_mock_imports = ["deepspeed", "liger_kernel", "ray", "textual", "sandlock
 
 
 def _navigation(_app, page, source):
-    """The pages that an index links to, by its headings, as the site's navigation."""
+    """Build the site's navigation from the pages that an index links to, grouped by its headings."""
     if page not in ("index", "reference/index", "integrations/index"):
         return
     for section in re.split(r"^## ", source[0], flags=re.MULTILINE):
@@ -56,7 +56,7 @@ def _navigation(_app, page, source):
 
 
 def _hidden_comments(_app, doctree):
-    """Comments are for the tests of the pages; readers of the site's source do not need them either."""
+    """Remove HTML comments, which are directives for the tests of the pages."""
     for comment in [*doctree.findall(nodes.comment), *doctree.findall(nodes.raw)]:
         if comment.astext().lstrip().startswith("<!--") or isinstance(comment, nodes.comment):
             comment.parent.remove(comment)

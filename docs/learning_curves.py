@@ -1,8 +1,8 @@
-"""Keeps the learning curves of finished runs, one picture and one table per set of seeds, for `train/learning.md`.
+"""Write the learning curves of finished runs, one plot and one table per set of seeds, for `train/learning.md`.
 
     python docs/learning_curves.py NAME RUN_FOLDER [RUN_FOLDER ...]
 
-writes ``docs/train/learning/NAME.csv`` (every step of every run) and ``NAME.png`` (drawn from it alone).
+writes ``docs/train/learning/NAME.csv`` (every step of every run) and ``NAME.png`` (plotted from the table alone).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS = ("run", "step", "reward", "held_out_reward", "held_out_stderr")
 
 
 def table_of(runs: list[Path]) -> list[dict[str, float | str]]:
-    """A row for each step and one for each evaluation, the last of several, of runs numbered from 0 in their order."""
+    """Return one entry per step and per evaluation, of runs numbered from 0; a repeated step replaces the first."""
     rows: dict[tuple[float | bool, ...], dict[str, float | str]] = {}
     for number, run in enumerate(runs):
         for line in read_metrics(run / "metrics.jsonl"):
@@ -54,16 +54,16 @@ def draw(table: Path, picture: Path, title: str) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5))
     for number in sorted({row["run"] for row in rows}):
         colour = f"C{number}"
-        own = [row for row in rows if row["run"] == number]
-        steps = np.array([int(row["step"]) for row in own if row["reward"]])
-        rewards = np.array([float(row["reward"]) for row in own if row["reward"]])
+        run_rows = [row for row in rows if row["run"] == number]
+        steps = np.array([int(row["step"]) for row in run_rows if row["reward"]])
+        rewards = np.array([float(row["reward"]) for row in run_rows if row["reward"]])
         axes.plot(steps, rewards, color=colour, alpha=0.2)
         axes.plot(steps, running_mean(rewards), color=colour, label=f"seed {number}: training, mean of 10 steps")
-        held = [row for row in own if row["held_out_reward"]]
+        held_out = [row for row in run_rows if row["held_out_reward"]]
         axes.errorbar(
-            [int(row["step"]) for row in held],
-            [float(row["held_out_reward"]) for row in held],
-            yerr=[1.96 * float(row["held_out_stderr"]) for row in held],
+            [int(row["step"]) for row in held_out],
+            [float(row["held_out_reward"]) for row in held_out],
+            yerr=[1.96 * float(row["held_out_stderr"]) for row in held_out],
             fmt="o",
             color=colour,
             ms=5,

@@ -92,12 +92,12 @@ def test_the_blocks_of_a_reply(reply, code):
 
 def test_a_block_that_is_not_closed_is_whole_only_when_the_model_stopped_there():
     one = code_blocks("```python\nx = 1")
-    assert (one, one.cell(is_cut_off=False), one.cell(is_cut_off=True)) == (Blocks(None, "x = 1"), "x = 1", None)
+    assert (one, one.cell(is_truncated=False), one.cell(is_truncated=True)) == (Blocks(None, "x = 1"), "x = 1", None)
     two = code_blocks(f"{block('a')}\n```python\nb")
-    assert (two.cell(is_cut_off=False), two.cell(is_cut_off=True)) == ("a\nb", "a")
+    assert (two.cell(is_truncated=False), two.cell(is_truncated=True)) == ("a\nb", "a")
     assert one
     assert not code_blocks("```text\nx")
-    assert code_blocks("```python\nx\n``").cell(is_cut_off=False) == "x\n``"
+    assert code_blocks("```python\nx\n``").cell(is_truncated=False) == "x\n``"
 
 
 def test_the_example_in_the_prompt_is_a_block_that_runs_to_what_it_says():

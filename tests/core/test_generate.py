@@ -126,7 +126,7 @@ def wants_more(completion, difficulty):
             "group",
         ),
         (lambda: vf.SingleTurnEnv(dataset=lambda: []), {}, "nothing to run"),
-        (lambda: single_turn(env_args={"f": print}), {"results_path": "run"}, "cannot be kept on disk"),
+        (lambda: single_turn(env_args={"f": print}), {"results_path": "run"}, "cannot be saved"),
     ],
 )
 def test_what_cannot_work_is_found_before_the_first_request(env, options, told, tmp_path, monkeypatch):
@@ -391,7 +391,7 @@ def test_what_does_not_change_the_rows_may_differ(tmp_path, change):
 
 def test_resume_can_be_refused(tmp_path):
     evaluate(tmp_path)
-    with pytest.raises(vf.ConfigError, match="holds a run already"):
+    with pytest.raises(vf.ConfigError, match="already holds a run"):
         evaluate(tmp_path, resume=False)
     assert evaluate(tmp_path / "new", resume=False)[1] == 3
 
@@ -449,7 +449,7 @@ def test_edited_rows_run_anew_and_gone_ones_are_reported(tmp_path, caplog):
     assert results["example_ids"] == [0, 1, 2]
     assert results["rewards"] == [1.0] * 3
     assert results.metadata.num_rollouts == 3
-    assert "2 rows" in caplog.text
+    assert "holds 2 rollouts outside this plan" in caplog.text
     assert len(keys(tmp_path)) == 5
     read = vf.load_results(tmp_path)
     assert sorted(read["answers"]) == ["1", "3", "8"]

@@ -254,10 +254,10 @@ def test_a_server_that_does_not_start_ends_the_run_with_what_it_said(server, sai
     ("servers", "said"),
     [
         ([], "at least one server"),
-        ([{"name": "x", "env": {"KEY": "sk-secret"}}], "needs a command; found only: name, env$"),
+        ([{"name": "x", "env": {"KEY": "sk-secret"}}], "needs a command; its fields are: name, env$"),
         ([{"name": "x", "command": "y", "arg": []}], "did you mean 'args'"),
         ([{"name": "x", "command": "y", "args": "-v"}], "list of strings"),
-        ([{"name": "x", "command": "y"}, {"name": "x", "command": "z"}], "two MCP servers are called 'x'"),
+        ([{"name": "x", "command": "y"}, {"name": "x", "command": "z"}], "two MCP servers are named 'x'"),
     ],
 )
 def test_a_server_that_is_not_described_properly_is_refused_at_construction(servers, said):

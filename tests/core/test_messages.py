@@ -268,7 +268,7 @@ def test_parts_that_a_server_can_read_pass_as_they_are():
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, r"part\['input_audio'\]\['data'\]"),
         ({"type": "text", "text": None}, r"part\['text'\]"),
         ({"image_url": {"url": "x"}}, "a content part is a dict with a 'type'"),
-        (3, "a content part is a dict with a 'type'; found 3"),
+        (3, "a content part is a dict with a 'type', not 3"),
     ],
 )
 def test_a_part_that_no_server_can_read_is_refused_with_its_row(part, said):

@@ -116,7 +116,7 @@ def test_completion_mode_text_is_tokenised_as_text():
 def test_one_turn_without_ids_makes_the_whole_rollout_text():
     steps = turns(*TWO_TURNS)
     steps[1]["tokens"] = None
-    with pytest.raises(ConfigError, match="give tokenizer="):
+    with pytest.raises(ConfigError, match="pass tokenizer="):
         process(steps)
 
 

@@ -149,9 +149,9 @@ def test_a_damaged_configuration_is_named_and_kept(tmp_path, text):
 @pytest.mark.parametrize("place", ["file/run", "file", "/proc/run/deep"])
 def test_a_place_that_cannot_hold_a_run_is_refused_in_one_sentence(tmp_path, place):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="results cannot be kept in") as raised:
+    with pytest.raises(ConfigError, match="results cannot be saved in") as raised:
         RunDirectory.create_or_resume(tmp_path / place, CONFIG)
-    assert "Choose a folder" in str(raised.value)
+    assert "Choose a writable directory" in str(raised.value)
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -162,7 +162,7 @@ def test_a_folder_without_permission_is_refused_and_left_alone():
         if user == 0:  # root may write anywhere
             os.seteuid(65534)
         try:
-            with pytest.raises(ConfigError, match=r"results cannot be kept in .*Permission denied"):
+            with pytest.raises(ConfigError, match=r"results cannot be saved in .*Permission denied"):
                 RunDirectory.create_or_resume(Path(parent, "a", "run"), CONFIG)
         finally:
             os.seteuid(user)

@@ -306,7 +306,7 @@ def test_parameters_of_remote_services_are_accepted_and_noted_once(caplog):
         env = env_of(docker_image="python:3.11-slim", gpu_count=0, team_id=None, max_retries=5)
     assert env.remote_options["docker_image"] == "python:3.11-slim"
     assert [r.getMessage() for r in caplog.records] == [
-        "of no effect on a local sandbox: docker_image, gpu_count, max_retries, team_id"
+        "ignored by a local sandbox: docker_image, gpu_count, max_retries, team_id"
     ]
     with pytest.raises(vf.ConfigError, match="memory_gb"):
         env_of(memory_gbs=2)

@@ -221,7 +221,7 @@ def test_a_game_that_cannot_be_made_ends_the_run_with_the_reason():
 
     textarena.envs.registration.ENV_REGISTRY.pop("Broken-test", None)
     textarena.register("Broken-test", Broken)
-    with pytest.raises(ConfigError, match="'Broken-test' cannot be made: LookupError: Resource words not found"):
+    with pytest.raises(ConfigError, match="'Broken-test' cannot be created: LookupError: Resource words not found"):
         ta_env("Broken-test").evaluate(ScriptedClient(["never"]), "m")
 
 

@@ -129,7 +129,7 @@ def test_tools_are_added_and_removed_by_callable():
     env.add_tool(square)
     with pytest.raises(ConfigError, match="two tools are called 'square'"):
         env.add_tool(square)
-    with pytest.raises(ConfigError, match=r"'run' is no tool of this ToolEnv; it has: fail, square"):
+    with pytest.raises(ConfigError, match=r"'run' is not a tool of this ToolEnv; it has: fail, square"):
         env.remove_tool(run)
 
 

@@ -146,7 +146,7 @@ def test_a_killed_worker_costs_what_it_held_and_that_is_played_again(game, tmp_p
     assert [row["error"] for row in outputs] == [None] * 40
     assert len({(row["example_id"]) for row in outputs}) == 20
     played = sum(len(path.read_text().split()) for path in tmp_path.glob("played-*"))
-    held = int(re.search(r"signal 9; the (\d+) rollouts it held are played again", caplog.text)[1])
+    held = int(re.search(r"signal 9; running its (\d+) rollouts again", caplog.text)[1])
     assert 0 < held <= 8
     assert 40 <= played <= 40 + held, "more was played again than the dead worker held"  # some it had not begun
 
@@ -255,7 +255,7 @@ def test_workers_end_with_a_caller_that_is_killed(game, tmp_path):
 
 def test_an_environment_made_by_hand_is_refused():
     env = vf.SingleTurnEnv(dataset=[{"question": "q"}], rubric=vf.Rubric([lambda: 1.0]))
-    with pytest.raises(vf.ConfigError, match=r"made by hand.*load_environment.*num_workers=0"):
+    with pytest.raises(vf.ConfigError, match=r"constructed directly.*load_environment.*num_workers=0"):
         env.evaluate(ScriptedClient(echo), "m", num_workers=2)
 
 

@@ -1,12 +1,12 @@
-"""Environments for language models: one package measures a model, makes data with it and trains it.
+"""RL environments for language models: evaluate a model, generate data with it, and train it.
 
     import verifiers as vf
     env = vf.load_environment("reverse-text")
     results = env.evaluate(client, model="…", num_examples=20, rollouts_per_example=4)
 
-Every name is imported on first use, so ``import verifiers`` is fast and needs neither torch nor datasets nor openai.
+Names are imported on first use, so ``import verifiers`` is fast and needs neither torch nor datasets nor openai.
 ``__init__.pyi`` lists the same names for type checkers and editors. Names and modules of older versions
-(``verifiers.envs``, ``verifiers.utils.data_utils``) resolve to the present ones; the tables are in ``compat``.
+(``verifiers.envs``, ``verifiers.utils.data_utils``) resolve to the current ones; the tables are in ``compat``.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ _MODULES: dict[str, str] = {
 _HOME = {name: f"verifiers.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 _SUBMODULES = frozenset("types errors clients testing parsers rubrics environments results".split())
-"""Modules that are part of the public interface: ``vf.types`` works without importing it."""
+"""Public submodules: ``vf.types`` works without importing it."""
 
 _TRAINER = frozenset(
     "RLTrainer RLConfig GRPOTrainer GRPOConfig grpo_defaults lora_defaults get_model get_tokenizer "
     "get_model_and_tokenizer".split()
 )
-"""Names that the package verifiers-trainer provides."""
+"""Names from the package verifiers-trainer."""
 
 _INTEGRATIONS = frozenset("TextArenaEnv ReasoningGymEnv GymEnv MCPEnv".split())
-"""Names that need an extra; like the trainer's they are not in ``__all__``, so that ``import *`` always works."""
+"""Names that need an extra; like those of the trainer not in ``__all__``, so that ``import *`` always works."""
 
 __all__ = sorted(_HOME)
 

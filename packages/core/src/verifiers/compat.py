@@ -1,7 +1,7 @@
-"""Every historical spelling of core, in one place; the rest of the code knows only the canonical names.
+"""Tables of older names of core; the rest of the code uses canonical names only.
 
-Each table maps an old name to the canonical one. Using an old name logs one debug line per process; giving both
-spellings of one thing is a ``ConfigError``. ``legacy.modules`` makes the modules of ``MODULES`` importable.
+Each table maps an old name to the canonical one. Using an old name logs one debug line per process; passing both
+names of one argument is a ``ConfigError``. ``legacy.modules`` makes the modules of ``MODULES`` importable.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ JUDGE_PARAMETERS = {"client": "judge_client", "template": "judge_prompt"}
 TOKENIZER = {"processing_class": "tokenizer"}
 
 METRICS = {"correct_answer_reward_func": "correct_answer"}
-"""Metrics of older files, renamed on reading."""
+"""Metric names of older files, renamed on reading."""
 
 SANDBOX_HOOKS = {"get_sandbox_request": "get_sandbox_spec"}
-"""Hooks of sandbox environments that a subclass may have written under an older name."""
+"""Hooks of sandbox environments that a subclass may define under an older name."""
 
 REMOTE_SANDBOX = frozenset(
     "docker_image start_command gpu_count gpu_type team_id labels sandbox_name advanced_configs max_retries base_delay "
     "backoff_factor max_backoff_seconds jitter sandbox_client_max_workers sandbox_client_max_connections "
     "sandbox_client_max_keepalive_connections sandbox_wait_for_creation_max_attempts".split()
 )
-"""Parameters of sandbox environments that say something about a remote service and nothing about a local sandbox."""
+"""Parameters of sandbox environments that apply only to remote services, not to a local sandbox."""
 
 _SCORING = "verifiers.legacy.scoring"
 RUBRIC_METHODS = {
@@ -64,7 +64,7 @@ ENVIRONMENT_METHODS = {
     "_get_eval_inputs": "verifiers.legacy.running:eval_inputs",
     "_prepare_rollout_results": "verifiers.legacy.running:rollout_results",
 }
-"""Methods of environments that trainers of older versions call -> the functions of the environment that answer."""
+"""Methods of environments that older trainers call -> functions that implement them."""
 
 ENDPOINT_KEYS = {
     "url": "api_base_url",
@@ -72,7 +72,7 @@ ENDPOINT_KEYS = {
     "type": "client_type",
     "api_client_type": "client_type",
 }
-"""Keys of an endpoint registry, and what ``group[key]`` answers."""
+"""Keys of an endpoint registry, also for ``group[key]``."""
 
 NAMES = {
     "Error": "RolloutError",
@@ -104,7 +104,7 @@ LATER = {
     "Taskset": f"{_EDITION}; a dataset and a vf.Rubric under a vf.MultiTurnEnv say the same",
     "Harness": f"{_EDITION}; override rollout(self, input, client, model, sampling_args) of an environment",
 }
-"""Names of ``verifiers`` that an older version had and this one has not, with what to use instead."""
+"""Names of ``verifiers`` that only older versions had, with their replacements."""
 
 MODULES: dict[str, str] = {
     "envs": "verifiers.environments verifiers.environments.integrations",
@@ -152,7 +152,7 @@ MODULES: dict[str, str] = {
     "utils.tool_utils": "verifiers.data.tool_schema",
     "utils.usage_utils": "",
 }
-"""Module below ``verifiers`` -> the modules that have its names now, asked in this order after ``MODULE_NAMES``."""
+"""Module below ``verifiers`` -> the modules that have its names now, searched in this order after ``MODULE_NAMES``."""
 
 _CONVERSATIONS = "verifiers.legacy.conversations"
 MODULE_NAMES: dict[str, dict[str, str]] = {
@@ -214,7 +214,7 @@ MODULE_NAMES: dict[str, dict[str, str]] = {
     },
     "utils.usage_utils": {"extract_usage_tokens": "verifiers.legacy.saving:extract_usage_tokens"},
 }
-"""Module below ``verifiers`` -> its names that are spelt otherwise now, or stand elsewhere: ``module:name``."""
+"""Module below ``verifiers`` -> its names that were renamed or moved: ``module:name``."""
 
 
 UNCHANGED = {
@@ -236,7 +236,7 @@ UNCHANGED = {
     "score_rollout(prompt, completion, answer, state)": "`score_rollout(state)`",
     "run_group(…, gen_sampling_args=, gen_sem=, score_sem=) -> states": "`run_group(…, sampling_args=) -> rows`",
 }
-"""Older forms that work as they are and stand in no other table, with what they mean: for readers, in Markdown."""
+"""Older forms that still work and are in no other table, with their meaning, in Markdown for the reference page."""
 
 PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Names of `verifiers`", NAMES),
@@ -259,20 +259,20 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ),
     ("Not in this edition", LATER),
 )
-"""(title, table) in the order of the reference page, ``docs/compat_page.py``; other packages may have one too."""
+"""(title, table) in the order of the reference page, ``docs/compat_page.py``; other packages may define one too."""
 
 
 def load(target: str) -> Any:
-    """The object at ``module:name``. ``legacy`` is above every other layer, so lower layers reach it by name."""
+    """The object at ``module:name``. ``legacy`` is the top layer, so lower layers import it by name."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
-    """Give ``cls`` the methods of older versions that a table names.
+    """Add the methods of older versions in ``table`` to ``cls``.
 
-    The table's value is the present method, looked up when called, so that an override in a subclass counts; or a
-    function ``module:name``, which is imported when called and receives the object first.
+    Its values are current methods, looked up when called, so that overrides in subclasses count; or functions
+    ``module:name``, imported when called, with the object as first argument.
     """
     for old, new in table.items():
 
@@ -286,7 +286,7 @@ def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
 
 
 def hook(owner: Any, name: str, table: Mapping[str, str]) -> Any:
-    """The method ``name`` of ``owner``, or the one its class wrote under an older name."""
+    """The method ``name`` of ``owner``, or the one that its class defines under an older name."""
     for old, new in table.items():
         if new == name and callable(getattr(type(owner), old, None)):
             note(old, new)
@@ -294,21 +294,21 @@ def hook(owner: Any, name: str, table: Mapping[str, str]) -> Any:
     return getattr(owner, name)
 
 
-def rename(given: Mapping[str, Any], table: Mapping[str, str], where: str = "the call") -> dict[str, Any]:
-    """``given`` with canonical names. Raises ``ConfigError`` when both spellings of one thing are given."""
-    renamed = {name: value for name, value in given.items() if name not in table}
-    for old in given.keys() & table.keys():
+def rename(keywords: Mapping[str, Any], table: Mapping[str, str], where: str = "the call") -> dict[str, Any]:
+    """``keywords`` with canonical names. *Raises* ConfigError when both names of one argument are passed."""
+    renamed = {name: value for name, value in keywords.items() if name not in table}
+    for old in keywords.keys() & table.keys():
         new = table[old]
         if new in renamed:
             raise ConfigError(f"{where}: {old!r} is the older name of {new!r}; give one of them", key=old)
         note(old, new)
-        renamed[new] = given[old]
+        renamed[new] = keywords[old]
     return renamed
 
 
 @functools.cache
 def note(old: str, new: str) -> None:
-    """Log once per process that an older spelling was used."""
+    """Log once per process that an older name was used."""
     log.debug("%s is the older spelling of %s", old, new)
 
 

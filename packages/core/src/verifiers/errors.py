@@ -1,24 +1,24 @@
-"""Every error of the project, in one tree. A class says whose failure it is and what it may stop.
+"""The exception hierarchy. The class determines the scope of a failure: the call, one rollout, or the run.
 
     VerifiersError
-    ├─ UsageError                 the caller's mistake, raised before the first model call; commands exit 2
+    ├─ UsageError                 invalid use, raised before the first model call; commands exit 2
     │   ├─ ConfigError(ValueError)            ├─ MissingKeyError
     │   ├─ DatasetError(ValueError)           ├─ UnknownEnvironment(ValueError, LookupError)
     │   ├─ EnvironmentLoadError(RuntimeError) ├─ RunBusy        ├─ RunMismatch
-    ├─ RolloutError               belongs to ONE rollout: recorded on it, never escapes a run
+    ├─ RolloutError               failure of one rollout: recorded on it, never raised by a run
     │   ├─ ModelError: RateLimited · ModelUnavailable · ModelRefused · MalformedResponse ─ EmptyModelResponseError
     │   ├─ OverlongPromptError    the rollout loop turns it into a stop condition
     │   ├─ EnvironmentFault · RolloutTimeout · ScoringError
     │   ├─ ToolError: ToolParseError · ToolCallError
     │   └─ InfraError: TunnelError · WorkerLost · SandboxError: SandboxUnavailable · SandboxLimit
-    └─ RunError                   the run cannot go on; everything acknowledged is on disk; commands exit 3
+    └─ RunError                   the run cannot continue; everything acknowledged is on disk; commands exit 3
         ├─ JournalError · TooManyFaults
-        ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: they name what to correct)
+        ├─ AuthenticationFailed · ModelNotFound · EndpointUnreachable   (exit 2: correctable by the user)
         └─ WeightSyncError · CheckpointError · NonFiniteLoss · NoLearningSignal · GenerationStalled   (training)
 
-Errors are classified where they happen, chained with ``from`` and carry their facts as attributes:
-``RateLimited("…", retry_after_s=4.0)`` answers ``error.retry_after_s``. ``asyncio.CancelledError`` and
-``KeyboardInterrupt`` are never turned into one of these. This module imports nothing of ours.
+Errors are classified where they occur, chained with ``from``, and have facts as attributes:
+``RateLimited("…", retry_after_s=4.0).retry_after_s``. ``asyncio.CancelledError`` and ``KeyboardInterrupt`` are never
+converted to one of these. This module imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FACTS = frozenset(
     "hook host key limit line model names path pid response retry_after_s row sibling stage status suggestions url "
     "waiting_for".split()
 )
-"""What an error may carry. A fact that was not given reads as None."""
+"""Names of facts that an error may have; a missing fact reads as None."""
 
 
 class VerifiersError(Exception):
-    """Root of the tree. Keyword arguments must be ``FACTS`` and read as attributes."""
+    """Base class. Keyword arguments must be in ``FACTS`` and read as attributes."""
 
     exit_code = 3
     retryable = False
@@ -59,25 +59,25 @@ def _rebuild(cls: type[VerifiersError], message: str, facts: dict[str, Any]) -> 
     return cls(message, **facts)
 
 
-# --- the caller's mistake ---------------------------------------------------------------------------------------
+# --- invalid use ------------------------------------------------------------------------------------------------
 
 
 class UsageError(VerifiersError):
-    """The caller's mistake; raised before the first model call."""
+    """Invalid use of the library or its commands; raised before the first model call."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError, ValueError):
-    """A parameter, key or flag that cannot be used; says which, where and what to write instead."""
+    """An invalid parameter, key or flag; the message names it and the valid values."""
 
 
 class MissingKeyError(UsageError):
-    """Environment variables that must be set and are not (``names``)."""
+    """Required environment variables are not set (``names``)."""
 
 
 class DatasetError(UsageError, ValueError):
-    """A dataset that is absent, unreadable, or lacks the columns an environment needs."""
+    """A dataset is missing, unreadable, or lacks required columns."""
 
 
 class UnknownEnvironment(UsageError, ValueError, LookupError):
@@ -85,7 +85,7 @@ class UnknownEnvironment(UsageError, ValueError, LookupError):
 
 
 class EnvironmentLoadError(UsageError, RuntimeError):
-    """An environment is installed, but loading it failed; the real error is chained."""
+    """Loading an installed environment failed; the cause is chained."""
 
 
 class RunBusy(UsageError):
@@ -93,14 +93,14 @@ class RunBusy(UsageError):
 
 
 class RunMismatch(UsageError):
-    """A run directory holds another configuration (``differences``: key -> (stored, given))."""
+    """A run directory holds another configuration (``differences``: key -> (stored, new))."""
 
 
 # --- one rollout's failure --------------------------------------------------------------------------------------
 
 
 class RolloutError(VerifiersError):
-    """Belongs to one rollout. ``retryable``: running it again may help; ``scorable``: it is the model's own doing."""
+    """Failure of one rollout. ``retryable``: running it again may help; ``scorable``: caused by the model's output."""
 
 
 class ModelError(RolloutError):
@@ -108,13 +108,13 @@ class ModelError(RolloutError):
 
 
 class RateLimited(ModelError):
-    """HTTP 429 after every repeat, or a Retry-After above the bound (``retry_after_s``)."""
+    """HTTP 429 after every retry, or a Retry-After above the limit (``retry_after_s``)."""
 
     retryable = True
 
 
 class ModelUnavailable(ModelError):
-    """5xx, connection failure or attempt timeout after every repeat."""
+    """5xx, connection failure or attempt timeout after every retry."""
 
     retryable = True
 
@@ -124,7 +124,7 @@ class ModelRefused(ModelError):
 
 
 class MalformedResponse(ModelError):
-    """The endpoint answered 200 with something that is not a completion (``field``)."""
+    """The endpoint returned status 200 without a valid completion (``field``)."""
 
     retryable = True
 
@@ -144,7 +144,7 @@ class EnvironmentFault(RolloutError):
 
 
 class RolloutTimeout(RolloutError):
-    """The run's guard on one rollout expired (``waiting_for``, ``elapsed_s``)."""
+    """The run's time limit of one rollout expired (``waiting_for``, ``elapsed_s``)."""
 
 
 class ScoringError(RolloutError):
@@ -152,7 +152,7 @@ class ScoringError(RolloutError):
 
 
 class ToolError(RolloutError):
-    """A tool call the environment was told to stop on; the model's own doing."""
+    """A failed tool call that stops the rollout; caused by the model's output."""
 
     scorable = True
 
@@ -166,13 +166,13 @@ class ToolCallError(ToolError):
 
 
 class InfraError(RolloutError):
-    """Something around the rollout failed; running it again may help."""
+    """The infrastructure of the rollout failed; running it again may help."""
 
     retryable = True
 
 
 class WorkerLost(InfraError):
-    """An environment worker, or the connection to it, is gone; says how. On a rollout: it ends so each time."""
+    """An environment worker or its connection was lost. On a rollout: every worker that ran it died."""
 
     retryable = False
 
@@ -194,16 +194,16 @@ class SandboxUnavailable(SandboxError):
 
 
 class SandboxLimit(SandboxError):
-    """Executed code hit its time, memory or output bound (``limit``); the model's own doing."""
+    """Executed code hit its time, memory or output limit (``limit``); caused by the model's output."""
 
     scorable = True
 
 
-# --- the run cannot go on ---------------------------------------------------------------------------------------
+# --- the run cannot continue ------------------------------------------------------------------------------------
 
 
 class RunError(VerifiersError):
-    """The run cannot go on; everything acknowledged is on disk."""
+    """The run cannot continue; everything acknowledged is on disk."""
 
 
 class JournalError(RunError):
@@ -211,7 +211,7 @@ class JournalError(RunError):
 
 
 class TooManyFaults(RunError):
-    """Rollout after rollout fails with one cause (``cause``, ``count``)."""
+    """Consecutive rollouts failed with one cause (``cause``, ``count``)."""
 
 
 class AuthenticationFailed(RunError):
@@ -227,7 +227,7 @@ class ModelNotFound(RunError):
 
 
 class EndpointUnreachable(RunError):
-    """No successful answer from the endpoint since the run began (``url``)."""
+    """No successful response of the endpoint since the start of the run (``url``)."""
 
     exit_code = 2
 
@@ -245,7 +245,7 @@ class NonFiniteLoss(RunError):
 
 
 class NoLearningSignal(RunError):
-    """Batch after batch without two different rewards in any group (``histogram``)."""
+    """Consecutive batches had zero reward variance in every group (``histogram``)."""
 
 
 class GenerationStalled(RunError):

@@ -1,10 +1,11 @@
-"""The data that travels: messages, one model request, one model response. Imports nothing of ours.
+"""Data types: messages, model requests and responses, turns and rollouts.
 
 Messages are plain ``dict``s that also answer attributes, so code that writes ``m["content"]`` and code that
-writes ``m.content`` both work, equality and JSON are those of ``dict``, and ``"tool_calls" in m`` tells the truth.
-Sampled token ids and log-probabilities are kept as numpy arrays exactly as the server gave them.
+writes ``m.content`` both work, equality and JSON are those of ``dict``, and
+``"tool_calls" in m`` is True only when the message has tool calls.
+Sampled token ids and log-probabilities are numpy arrays exactly as the server sent them.
 
-This module does not parse provider payloads (``clients``) and knows nothing of datasets, scores or disks.
+``clients`` parses provider payloads. This module imports no other module of the package.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class UserMessage(Message):
 
 
 class AssistantMessage(Message):
-    """What the model said; ``content`` may be None only beside ``tool_calls``.
+    """A message of the model; ``content`` may be None only with ``tool_calls``.
 
     >>> vf.AssistantMessage("It is 4.", reasoning_content="2 + 2")
     {'role': 'assistant', 'content': 'It is 4.', 'reasoning_content': '2 + 2'}
@@ -169,7 +170,7 @@ class ToolMessage(Message):
 
 
 class TextMessage(Message):
-    """A stretch of text in completion mode.
+    """Text in completion mode.
 
     >>> vf.TextMessage("2 + 2 =")
     {'role': 'text', 'content': '2 + 2 ='}
@@ -182,7 +183,7 @@ class TextMessage(Message):
 
 
 class _Function(dict[str, Any]):
-    """The wire form of something with a ``function``, whose ``FLAT`` fields also read directly."""
+    """Wire format of an object with a ``function``, whose ``FLAT`` fields also read directly."""
 
     __slots__ = ()
     FLAT: tuple[str, ...] = ()
@@ -206,7 +207,7 @@ class _Function(dict[str, Any]):
 
 
 class ToolCall(_Function):
-    """A tool call in the wire form; ``name`` and ``arguments`` (a JSON string) also read flat.
+    """A tool call in the wire format; ``name`` and ``arguments`` (a JSON string) also read flat.
 
     >>> call = vf.ToolCall("c1", "add", {"a": 1})
     >>> call["function"]["name"], call.name, call.arguments
@@ -222,11 +223,11 @@ class ToolCall(_Function):
 
     @classmethod
     def from_wire(cls, call: Mapping[str, Any]) -> ToolCall:
-        """From ``{"id", "type", "function": {…}}`` or the flat ``{"id", "name", "arguments"}``; extra keys are kept."""
+        """From ``{"id", "type", "function": {…}}`` or flat ``{"id", "name", "arguments"}``; keeps extra keys."""
         function = call.get("function") or call
-        made = cls(call.get("id") or "", function.get("name") or "", function.get("arguments") or "{}")
-        made.update((k, v) for k, v in call.items() if k not in ("id", "type", "function", "name", "arguments"))
-        return made
+        tool_call = cls(call.get("id") or "", function.get("name") or "", function.get("arguments") or "{}")
+        tool_call.update((k, v) for k, v in call.items() if k not in ("id", "type", "function", "name", "arguments"))
+        return tool_call
 
 
 class Tool(_Function):
@@ -254,7 +255,7 @@ class Tool(_Function):
 
     @classmethod
     def from_wire(cls, tool: Mapping[str, Any]) -> Tool:
-        """From the nested OpenAI form or the flat one."""
+        """From the nested OpenAI format or the flat one."""
         f = tool.get("function") or tool
         return cls(f.get("name") or "", f.get("description") or "", f.get("parameters") or {}, f.get("strict"))
 
@@ -318,17 +319,17 @@ class ModelRequest:
     sampling_args: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     timeout_s: float | None = None
-    """Bound of the whole call with its repeats, in seconds; None leaves it to the client."""
+    """Time limit of the call with its retries, in seconds; None = the client's."""
     require_tokens: bool = False
-    """Ask for token ids and log-probabilities and refuse an answer without them."""
+    """Request token ids and log-probabilities, and reject a response without them."""
     rollout_id: str | None = None
-    """Names the conversation, so that a server can route its turns to one replica (header X-Session-ID)."""
+    """Identifies the conversation, so that a server can route its turns to one replica (header X-Session-ID)."""
     headers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens the server counted for one call.
+    """Token counts of one call, from the server.
 
     >>> vf.Usage(prompt_tokens=12, completion_tokens=3).total_tokens
     15
@@ -344,7 +345,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTokens:
-    """The tokens of one call exactly as the server saw and sampled them.
+    """The tokens of one call exactly as the server processed and sampled them.
 
     >>> tokens = vf.ResponseTokens(np.array([1, 15, 9]), np.array([7, 2]), np.array([-0.1, -0.7]), version=4)
     >>> len(tokens.prompt_ids), len(tokens.completion_ids) == len(tokens.completion_logprobs)
@@ -355,7 +356,7 @@ class ResponseTokens:
     completion_ids: np.ndarray  # int32 [C]
     completion_logprobs: np.ndarray  # float32 [C], of the processed distribution that was sampled
     version: int = -1
-    """Policy version of the oldest token of the completion; -1 when the server does not say."""
+    """Policy version of the oldest token of the completion; -1 when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +370,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The OpenAI spelling of a response's only choice."""
+    """The only choice of a response, as in the OpenAI API."""
 
     message: Message
     finish_reason: str
@@ -377,10 +378,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One completion. Also answers ``choices[0].message`` and ``usage.prompt_tokens`` as OpenAI objects do.
+    """One completion. Also has ``choices[0].message`` and ``usage.prompt_tokens`` like OpenAI objects.
 
-    >>> said = vf.Response(vf.AssistantMessage("4"), usage=vf.Usage(12, 1))
-    >>> said.text, said.choices[0].message.content, said.finish_reason, said.usage.total_tokens
+    >>> response = vf.Response(vf.AssistantMessage("4"), usage=vf.Usage(12, 1))
+    >>> response.text, response.choices[0].message.content, response.finish_reason, response.usage.total_tokens
     ('4', '4', 'stop', 13)
     """
 
@@ -395,7 +396,7 @@ class Response:
     created: int = 0
     attempts: tuple[Attempt, ...] = ()
     raw: Any = None
-    """The provider's own object; kept only when a run asks for it."""
+    """The provider's response object; only with the run option ``keep_raw_responses``."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -412,7 +413,7 @@ class Response:
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended: the conditions of the library. An author's own condition has the name of its method.
+    """Why a rollout ended: the library's conditions. An author's condition has the name of its method.
 
     >>> StopReason("max_turns_reached") is StopReason.MAX_TURNS, StopReason.truncates("timeout_reached")
     (True, True)
@@ -428,13 +429,13 @@ class StopReason(StrEnum):
 
     @classmethod
     def truncates(cls, reason: str | None) -> bool:
-        """Whether a rollout that ended for this reason was cut short by a limit of tokens or time."""
+        """Whether a rollout that ended for this reason was truncated by a limit of tokens or time."""
         return reason in (cls.MAX_SEQ_LEN, cls.MAX_COMPLETION_TOKENS, cls.PROMPT_TOO_LONG, cls.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One model call exactly as sampled. Nothing here is decoded or encoded again.
+    """One model call exactly as sampled. Tokens are never decoded and encoded again.
 
     The second turn of a conversation, in which the environment added the token 9; the policy was updated while it was
     generated::
@@ -451,16 +452,16 @@ class Turn:
     version: int | np.ndarray = -1
     """Policy version: one for the turn, or int32 [C] when weights changed while it was generated; -1 = unknown."""
     is_truncated: bool = False
-    """Whether a length limit cut the completion."""
+    """Whether a length limit truncated the completion."""
     num_shared: int = 0
     """Leading prompt tokens that are known to equal the previous turn's prompt and completion; not compared again."""
 
     def __post_init__(self) -> None:
         for name, dtype in _TURN_ARRAYS:
-            given = getattr(self, name)
-            if type(given) is np.ndarray and given.dtype == dtype and given.ndim == 1:
+            value = getattr(self, name)
+            if type(value) is np.ndarray and value.dtype == dtype and value.ndim == 1:
                 continue
-            array = np.asarray(given, dtype=dtype)
+            array = np.asarray(value, dtype=dtype)
             if array.ndim != 1:
                 raise ValueError(f"{name} of a turn must have one dimension, got shape {array.shape}")
             object.__setattr__(self, name, array)
@@ -489,7 +490,7 @@ _TURN_ARRAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One finished rollout: what was sampled and what it was worth. What travels from the runner to training.
+    """One finished rollout: its sampled turns, reward and metrics; passed from the runner to training.
 
     ``State`` is the author's mutable view of the same rollout while it runs; ``state.rollout()`` freezes it::
 
@@ -497,19 +498,19 @@ class Rollout:
     """
 
     turns: tuple[Turn, ...]
-    """The turns that have tokens; empty where the endpoint gave none."""
+    """The turns that have tokens; empty when the endpoint returned none."""
     reward: float
     """NaN when unknown."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
-    """``ClassName: message`` of what ended it."""
+    """``ClassName: message`` of the error that ended it."""
     stop: str | None = None
     """A ``StopReason``, or the name of an author's stop condition."""
     is_truncated: bool = False
     text: Mapping[str, Any] = field(default_factory=dict)
     """``prompt``, ``completion`` and ``answer``, for logs."""
     turn_rewards: tuple[float, ...] = ()
-    """What the environment gave for each turn alone, beside the reward; empty when it gave nothing."""
+    """The environment's rewards per turn, beside the reward; empty when it sets none."""
 
     @property
     def oldest_version(self) -> int | None:

@@ -15,7 +15,7 @@ from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
 from verifiers.errors import EnvironmentFault, RolloutTimeout, ScoringError
 from verifiers.results.rows import json_ready, state_to_output
-from verifiers.rollouts.author_code import named
+from verifiers.rollouts.author_code import extra_arguments
 from verifiers.rollouts.loop import TURN_GUARD, stop_conditions
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import UNSERIALIZABLE, decode_row, encode_row
@@ -99,7 +99,7 @@ async def _check_types(env: Environment, state: State, findings: Findings) -> No
     cls: Any = type(env)
     for name, condition, extras in stop_conditions(cls):
         try:
-            holds = await maybe_await(condition(env, state, **named(env, state, extras)))
+            holds = await maybe_await(condition(env, state, **extra_arguments(env, state, extras)))
         except Exception as error:  # noqa: BLE001  it worked during the rollout; asked once more, only its type counts
             findings.note(f"the stop condition {name} cannot be asked after a rollout: {said(error)}")
             continue

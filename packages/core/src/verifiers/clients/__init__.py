@@ -1,7 +1,7 @@
 """Model clients: one request in, one response or one classified error out.
 
-``as_client`` accepts whatever a caller has (``OpenAI``, ``AsyncOpenAI``, a double, a config, a registry alias,
-``"local"``); plain SDK clients are served by this package's own transport. The transport is imported on first use.
+``as_client`` accepts ``OpenAI``, ``AsyncOpenAI``, a test double, a config, a registry alias or ``"local"``; plain SDK
+clients use the transport of this package, which is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Objects that are called as they are: SDK clients we do not replace, doubles of them, and third-generation clients.
+"""Adapters of objects with their own transport: custom SDK clients, test doubles, and third-generation clients.
 
 The promise: any object with ``chat.completions.create`` (sync or async; ``completions.create`` for text) or with
-``get_response`` becomes a `Client`. Answers are read by attribute, so SDK objects, dicts and hand-written doubles are
-alike; a blocking ``create`` runs in a thread; failures are mapped into our tree and repeated by our one retry layer
-(an SDK object's own retries are set to 0 on a copy). The object is never changed or closed.
+``get_response`` becomes a `Client`. Responses are read by attribute, so SDK objects, dicts and hand-written doubles
+work alike; a blocking ``create`` runs in a thread; failures are mapped to ``errors`` and repeated by ``clients.retry``
+(the retries of an SDK object are set to 0 on a copy). The object is never changed or closed.
 
-Nothing here imports ``openai``.
+This module does not import ``openai``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_IN_FLIGHT = 28000
 MAX_TOKENS = "max_completion_tokens"
 
 
-class _Held:
-    """What an adapter holds in one event loop; threads start only when a call blocks."""
+class _LoopResources:
+    """Limiter and threads of an adapter in one event loop; threads start on the first blocking call."""
 
     def __init__(self) -> None:
         self.limiter = AdaptiveLimiter(MAX_IN_FLIGHT)
@@ -52,7 +52,7 @@ class _Held:
 
 
 class _Adapter(Identified):
-    """Shared by both kinds of object: where the call runs, what its failures mean, and repeating it."""
+    """Common part of the adapters: run the call, map its failures, and repeat it."""
 
     def __init__(
         self,
@@ -60,51 +60,53 @@ class _Adapter(Identified):
         retry: Annotated[RetryPolicy | None, Free("only how often a failure is repeated")] = None,
         keep_raw: Annotated[bool, Free("only what stays in memory")] = False,
     ):
-        self.given = called
+        self.original = called
         self.called = called
         self.keep_raw = keep_raw
         self.retry = retry or RetryPolicy()
-        self._where = _Whereabouts(called)
-        self._held: PerLoop[_Held] = PerLoop(_Held, _Held.close)
+        self._endpoint = _ObjectEndpoint(called)
+        self._resources: PerLoop[_LoopResources] = PerLoop(_LoopResources, _LoopResources.close)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.called).__name__})"
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion by the object; see `Client.complete` for what it raises."""
-        held = self._held.here()
-        return await call_with_retries(lambda: self._send(held, request), self.retry, held.limiter, request.timeout_s)
+        """Return one completion of the object. Raises as `Client.complete`."""
+        resources = self._resources.here()
+        return await call_with_retries(
+            lambda: self._send(resources, request), self.retry, resources.limiter, request.timeout_s
+        )
 
     async def aclose(self) -> None:
-        """Let go of this loop's threads; the object itself stays the caller's."""
-        await self._held.aclose()
+        """Release the threads of this loop; the adapted object stays open."""
+        await self._resources.aclose()
 
-    async def _send(self, held: _Held, request: ModelRequest) -> Response:
+    async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
         raise NotImplementedError
 
-    async def _call(self, held: _Held, create: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-        """The result of ``create(**arguments)``, in a thread unless it is a coroutine function."""
+    async def _call(self, resources: _LoopResources, create: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call ``create(**arguments)``, in a thread unless it is a coroutine function."""
         if inspect.iscoroutinefunction(inspect.unwrap(create)):
             return await create(**arguments)
         loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(held.threads, lambda: create(**arguments))
+        result = await loop.run_in_executor(resources.threads, lambda: create(**arguments))
         return await result if inspect.isawaitable(result) else result
 
     def _mapped(self, error: Exception, model: str) -> VerifiersError:
-        """What an exception of the object means in our tree."""
+        """Map an exception of the object to one of ``errors``."""
         status = getattr(error, "status_code", None)
         if isinstance(status, int) and 300 <= status < 600:
-            answer = getattr(error, "response", None)
-            headers = getattr(answer, "headers", None) or {}
+            response = getattr(error, "response", None)
+            headers = getattr(response, "headers", None) or {}
             retry_after = headers.get("retry-after-ms"), headers.get("retry-after")
-            return failure(status, _body(error), self._where.endpoint(), model, retry_after)
-        sentence = self._where.endpoint().redact(f"{self!r} failed: {type(error).__name__}: {error}")
+            return failure(status, _body(error), self._endpoint.endpoint(), model, retry_after)
+        text = self._endpoint.endpoint().redact(f"{self!r} failed: {type(error).__name__}: {error}")
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & {"APIConnectionError", "APITimeoutError"} or isinstance(error, OSError):
-            return ModelUnavailable(sentence, url=self._where.url)
+            return ModelUnavailable(text, url=self._endpoint.url)
         if "APIResponseValidationError" in names:
-            return MalformedResponse(sentence, url=self._where.url)
-        return ModelError(sentence, url=self._where.url)
+            return MalformedResponse(text, url=self._endpoint.url)
+        return ModelError(text, url=self._endpoint.url)
 
 
 class OpenAILikeClient(_Adapter):
@@ -122,21 +124,21 @@ class OpenAILikeClient(_Adapter):
             self.called = called.with_options(max_retries=0)
         self._max_tokens_name = MAX_TOKENS if self._is_sdk else None
 
-    async def _send(self, held: _Held, request: ModelRequest) -> Response:
+    async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
         in_chat = request.message_type != "completion"
         create = self.called.chat.completions.create if in_chat else self.called.completions.create
         name = (self._max_tokens_name or _spelling(request)) if in_chat else "max_tokens"
         try:
-            answer = await self._call(held, create, self._arguments(create, request, name))
+            response = await self._call(resources, create, self._arguments(create, request, name))
         except VerifiersError:
             raise
         except Exception as error:  # whatever the object raises is mapped and chained
             if name != MAX_TOKENS or not refuses_argument(getattr(error, "status_code", 0), _body(error), name):
                 raise self._mapped(error, request.model) from error
             self._max_tokens_name = "max_tokens"
-            return await self._send(held, request)
-        raw = answer if self.keep_raw else None
-        return to_response(read_completion(answer), request, repr(self), raw)
+            return await self._send(resources, request)
+        raw = response if self.keep_raw else None
+        return to_response(read_completion(response), request, repr(self), raw)
 
     def _arguments(self, create: Callable[..., Any], request: ModelRequest, max_tokens_name: str) -> dict[str, Any]:
         known, extra = split_arguments(request, max_tokens_name)
@@ -158,9 +160,9 @@ class OpenAILikeClient(_Adapter):
 
 
 class GetResponseClient(_Adapter):
-    """A third-generation client: ``get_response(prompt, model, sampling_args, tools)`` with a flat answer."""
+    """A third-generation client: ``get_response(prompt, model, sampling_args, tools)`` with a flat response."""
 
-    async def _send(self, held: _Held, request: ModelRequest) -> Response:
+    async def _send(self, resources: _LoopResources, request: ModelRequest) -> Response:
         sampling_args = {name: value for name, value in request.sampling_args.items() if value is not None}
         if request.seed is not None:
             sampling_args["seed"] = request.seed
@@ -171,20 +173,20 @@ class GetResponseClient(_Adapter):
             "tools": list(request.tools) if request.tools else None,
         }
         try:
-            answer = await self._call(held, self.called.get_response, arguments)
+            response = await self._call(resources, self.called.get_response, arguments)
         except VerifiersError:
             raise
         except Exception as error:  # whatever the object raises is mapped and chained
             raise self._mapped(error, request.model) from error
-        raw = answer if self.keep_raw else None
-        return to_response(read_flat(answer), request, repr(self), raw)
+        raw = response if self.keep_raw else None
+        return to_response(read_flat(response), request, repr(self), raw)
 
 
-# --- how an object wants to be called -------------------------------------------------------------------------------
+# --- call conventions of an object -------------------------------------------------------------------------------
 
 
-class _Whereabouts:
-    """How to speak of the object's endpoint, read when an error is written."""
+class _ObjectEndpoint:
+    """The endpoint of an object for error messages, read when one is created."""
 
     def __init__(self, called: Any):
         self._called = called
@@ -200,13 +202,13 @@ class _Whereabouts:
 
 
 def _body(error: Exception) -> bytes:
-    """What the server said: the answer's bytes where the exception holds them, else the exception's text."""
+    """Return the body of the response where the exception holds it, else the text of the exception."""
     content = getattr(getattr(error, "response", None), "content", None)
     return content if isinstance(content, bytes) and content else str(error).encode("utf-8", "replace")
 
 
 def _spelling(request: ModelRequest) -> str:
-    """The limit of tokens as the caller wrote it: a double may know only one name."""
+    """Return the name of the token limit in the request: a test double may accept only one."""
     return MAX_TOKENS if MAX_TOKENS in request.sampling_args else "max_tokens"
 
 

@@ -1,9 +1,9 @@
-"""Answers of objects we call as they are, read attribute by attribute into the same `Completion` as HTTP bodies.
+"""Read response objects by attribute into the same `Completion` as HTTP bodies.
 
-The promise: SDK objects, dicts, namespaces and hand-written doubles read alike, and a field of another type than
-expected reads as absent, so a mock's automatic attributes are never taken for data.
+The promise: SDK objects, dicts, namespaces and hand-written doubles read alike, and a field of an unexpected type reads
+as absent, so the automatic attributes of a mock are never mistaken for data.
 
-This module calls nothing (``adapters``) and judges nothing (``reply``).
+``adapters`` makes the calls and ``reply`` validates the result.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ import msgspec
 from verifiers.clients.reply import Choice, Completion, Entry, Logprobs
 
 
-def read_completion(answer: Any) -> Completion:
-    """The completion in an SDK object, a dict or a double; a field of another type than expected reads as absent."""
-    choices = _typed(answer, "choices", list) or []
+def read_completion(response: Any) -> Completion:
+    """Read the completion of an SDK object, a dict or a test double; fields of an unexpected type are absent."""
+    choices = _typed(response, "choices", list) or []
     return Completion(
         choices=[_choice(choice) for choice in choices[:1]],
-        id=_typed(answer, "id", str),
-        model=_typed(answer, "model", str),
-        created=_typed(answer, "created", int),
-        usage=_usage(_get(answer, "usage")),
-        prompt_token_ids=_typed(answer, "prompt_token_ids", list),
-        weight_versions=_plain_data(_get(answer, "weight_versions")),
-        weight_version=_plain_data(_get(answer, "weight_version")),
+        id=_typed(response, "id", str),
+        model=_typed(response, "model", str),
+        created=_typed(response, "created", int),
+        usage=_usage(_get(response, "usage")),
+        prompt_token_ids=_typed(response, "prompt_token_ids", list),
+        weight_versions=_plain_data(_get(response, "weight_versions")),
+        weight_version=_plain_data(_get(response, "weight_version")),
     )
 
 
-def read_flat(answer: Any) -> Completion:
-    """The completion in a third-generation answer, where message and tokens lie one level higher."""
-    message = _get(answer, "message")
+def read_flat(response: Any) -> Completion:
+    """Read the completion of a third-generation response, with message and tokens one level higher."""
+    message = _get(response, "message")
     tokens = _get(message, "tokens")
     logprobs = _typed(tokens, "completion_logprobs", list)
     choice = Choice(
         message=_message(message) if message is not None else None,
-        finish_reason=_typed(message, "finish_reason", str) or _typed(answer, "finish_reason", str),
+        finish_reason=_typed(message, "finish_reason", str) or _typed(response, "finish_reason", str),
         logprobs=Logprobs(token_logprobs=logprobs) if logprobs is not None else None,
         token_ids=_typed(tokens, "completion_ids", list),
     )
     return Completion(
         choices=[choice] if message is not None else [],
-        id=_typed(answer, "id", str),
-        model=_typed(answer, "model", str),
-        created=_typed(answer, "created", int),
-        usage=_usage(_get(answer, "usage")),
+        id=_typed(response, "id", str),
+        model=_typed(response, "model", str),
+        created=_typed(response, "created", int),
+        usage=_usage(_get(response, "usage")),
         prompt_token_ids=_typed(tokens, "prompt_ids", list),
     )
 
@@ -117,7 +117,7 @@ def _typed(holder: Any, name: str, kind: type) -> Any:
 
 
 def _plain_data(value: Any) -> Any:
-    """Version spans as plain data; None for anything that is not data."""
+    """Return version spans as plain data; None for anything else."""
     try:
         return msgspec.to_builtins(value)
     except TypeError:

@@ -1,7 +1,7 @@
-"""The endpoint registry: short names for models and where they are served, from a TOML or a Python file.
+"""The endpoint registry: short names of models and their endpoints, from a TOML or a Python file.
 
-The promise: a key that is misspelt, given twice or looks like a secret stops with the right name; nothing in the file
-is executed. `load_endpoints` is called by commands and by users; the library reads no file by itself.
+The promise: a misspelt or duplicate key, or one with a secret as its value, raises an error that names it; the file is
+never executed. Commands and users call `load_endpoints`; the library loads no file on its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECRET = re.compile(r"(sk|pk|hf|gsk|xai|pit|key|api)[-_](?=.*\d).{12,}|(?=.*\d)
 
 
 class EndpointGroup(list[EndpointConfig]):
-    """The variants of one alias; ``group["model"]``, ``["url"]`` and ``["key"]`` answer for the first."""
+    """The variants of one alias; ``group["model"]``, ``["url"]`` and ``["key"]`` return those of the first."""
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
@@ -48,14 +48,14 @@ _LOADED: dict[str, EndpointGroup] = {}
 
 
 def loaded_endpoint(alias: str) -> EndpointGroup | None:
-    """The group of an alias in any registry this process has loaded; later files win."""
+    """Return the group of an alias in the registries loaded by this process; later files take precedence."""
     return _LOADED.get(alias)
 
 
 def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
-    """The registry in a ``.toml`` or ``.py`` file, by alias; its aliases then name clients in `as_client`.
+    """Load the registry of a ``.toml`` or ``.py`` file, by alias; `as_client` then accepts its aliases.
 
-    Raises: ``ConfigError`` for a file that is absent, unreadable or has keys that are unknown, given twice or secret.
+    Raises: ``ConfigError`` for an absent or unreadable file, and for unknown, duplicate or secret keys.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
         module = ast.parse(text, filename=str(path))
     except SyntaxError as error:
         raise ConfigError(f"{path} is not valid Python: {error}", path=str(path)) from error
-    value = next((found for node in module.body if (found := _assigned(node)) is not None), None)
+    value = next((value for node in module.body if (value := _endpoints_value(node)) is not None), None)
     if value is None:
         raise ConfigError(f"{path} has no ENDPOINTS = {{…}} at module level", path=str(path))
     _refuse_repeated_aliases(value, path)
@@ -105,7 +105,7 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
         table = ast.literal_eval(value)
     except ValueError as error:
         raise ConfigError(
-            f"{path}: ENDPOINTS is not a literal, and the file is read, not run: write the values out, or use TOML",
+            f"{path}: ENDPOINTS is not a literal, and the file is not executed: write the values out, or use TOML",
             path=str(path),
         ) from error
     if not isinstance(table, dict):
@@ -119,15 +119,15 @@ def _from_python(text: str, path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _assigned(node: ast.stmt) -> ast.expr | None:
-    """The value of ``ENDPOINTS = …`` when the statement is that."""
+def _endpoints_value(node: ast.stmt) -> ast.expr | None:
+    """Return the value of the statement ``ENDPOINTS = …``; None for another statement."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    named = any(isinstance(target, ast.Name) and target.id == "ENDPOINTS" for target in targets)
-    return node.value if named and isinstance(node, ast.Assign | ast.AnnAssign) else None
+    is_endpoints = any(isinstance(target, ast.Name) and target.id == "ENDPOINTS" for target in targets)
+    return node.value if is_endpoints and isinstance(node, ast.Assign | ast.AnnAssign) else None
 
 
 def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:
-    """A dict literal keeps only the last of two equal keys; the reader of the file would not know."""
+    """*Raises* ConfigError for a duplicate key, of which a dict literal silently keeps the last."""
     for table in [node for node in ast.walk(value) if isinstance(node, ast.Dict)]:
         keys = [key.value for key in table.keys if isinstance(key, ast.Constant)]
         for key in keys:
@@ -136,7 +136,7 @@ def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Whether a value is of the kind that a field holds."""
+    """Return whether a value has the type of a field."""
     if name in PRICE_FIELDS:
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
     return isinstance(value, Mapping if name == "headers" else str) and bool(value)
@@ -144,29 +144,31 @@ def _fits(name: str, value: Any) -> bool:
 
 def _endpoint(entry: Mapping[str, Any], path: Path) -> EndpointConfig:
     alias = entry.get("endpoint_id")
-    place = f"{path}: endpoint {alias!r}"
+    location = f"{path}: endpoint {alias!r}"
     fields: dict[str, Any] = {}
     for key, value in entry.items():
         name = FIELD_OF.get(key)
         if name is None:
             known = closest(str(key), FIELD_OF) or f"; known: {', '.join(FIELD_OF)}"
-            raise ConfigError(f"{place}: unknown key {key!r}{known}", path=str(path), key=str(key))
+            raise ConfigError(f"{location}: unknown key {key!r}{known}", path=str(path), key=str(key))
         if name in fields:
-            raise ConfigError(f"{place}: {key!r} repeats a setting that is already given", path=str(path), key=key)
+            raise ConfigError(f"{location}: {key!r} repeats a setting", path=str(path), key=key)
         if not _fits(name, value):
             special = {"headers": "a table", **dict.fromkeys(PRICE_FIELDS, "a number of US dollars, 0 or more")}
             expected = special.get(name, "a text that is not empty")
-            raise ConfigError(f"{place}: {key!r} must be {expected}, not {value!r}", path=str(path), key=key)
+            raise ConfigError(f"{location}: {key!r} must be {expected}, not {value!r}", path=str(path), key=key)
         fields[name] = value
     if missing := {"endpoint_id", "model"} - fields.keys():
-        raise ConfigError(f"{place} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0])
-    if len(given := [name for name in PRICE_FIELDS if name in fields]) == 1:
-        raise ConfigError(f"{place} has {given[0]!r} alone; a cost needs both prices", path=str(path), key=given[0])
+        raise ConfigError(f"{location} has no {sorted(missing)[0]!r}", path=str(path), key=sorted(missing)[0])
+    if len(prices := [name for name in PRICE_FIELDS if name in fields]) == 1:
+        raise ConfigError(
+            f"{location} has {prices[0]!r} alone; a cost needs both prices", path=str(path), key=prices[0]
+        )
     check_client_type(fields.get("client_type", "openai_chat_completions"))
     variable = fields.get("api_key_var", "OPENAI_API_KEY")
     if _SECRET.fullmatch(variable) or not _VARIABLE.fullmatch(variable):
         raise ConfigError(
-            f"{place}: 'key' must name an environment variable, and what stands there looks like a key itself: "
+            f"{location}: 'key' must name an environment variable, but its value looks like a key itself: "
             "put the key into a variable and write its name here",
             path=str(path),
             key="key",

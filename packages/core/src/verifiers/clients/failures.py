@@ -1,7 +1,7 @@
-"""What a refusal by a provider means: one function from an HTTP answer to an error of our tree.
+"""Classify HTTP error responses of providers as exceptions of ``errors``.
 
-The promise: every status and every wording ends in exactly one class, the sentence names the endpoint and what to
-correct, and no key or header value appears in it (`Endpoint.redact`).
+The promise: every status and message maps to exactly one class, the text names the endpoint and the correction, and
+contains no key or header value (`Endpoint.redact`).
 
 This module sends nothing and repeats nothing.
 """
@@ -37,8 +37,10 @@ _OVERLONG = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _LIMIT_ALONE_TOO_LARGE = (
-    re.compile(r"is too large: (?P<asked>\d+).*?maximum context length is (?P<room>\d+)", re.IGNORECASE | re.DOTALL),
-    re.compile(r"context length is (?P<room>\d+).*?(?P<asked>\d+) in the completion", re.IGNORECASE | re.DOTALL),
+    re.compile(
+        r"is too large: (?P<requested>\d+).*?maximum context length is (?P<room>\d+)", re.IGNORECASE | re.DOTALL
+    ),
+    re.compile(r"context length is (?P<room>\d+).*?(?P<requested>\d+) in the completion", re.IGNORECASE | re.DOTALL),
 )
 _UNKNOWN_MODEL = re.compile(
     r"model_not_found | model.{0,200}(does\ not\ exist|not\ found|not\ exist|is\ not\ available|not\ served)"
@@ -54,12 +56,12 @@ _QUOTA = re.compile(r"insufficient_quota|exceeded your current quota|billing_har
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How an endpoint is spoken of in errors."""
+    """The description of an endpoint in error messages."""
 
     url: str
-    """The base URL as it may be shown."""
+    """The base URL without secrets."""
     key_name: str
-    """Where the key comes from, for example "the variable OPENAI_API_KEY"."""
+    """The source of the key, for example "the variable OPENAI_API_KEY"."""
     api_key_var: str | None = None
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
@@ -71,17 +73,19 @@ class Endpoint:
 
 
 def is_overlong(text: str) -> bool:
-    """Whether a refusal says that the prompt does not fit the context."""
+    """Return whether an error text reports a prompt longer than the context."""
     return bool(_OVERLONG.search(text)) and not limit_alone_too_large(text)
 
 
 def limit_alone_too_large(text: str) -> bool:
-    """Whether a refusal says that max_tokens alone is the whole context or more, whatever the prompt."""
-    return any((m := pattern.search(text)) and int(m["asked"]) >= int(m["room"]) for pattern in _LIMIT_ALONE_TOO_LARGE)
+    """Return whether an error text reports that max_tokens alone is as long as the context or longer."""
+    return any(
+        (m := pattern.search(text)) and int(m["requested"]) >= int(m["room"]) for pattern in _LIMIT_ALONE_TOO_LARGE
+    )
 
 
 def refuses_argument(status: int, body: bytes, name: str) -> bool:
-    """Whether a refusal says that the endpoint does not know this argument."""
+    """Return whether a response reports that the endpoint does not support this argument."""
     if status not in (400, 422):
         return False
     text = excerpt(body, 2000)
@@ -91,33 +95,36 @@ def refuses_argument(status: int, body: bytes, name: str) -> bool:
 def failure(
     status: int, body: bytes, endpoint: Endpoint, model: str, retry_after: tuple[str | None, str | None] = (None, None)
 ) -> VerifiersError:
-    """The error that an answer other than 200 means. ``retry_after``: headers retry-after-ms and Retry-After."""
+    """Return the error of a response with a status other than 200.
+
+    ``retry_after``: the headers retry-after-ms and Retry-After.
+    """
     text = endpoint.redact(excerpt(body, 2000))
-    said = f": {text[:300]}" if text else ""
+    detail = f": {text[:300]}" if text else ""
     url = endpoint.url
     facts = {"url": url, "status": status, "body": text}
     retry_after_s = parse_retry_after(*retry_after)
     if status == 429:
         if quota := _QUOTA.search(text):
-            sentence = f"{url} says the quota of its account is used up{said}"
+            message = f"{url} reports that the quota of its account is used up{detail}"
         else:
             wait = f", asking to wait {retry_after_s:g} s" if retry_after_s is not None else ""
-            sentence = f"{url} limits the rate of requests (HTTP 429{wait}){said}"
-        return RateLimited(sentence, retry_after_s=retry_after_s, limit="quota" if quota else None, **facts)
+            message = f"{url} limits the rate of requests (HTTP 429{wait}){detail}"
+        return RateLimited(message, retry_after_s=retry_after_s, limit="quota" if quota else None, **facts)
     if status in (408, 409) or status >= 500:
-        return ModelUnavailable(f"{url} failed with HTTP {status}{said}", retry_after_s=retry_after_s, **facts)
+        return ModelUnavailable(f"{url} failed with HTTP {status}{detail}", retry_after_s=retry_after_s, **facts)
     if status in (401, 403):
-        sentence = f"{url} refused the key in {endpoint.key_name} (HTTP {status}){said}"
-        return AuthenticationFailed(sentence, api_key_var=endpoint.api_key_var, **facts)
+        message = f"{url} refused the key in {endpoint.key_name} (HTTP {status}){detail}"
+        return AuthenticationFailed(message, api_key_var=endpoint.api_key_var, **facts)
     if status in (400, 413, 422) and is_overlong(text):
-        return OverlongPromptError(f"the prompt does not fit the context of {model}{said}", model=model, **facts)
+        return OverlongPromptError(f"the prompt does not fit the context of {model}{detail}", model=model, **facts)
     if status in (400, 404, 422) and _UNKNOWN_MODEL.search(text):
-        return ModelNotFound(f"{url} does not serve the model {model!r}{said}", model=model, **facts)
+        return ModelNotFound(f"{url} does not serve the model {model!r}{detail}", model=model, **facts)
     if status in (404, 405):
-        sentence = f"{url} has no completions endpoint (HTTP {status}): correct the base URL, which usually ends in /v1"
-        return EndpointUnreachable(sentence, **facts)
+        message = f"{url} has no completions endpoint (HTTP {status}): correct the base URL, which usually ends in /v1"
+        return EndpointUnreachable(message, **facts)
     if status < 400:
-        return EndpointUnreachable(f"{url} redirects (HTTP {status}): give the final URL as base URL", **facts)
+        return EndpointUnreachable(f"{url} redirects (HTTP {status}): use the final URL as base URL", **facts)
     if limit_alone_too_large(text):
-        return ModelRefused(f"max_tokens alone fills the context of {model}, lower it{said}", **facts)
-    return ModelRefused(f"{url} refused the request (HTTP {status}){said}", **facts)
+        return ModelRefused(f"max_tokens alone fills the context of {model}, lower it{detail}", **facts)
+    return ModelRefused(f"{url} refused the request (HTTP {status}){detail}", **facts)

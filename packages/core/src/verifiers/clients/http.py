@@ -1,10 +1,10 @@
-"""The package's own transport to an OpenAI-compatible endpoint.
+"""HTTP transport to an OpenAI-compatible endpoint.
 
-The promise: one pooled session per event loop, opened by the first request there and closed with the loop; bytes in,
-`Response` out, no SDK object in between; every failure is an error of our tree without a secret in it; one retry layer
-(``retry``), obeyed by everything. Constructing a client opens nothing and needs no key.
+The promise: one pooled session per event loop, opened by the first request there and closed with the loop; bodies are
+decoded straight to `Response`, without SDK objects; every failure is an exception of ``errors`` without secrets;
+``retry`` is the only retry layer. The constructor opens nothing and needs no key.
 
-It does not normalise messages, does not choose the model and does not know what a rollout is.
+This module neither normalizes messages nor selects the model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "http
 
 
 class Pool:
-    """What a client holds in one event loop: the session, its endpoint's limiter, and how to speak of it."""
+    """Resources of a client in one event loop: session, limiter, and the endpoint for error messages."""
 
     __slots__ = ("endpoint", "limiter", "session")
 
@@ -61,9 +61,9 @@ class Pool:
 class OpenAIChatCompletionsClient(Identified):
     """Chat completions (and text completions, for requests that ask for them) over HTTP.
 
-    Keywords override the fields of ``config``. ``api_key`` is a key itself; without it the variable
+    Keywords override the fields of ``config``. ``api_key`` is the key itself; without it the variable
     ``config.api_key_var`` is read at the first request. ``query`` is added to every URL. ``keep_raw`` puts the decoded
-    body on ``Response.raw``. ``tools_shown``: whether the model's chat template shows tools, where the caller knows it.
+    body on ``Response.raw``. ``tools_shown``: whether the chat template of the model shows tools; None if unknown.
 
     Example: ``OpenAIChatCompletionsClient(base_url="http://127.0.0.1:8000/v1", max_retries=4)``
 
@@ -89,7 +89,9 @@ class OpenAIChatCompletionsClient(Identified):
         **fields: Unpack[ClientOptions],
     ):
         if config is not None and not isinstance(config, ClientConfig):
-            raise ConfigError(f"config must be a ClientConfig, not {type(config).__name__}; as_client() takes the rest")
+            raise ConfigError(
+                f"config must be a ClientConfig, not {type(config).__name__}; as_client() accepts other types"
+            )
         try:
             config = replace(config or ClientConfig(client_type=self.client_type), **fields)
         except TypeError as error:
@@ -120,7 +122,7 @@ class OpenAIChatCompletionsClient(Identified):
         return str(self._base)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that a request carries; ``headers`` and further fields are part of ``config``."""
+        """The settings that affect a request; ``headers`` and further fields are part of ``config``."""
         return {
             "class": type_name(type(self)),
             "config": describe(self.config),
@@ -129,7 +131,7 @@ class OpenAIChatCompletionsClient(Identified):
         }
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion, repeated by the retry policy; see `Client.complete` for what it raises."""
+        """Return one completion, with retries. Raises as `Client.complete`."""
         in_chat = request.message_type != "completion"
         url = self._chat_url if in_chat else self._text_url
         max_tokens_name = self._max_tokens_name if in_chat else "max_tokens"
@@ -139,31 +141,31 @@ class OpenAIChatCompletionsClient(Identified):
         async def send() -> Response:
             nonlocal body, max_tokens_name
             pool = self._pools.here()
-            status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
-            if max_tokens_name == "max_completion_tokens" and refuses_argument(status, answer, max_tokens_name):
+            status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
+            if max_tokens_name == "max_completion_tokens" and refuses_argument(status, response, max_tokens_name):
                 max_tokens_name = "max_tokens"
                 body = to_body(request, max_tokens_name)
-                status, answer, retry_after = await self._exchange(pool, "POST", url, body, headers)
+                status, response, retry_after = await self._exchange(pool, "POST", url, body, headers)
                 if status == 200:
                     self._max_tokens_name = max_tokens_name
             if status != 200:
-                raise failure(status, answer, pool.endpoint, request.model, retry_after)
+                raise failure(status, response, pool.endpoint, request.model, retry_after)
             where = pool.endpoint.url
-            raw = msgspec.json.decode(answer) if self.keep_raw else None
-            return to_response(decode(answer, where), request, where, raw)
+            raw = msgspec.json.decode(response) if self.keep_raw else None
+            return to_response(decode(response, where), request, where, raw)
 
         return await call_with_retries(send, self.retry, self._pools.here().limiter, request.timeout_s)
 
     async def shows_tools(self) -> bool | None:
-        """See ``clients.base.shows_tools``: what was said when the client was made; a server is not asked."""
+        """Return ``tools_shown`` of the constructor; the server is not queried."""
         return self._tools_shown
 
     async def aclose(self) -> None:
-        """Close the running loop's session; other loops keep theirs, and a later request opens another."""
+        """Close the session of the running loop; other loops keep theirs, and a later request opens another."""
         await self._pools.aclose()
 
     async def preflight(self, model: str | None = None, timeout_s: float = 10.0) -> str | None:
-        """Ask the endpoint who it is, once, before a run; a sentence when its listing lacks ``model``, else None.
+        """Check the endpoint before a run; return a warning when its listing lacks ``model``, else None.
 
         Raises: ``EndpointUnreachable`` (nothing listens, not an API), ``AuthenticationFailed``, ``MissingKeyError``.
         """
@@ -174,19 +176,19 @@ class OpenAIChatCompletionsClient(Identified):
                     await self._probe_completions()
         except TimeoutError:
             raise EndpointUnreachable(
-                f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url
+                f"{self.base_url} did not response within {timeout_s:g} s", url=self.base_url
             ) from None
         except (ModelUnavailable, RateLimited) as error:
             if error.status is not None:
-                return f"{self.base_url} answers, but with HTTP {error.status}; requests will be repeated"
-            sentence = f"{error}: start the server or correct the base URL"
-            raise EndpointUnreachable(sentence, url=self.base_url) from error.__cause__
+                return f"{self.base_url} responds, but with HTTP {error.status}; requests will be repeated"
+            message = f"{error}: start the server or correct the base URL"
+            raise EndpointUnreachable(message, url=self.base_url) from error.__cause__
         if model is None or not names or model in names:
             return None
         return f"{self.base_url} lists {', '.join(names[:5])}{', …' if len(names) > 5 else ''}, not {model!r}"
 
     async def list_models(self) -> list[str] | None:
-        """Names that ``GET /models`` lists, or None where the endpoint has no listing. One attempt, no repeats."""
+        """Return the names that ``GET /models`` lists, or None without a listing. One attempt, no retries."""
         pool = self._pools.here()
         status, body, retry_after = await self._exchange(pool, "GET", self._url("models"), None, None)
         if status in (400, 404, 405, 422, 501):
@@ -197,14 +199,14 @@ class OpenAIChatCompletionsClient(Identified):
             listing = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             what = "a web page" if body.lstrip()[:1] == b"<" else "no JSON"
-            sentence = f"{self.base_url} answered with {what}, it is no model API: correct the base URL (…/v1)"
-            raise EndpointUnreachable(sentence, url=self.base_url, status=status) from None
+            message = f"{self.base_url} answered with {what}, it is not a model API: correct the base URL (…/v1)"
+            raise EndpointUnreachable(message, url=self.base_url, status=status) from None
         entries = listing.get("data") if isinstance(listing, dict) else None
         entries = entries if isinstance(entries, list) else []
         return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
     async def _probe_completions(self) -> None:
-        """An empty request, which a completions endpoint refuses and a wrong URL does not find."""
+        """Send an empty request, which a completions endpoint refuses and a wrong URL answers with 404."""
         pool = self._pools.here()
         url = self._chat_url if self.client_type == "openai_chat_completions" else self._text_url
         status, body, retry_after = await self._exchange(pool, "POST", url, b"{}", None)
@@ -215,26 +217,26 @@ class OpenAIChatCompletionsClient(Identified):
     async def _exchange(
         self, pool: Pool, method: str, url: URL, body: bytes | None, headers: Mapping[str, str] | None
     ) -> tuple[int, bytes, tuple[str | None, str | None]]:
-        """(status, body, headers retry-after-ms and Retry-After) of one HTTP exchange."""
+        """Return (status, body, headers retry-after-ms and Retry-After) of one HTTP exchange."""
         data: Any = body if body is None or len(body) < 2**20 else io.BytesIO(body)
         try:
             with Deadline(self.config.timeout):
-                answer = await pool.session.request(method, url, data=data, headers=headers, allow_redirects=False)
-                received = await answer.read()  # gives the connection back, or closes it when it is stopped
-            if answer.status == 200:
-                return 200, received, (None, None)
+                response = await pool.session.request(method, url, data=data, headers=headers, allow_redirects=False)
+                content = await response.read()  # releases the connection, or closes it when cancelled
+            if response.status == 200:
+                return 200, content, (None, None)
             return (
-                answer.status,
-                received,
-                (answer.headers.get("retry-after-ms"), answer.headers.get("Retry-After")),
+                response.status,
+                content,
+                (response.headers.get("retry-after-ms"), response.headers.get("Retry-After")),
             )
         except TimeoutError as error:
-            what = _timeout_sentence(error, self.config)
+            what = _timeout_text(error, self.config)
             raise ModelUnavailable(f"{self.base_url} {what}", url=self.base_url) from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError) as error:
-            sentence = f"no answer from {self.base_url} ({_connection_fault(error)})"
-            raise ModelUnavailable(pool.endpoint.redact(sentence), url=self.base_url) from error
-        except ValueError as error:  # aiohttp's answer to a header with a line end
+            message = f"no answer from {self.base_url} ({_connection_fault(error)})"
+            raise ModelUnavailable(pool.endpoint.redact(message), url=self.base_url) from error
+        except ValueError as error:  # raised by aiohttp for a header with a line end
             raise ModelRefused(f"a header of the call to {self.base_url} cannot be sent", url=self.base_url) from error
 
     def _open(self) -> Pool:
@@ -254,12 +256,12 @@ class OpenAIChatCompletionsClient(Identified):
         return Pool(session, AdaptiveLimiter(num_connections), self._endpoint(key))
 
     def _endpoint(self, key: str | None) -> Endpoint:
-        given = self._api_key is not None
+        has_key = self._api_key is not None
         secrets = {key or "", *self.config.extra_headers.values(), *self._query.values()}
         return Endpoint(
             url=self.base_url,
-            key_name="the api_key of the client" if given else f"the variable {self.config.api_key_var}",
-            api_key_var=None if given else self.config.api_key_var,
+            key_name="the api_key of the client" if has_key else f"the variable {self.config.api_key_var}",
+            api_key_var=None if has_key else self.config.api_key_var,
             secrets=tuple(sorted((s for s in secrets if len(s) >= 6), key=len, reverse=True)),
         )
 
@@ -273,7 +275,9 @@ class OpenAIChatCompletionsClient(Identified):
             )
         key = (key or "").strip()
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the key for {self.base_url} contains characters that no key has: copy it again")
+            raise ConfigError(
+                f"the key for {self.base_url} contains characters that are not valid in a key: copy it again"
+            )
         return key or None
 
     def _url(self, path: str) -> URL:
@@ -315,12 +319,12 @@ def _parse_base_url(text: str) -> URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"the base URL {text!r} is no http(s) URL; it looks like http://127.0.0.1:8000/v1")
     if url.user or url.password:
-        raise ConfigError("the base URL holds a user or password: put the key into a variable, or use extra_headers")
+        raise ConfigError("the base URL contains a user or password: put the key into a variable, or use extra_headers")
     return url
 
 
 def is_loopback(url: URL) -> bool:
-    """Whether the URL's host is this machine's loopback interface."""
+    """Return whether the host of the URL is the loopback interface."""
     host = url.host or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -329,16 +333,16 @@ def is_loopback(url: URL) -> bool:
 
 
 def connection_room() -> int:
-    """How many connections this process may still open, when some files are left to the rest of it; at least 8."""
+    """Return how many connections this process may open, with ``SPARE_FILES`` in reserve; at least 8."""
     try:
         num_open = len(os.listdir("/dev/fd"))
-    except OSError:  # a platform that does not tell
+    except OSError:  # unsupported on this platform
         num_open = 0
     return max(8, open_file_limit() - num_open - SPARE_FILES)
 
 
 def open_file_limit() -> int:
-    """How many files this process may hold open; a large number where the platform has no such limit."""
+    """Return how many files this process may have open; a large number on platforms without a limit."""
     try:
         import resource
     except ImportError:
@@ -347,14 +351,14 @@ def open_file_limit() -> int:
     return soft if soft != resource.RLIM_INFINITY else 1_000_000
 
 
-def _timeout_sentence(error: TimeoutError, config: ClientConfig) -> str:
+def _timeout_text(error: TimeoutError, config: ClientConfig) -> str:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"accepted no connection within {config.connect_timeout:g} s"
-    return f"did not finish an answer within {config.timeout:g} s"
+    return f"did not finish a response within {config.timeout:g} s"
 
 
 def _connection_fault(error: Exception) -> str:
-    """A few words; the exception itself is chained."""
+    """Describe a connection error briefly; the exception itself is chained."""
     cause = getattr(error, "os_error", None) or error.__cause__ or error
     if isinstance(cause, ConnectionRefusedError) or "refused" in str(cause).lower():
         return "connection refused"

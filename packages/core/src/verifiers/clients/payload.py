@@ -1,9 +1,9 @@
-"""A `ModelRequest` as the arguments of an OpenAI-compatible endpoint.
+"""Convert a `ModelRequest` to the arguments of an OpenAI-compatible endpoint.
 
-The promise: what the caller wrote reaches the endpoint under the name it expects, ``None`` is never sent, the
-request's own seed wins, and what would give several completions or a stream is refused before anything is sent.
+The promise: every argument is sent under the name that the endpoint expects, ``None`` is never sent, the seed of the
+request takes precedence, and arguments for several completions or a stream are refused before sending.
 
-This module does not normalise messages (they arrive as dicts) and does not send anything.
+This module does not normalize messages (they arrive as dicts) and sends nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OPENAI_ARGUMENTS = frozenset(
     "safety_identifier seed service_tier stop store suffix temperature tool_choice top_logprobs top_p user "
     "verbosity web_search_options".split()
 )
-"""Sampling arguments of the OpenAI API. Every other one belongs to an engine and travels in ``extra_body``."""
+"""Sampling arguments of the OpenAI API. All others are specific to an engine and are sent in ``extra_body``."""
 
 
 def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments of the OpenAI API, extra body) for one request; ``max_tokens_name`` is how the limit is spelt.
+    """Return (arguments of the OpenAI API, extra body); ``max_tokens_name`` is the name of the token limit.
 
-    Raises: ``ConfigError`` for arguments that cannot be honoured or contradict each other.
+    Raises: ``ConfigError`` for unsupported or contradictory arguments.
     """
     known: dict[str, Any] = {}
     extra: dict[str, Any] = {}
@@ -43,12 +43,12 @@ def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[s
             continue
         if name in MAX_TOKENS_ALIASES:
             if limit is not None and limit != value:
-                raise ConfigError(f"sampling_args give two limits of tokens, {limit} and {value}: keep max_tokens")
+                raise ConfigError(f"sampling_args have two limits of tokens, {limit} and {value}: keep max_tokens")
             limit = value
         elif name in OPENAI_ARGUMENTS:
             known[name] = value
         elif (name == "stream" and value) or (name == "n" and value != 1):
-            instead = "ask for several rollouts per example" if name == "n" else "completions are read whole"
+            instead = "ask for several rollouts per example" if name == "n" else "completions are read as a whole"
             raise ConfigError(f"sampling_args[{name!r}]={value!r} is not supported: {instead}", key=name)
         elif name not in ("stream", "n"):
             extra[name] = value
@@ -66,7 +66,7 @@ def split_arguments(request: ModelRequest, max_tokens_name: str) -> tuple[dict[s
 
 
 def to_body(request: ModelRequest, max_tokens_name: str) -> bytes:
-    """The JSON body of one request. Raises: ``ConfigError`` when an argument has no JSON form."""
+    """Return the JSON body of one request. Raises: ``ConfigError`` for an argument that JSON cannot store."""
     known, extra = split_arguments(request, max_tokens_name)
     body: dict[str, Any] = {"model": request.model}
     if request.message_type == "completion":
@@ -81,16 +81,16 @@ def to_body(request: ModelRequest, max_tokens_name: str) -> bytes:
 
 
 def chat_messages(prompt: Any) -> list[Any]:
-    """The prompt as a list of messages; text becomes one user message."""
+    """Return the prompt as a list of messages; text becomes one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def has_audio(prompt: Any) -> bool:
-    """Whether any message holds an ``input_audio`` part."""
+    """Return whether any message has an ``input_audio`` part."""
     if isinstance(prompt, str):
         return False
-    with suppress(KeyError):  # of a message without content
-        if _TEXT.issuperset(map(type, map(_CONTENT, prompt))):  # by far the most frequent, and long conversations wait
+    with suppress(KeyError):  # a message without content
+        if _TEXT.issuperset(map(type, map(_CONTENT, prompt))):  # fast path: all contents are text
             return False
     for message in prompt:
         content = message.get("content")
@@ -102,7 +102,7 @@ def has_audio(prompt: Any) -> bool:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """JSON bytes; a lone surrogate (a model may have written one) is escaped instead of refused."""
+    """Encode as JSON; a lone surrogate, which a model may write, is escaped."""
     try:
         return _ENCODER.encode(body)
     except UnicodeEncodeError:
@@ -112,7 +112,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """JSON forms of numpy scalars and arrays and of pydantic objects."""
+    """Convert numpy scalars and arrays and pydantic objects to JSON types."""
     for name in ("tolist", "model_dump"):
         if callable(convert := getattr(value, name, None)):
             return convert()

@@ -1,9 +1,9 @@
-"""What a model client is, and the settings of one endpoint.
+"""The protocol of model clients, and the settings of one endpoint.
 
-The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of ``errors.py``; nothing else
-about a provider is visible above this package. Constructing any client opens nothing and needs no key.
+The promise: a `Client` turns one `ModelRequest` into one `Response` or raises an error of ``errors.py``; no other
+detail of a provider leaves this package. Constructing a client opens nothing and needs no key.
 
-This module knows no transport (``http``), no SDK (``adapters``) and does not decide which client to use (``resolve``).
+The transport is in ``http``, SDK objects are in ``adapters``, and ``resolve`` selects the client of a call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Client(Protocol):
     """
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The model's completion of one request.
+        """Return the completion of one request.
 
         Raises: ``ModelError`` and ``OverlongPromptError`` for this request alone; ``AuthenticationFailed``,
         ``ModelNotFound`` and ``EndpointUnreachable`` when no other request can succeed either.
@@ -59,7 +59,7 @@ class ResponseSDK(Protocol):
 
 
 class NamedModel(Protocol):
-    """A live model with the name it was loaded by, for type checkers."""
+    """A live model with ``name_or_path``, for type checkers."""
 
     @property
     def name_or_path(self) -> Any: ...
@@ -67,7 +67,7 @@ class NamedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """One variant of a registry entry: a model name and where it is served.
+    """One variant of a registry entry: a model name and its endpoint.
 
     >>> vf.EndpointConfig("small", "qwen3-4b", "http://127.0.0.1:8000/v1").api_key_var
     'OPENAI_API_KEY'
@@ -80,7 +80,7 @@ class EndpointConfig:
     client_type: str = "openai_chat_completions"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
-    """With the next one, what a run costs becomes known."""
+    """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
 
 
@@ -101,19 +101,19 @@ class ClientConfig:
     """Name of the environment variable that holds the key, never the key. A loopback base URL needs none."""
     api_base_url: Annotated[str, Free("a server may move; the run notes it")] = OPENAI_BASE_URL
     timeout: Annotated[float, Free("only how long an attempt may take")] = 3600.0
-    """Seconds one attempt may take."""
+    """Time limit of one attempt, in seconds."""
     connect_timeout: Annotated[float, Free("only how long an attempt may take")] = 5.0
-    """Seconds one connection may take to open."""
+    """Time limit of opening a connection, in seconds."""
     max_connections: Annotated[int, Free("only how fast")] = 28000
-    """Requests in flight to the endpoint; lowered to the process's open-file limit."""
+    """Requests in flight to the endpoint; capped by the open-file limit of the process."""
     max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
-    """Repeats of one request after its first attempt."""
+    """Retries of one request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     extra_headers_from_state: Mapping[str, str] = field(default_factory=dict)
-    """Header name -> key of the rollout's state; whoever builds the request fills ``ModelRequest.headers``."""
+    """Header name -> key of the rollout's state; the environment sets ``ModelRequest.headers`` from it."""
     endpoint_configs: Sequence[EndpointConfig | ClientConfig] = ()
     usd_per_million_input_tokens: Annotated[float | None, Free("only what it costs")] = None
-    """With the next one, what a run costs becomes known."""
+    """With the output price, enables the cost of a run."""
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class ClientConfig:
 
 
 class ClientOptions(TypedDict, total=False):
-    """The fields of ``ClientConfig``, for constructors that take them by name."""
+    """The fields of ``ClientConfig``, for constructors that accept them as keywords."""
 
     client_idx: int
     client_type: str
@@ -146,12 +146,12 @@ class ClientOptions(TypedDict, total=False):
 ClientLike: TypeAlias = (
     Client | ChatSDK | ResponseSDK | ClientConfig | EndpointConfig | Sequence[ClientConfig | EndpointConfig] | str
 )
-"""What ``as_client`` makes a ``Client`` of."""
+"""Types that ``as_client`` converts to a ``Client``."""
 ModelLike: TypeAlias = str | NamedModel
 
 
 def headers_from_state(client: Any) -> Mapping[str, str]:
-    """Header -> key of the rollout's state whose value a client sends, from its settings or its members'."""
+    """Return header -> key of the state whose value a client sends, from its settings or those of its members."""
     of_members = getattr(client, "headers_from_state", None)
     if of_members is not None:
         return dict(of_members)
@@ -159,18 +159,19 @@ def headers_from_state(client: Any) -> Mapping[str, str]:
 
 
 async def shows_tools(client: Any) -> bool | None:
-    """Whether the model behind a client is shown the tools of a request, as its chat template has a place for them or
-    not; None where the client cannot tell, which is the case of every server but those of this process.
+    """Return whether the chat template of the model shows the tools of a request; None if unknown.
 
-    A client that can has a method ``async shows_tools()``.
+    It is unknown for every server outside this process.
+
+    Clients that know it have a method ``async shows_tools()``.
     """
-    ask = getattr(client, "shows_tools", None)
-    known: bool | None = None if ask is None else await ask()
-    return known
+    method = getattr(client, "shows_tools", None)
+    result: bool | None = None if method is None else await method()
+    return result
 
 
 def check_client_type(client_type: str) -> None:
-    """Raises: ``ConfigError`` unless the type is one that this release speaks."""
+    """Raises: ``ConfigError`` unless this release supports the type."""
     if client_type in CLIENT_TYPES:
         return
     if client_type in LATER_CLIENT_TYPES:
@@ -180,7 +181,7 @@ def check_client_type(client_type: str) -> None:
 
 
 def model_name(model: Any) -> str | None:
-    """The name of a model given as text or as an object with ``name_or_path``; None stays None."""
+    """Return the name of a model, passed as text or as an object with ``name_or_path``; None stays None."""
     if model is None or isinstance(model, str):
         return model
     name = getattr(model, "name_or_path", None)
@@ -193,7 +194,7 @@ PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 
 
 def prices_of(client: Any) -> dict[str, float] | None:
-    """The prices of a client by ``PRICE_FIELDS``; None when one is missing, or its endpoints have different ones.
+    """Return the prices of a client by ``PRICE_FIELDS``; None if one is missing or its endpoints differ.
 
     >>> from verifiers.clients import ClientConfig, as_client
     >>> config = ClientConfig(usd_per_million_input_tokens=0.4, usd_per_million_output_tokens=1.6)

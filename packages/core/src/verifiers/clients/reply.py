@@ -1,10 +1,10 @@
-"""The body of a provider's answer into our `Response`, without an SDK object in between.
+"""Decode the body of a provider's response to a `Response`, without SDK objects.
 
-The promise: bytes are decoded once, straight into the few fields that are kept; token ids and log-probabilities are
-kept exactly as sampled, or not at all: never cut, never re-encoded. Whatever is not a completion is a
+The promise: bytes are decoded once, straight into the required fields; token ids and log-probabilities are stored
+exactly as sampled or not at all: never cut, never re-encoded. A body that is not a completion raises a
 ``MalformedResponse`` that names the field, never a KeyError.
 
-This module does not know HTTP and does not decide whether to ask again.
+HTTP is in ``http`` and retries are in ``retry``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verifiers.errors import EmptyModelResponseError, MalformedResponse
 from verifiers.types import Message, ModelRequest, Response, ResponseTokens, ToolCall, Usage
 
 TOKEN_FIELDS = frozenset(("prompt_ids", "completion_ids", "completion_logprobs"))
-"""Values of ``MalformedResponse.field`` that say the token data are incomplete."""
+"""Values of ``MalformedResponse.field`` for incomplete token data."""
 
 _FINISH_REASONS = {
     "length": "length",
@@ -58,7 +58,7 @@ class Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """What is read of an answer to ``/chat/completions`` or ``/completions``; every other field is skipped unread."""
+    """Fields read from a response of ``/chat/completions`` or ``/completions``; all others are skipped."""
 
     choices: list[Choice] | None = None
     id: Any = None
@@ -74,7 +74,7 @@ _DECODER = msgspec.json.Decoder(Completion)
 
 
 def decode(body: bytes, where: str) -> Completion:
-    """The completion in a response body. Raises: ``MalformedResponse`` that names ``where`` it came from."""
+    """Decode a response body. Raises: ``MalformedResponse`` that names ``where``, the endpoint."""
     try:
         return _DECODER.decode(body)
     except msgspec.ValidationError as error:
@@ -86,7 +86,7 @@ def decode(body: bytes, where: str) -> Completion:
 
 
 def _decode_slowly(body: bytes, where: str) -> Completion:
-    """For what msgspec refuses and providers send: NaN, Infinity and lone surrogates."""
+    """Decode NaN, Infinity and lone surrogates, which providers send and msgspec refuses."""
     try:
         return msgspec.convert(json.loads(body), Completion)
     except (ValueError, RecursionError) as error:
@@ -95,15 +95,15 @@ def _decode_slowly(body: bytes, where: str) -> Completion:
 
 
 def excerpt(body: bytes, limit: int = 300) -> str:
-    """The start of a body as one line of text."""
+    """Return the start of a body as one line of text."""
     return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
 
 
 def to_response(completion: Completion, request: ModelRequest, where: str, raw: Any = None) -> Response:
-    """The `Response` of a decoded completion.
+    """Build the `Response` of a decoded completion.
 
     Raises: ``MalformedResponse`` without choices, or without complete token data when the request requires them
-    (``field`` names what is missing); ``EmptyModelResponseError`` when nothing at all was said.
+    (``field`` names what is missing); ``EmptyModelResponseError`` for no content, calls and finish reason.
     """
     if not completion.choices:
         raise MalformedResponse(f"{where} answered 200 without choices", field="choices")
@@ -112,15 +112,15 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
         raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
     version = _oldest_version(choice, completion)
-    found = _tokens(completion, choice, version)
-    tokens = found if isinstance(found, ResponseTokens) else None
-    if request.require_tokens and not isinstance(found, ResponseTokens):
-        raise MalformedResponse(f"{where} answered without usable {found[0]}: {found[1]}", field=found[0])
+    tokens = _tokens(completion, choice, version)
+    if request.require_tokens and not isinstance(tokens, ResponseTokens):
+        name, reason = tokens
+        raise MalformedResponse(f"{where} answered without usable {name}: {reason}", field=name)
     return Response(
         message=message,
         finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
         usage=_usage(completion.usage),
-        tokens=tokens,
+        tokens=tokens if isinstance(tokens, ResponseTokens) else None,
         version=version,
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
@@ -130,27 +130,27 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
 
 
 def _message(choice: Choice, where: str) -> Message:
-    """The assistant's message with the fields that may travel back in the next prompt."""
-    said = choice.message
-    if said is None:
+    """Return the assistant message with the fields that the next prompt may contain."""
+    body = choice.message
+    if body is None:
         return Message(role="assistant", content=choice.text or "")
-    content = said.get("content")
+    content = body.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content if isinstance(part, dict))
     if content is not None and not isinstance(content, str):
         raise MalformedResponse(f"{where} answered with content that is {type(content).__name__}", field="content")
-    calls = said.get("tool_calls")
+    calls = body.get("tool_calls")
     message = Message(role="assistant", content=content or (None if calls else ""))
     if calls:
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            raise MalformedResponse(f"{where} answered with tool calls that are no objects", field="tool_calls")
+            raise MalformedResponse(f"{where} answered with tool calls that are not objects", field="tool_calls")
         message["tool_calls"] = [ToolCall.from_wire(call) for call in calls]
-    reasoning = said.get("reasoning_content") or said.get("reasoning")
+    reasoning = body.get("reasoning_content") or body.get("reasoning")
     if isinstance(reasoning, str):
         message["reasoning_content"] = reasoning
     for name in ("thinking_blocks", "refusal"):
-        if said.get(name):
-            message[name] = said[name]
+        if body.get(name):
+            message[name] = body[name]
     return message
 
 
@@ -162,7 +162,7 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
 
 
 def _tokens(completion: Completion, choice: Choice, version: int) -> ResponseTokens | tuple[str, str]:
-    """The token data when they are complete, else the field that is not and why."""
+    """Return the token data if complete, else (incomplete field, reason)."""
     prompt_ids = completion.prompt_token_ids if completion.prompt_token_ids is not None else choice.prompt_token_ids
     if prompt_ids is None:
         return "prompt_ids", "prompt_token_ids is absent (does the server know return_token_ids?)"
@@ -187,7 +187,7 @@ def _tokens(completion: Completion, choice: Choice, version: int) -> ResponseTok
 
 
 def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
-    """Ids from ``token_id:N`` texts, else from the ``id`` of each entry; None when neither gives all of them."""
+    """Return ids from ``token_id:N`` texts, else from the ``id`` of each entry; None if incomplete."""
     entries = logprobs.content
     texts = [entry.token for entry in entries] if entries is not None else logprobs.tokens
     if not texts:
@@ -200,7 +200,7 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
 
 
 def _oldest_version(choice: Choice, completion: Completion) -> int:
-    """The smallest policy version named on the choice, else on the response; -1 without one."""
+    """Return the smallest policy version of the choice, else of the response; -1 without one."""
     for holder in (choice, completion):
         spans = holder.weight_versions if holder.weight_versions is not None else holder.weight_version
         if spans is None:

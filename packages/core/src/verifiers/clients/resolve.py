@@ -1,9 +1,10 @@
-"""Which client a call uses: whatever the caller hands in becomes a `Client`, and ``None`` is resolved in one order.
+"""Resolve the client of a call: adapt any accepted object to a `Client`, and resolve ``None`` in a fixed order.
 
 ``client=None``: ``model="local"``; the surrounding ``use_client``; a live model's own resolver; ``OPENAI_API_KEY`` or
-``OPENAI_BASE_URL``; the local model, when no model is named and it is installed. A key problem never falls back.
+``OPENAI_BASE_URL``; the local model, when no model is named and it is installed. A missing or invalid key raises; there
+is no fallback.
 
-Nothing here opens a connection, and a caller's object is neither changed nor closed.
+This module opens no connection, and neither changes nor closes a passed object.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ _adapters: weakref.WeakValueDictionary[tuple[int, bool], Any] = weakref.WeakValu
 
 
 def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
-    """The `Client` that serves what was given.
+    """Return the `Client` for an object or a name.
 
     Accepts: a `Client`; ``OpenAI`` or ``AsyncOpenAI``; any object with ``chat.completions.create`` or
     ``get_response``; a `ClientConfig` or `EndpointConfig`; a list of these (round robin); an alias of a loaded
-    registry; ``"local"`` or ``"local:FILE.gguf"``. ``keep_raw`` keeps provider objects on ``Response.raw``, where the
-    client is made here. Raises: ``ConfigError`` for anything else.
+    registry; ``"local"`` or ``"local:FILE.gguf"``. ``keep_raw`` stores provider objects on ``Response.raw``, if the
+    client is created here. Raises: ``ConfigError`` for anything else.
 
     >>> vf.as_client(vf.ClientConfig(api_base_url="http://127.0.0.1:8000/v1")).base_url
     'http://127.0.0.1:8000/v1'
@@ -64,7 +65,7 @@ def as_client(given: ClientLike, *, keep_raw: bool = False) -> Client:
     if isinstance(given, ClientConfig | EndpointConfig | list | tuple):
         return _configured(given, keep_raw)
     if isinstance(given, type):
-        raise ConfigError(f"client is the class {given.__name__}; pass an object: {given.__name__}()")
+        raise ConfigError(f"client is the class {given.__name__}; pass an instance: {given.__name__}()")
     if callable(getattr(given, "complete", None)):
         return cast("Client", given)
     if callable(getattr(given, "get_response", None)) and not hasattr(given, "chat"):
@@ -97,7 +98,7 @@ def use_client(client: ClientLike, model: ModelLike | None = None) -> Iterator[C
 
 
 def register_model_resolver(resolver: ModelResolver) -> None:
-    """Let ``resolver(model)`` make the client of a live model object; it answers None for objects it does not know."""
+    """Register ``resolver(model)``, which returns the client of a live model object or None for other objects."""
     if resolver not in _resolvers:
         _resolvers.append(resolver)
 
@@ -105,7 +106,7 @@ def register_model_resolver(resolver: ModelResolver) -> None:
 def client_and_model(
     client: ClientLike | None = None, model: ModelLike | None = None, *, keep_raw: bool = False
 ) -> tuple[Client, str]:
-    """The client and the model name of a call. Raises: ``ConfigError`` that lists the ways when there is none."""
+    """Return the client and the model name of a call. Raises: ``ConfigError`` that lists the options if none."""
     if client is not None:
         resolved = as_client(client, keep_raw=keep_raw)
         return resolved, _name_for(resolved, model)
@@ -113,8 +114,8 @@ def client_and_model(
         local = as_client(model)
         return local, _name_for(local, None)
     if current := _current.get():
-        resolved, own_model = current
-        return resolved, _name_for(resolved, own_model if model is None else model)
+        resolved, default_model = current
+        return resolved, _name_for(resolved, default_model if model is None else model)
     if model is not None and not isinstance(model, str) and (live := _from_live_model(model)) is not None:
         return live, model_name(model) or ""
     if os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL"):
@@ -122,15 +123,15 @@ def client_and_model(
     if model is None and _local_is_installed():
         local = as_client("local")
         return local, _name_for(local, None)
-    wanted = f" for the model {model_name(model)!r}" if model is not None else ""
-    raise ConfigError(f"there is no client{wanted}: {WAYS}")
+    purpose = f" for the model {model_name(model)!r}" if model is not None else ""
+    raise ConfigError(f"there is no client{purpose}: {WAYS}")
 
 
 def _name_for(client: Any, model: Any) -> str:
     name = model_name(model)
-    own = getattr(client, "model", None)
+    client_model = getattr(client, "model", None)
     if name is None or (_is_local(name) and getattr(client, "is_local", False)):
-        name = model_name(own) if own is not None else None
+        name = model_name(client_model) if client_model is not None else None
     if not name:
         raise ConfigError("name the model that the client should serve: model='…'")
     return name
@@ -144,7 +145,7 @@ def _named(text: str, keep_raw: bool) -> Client:
     if group := loaded_endpoint(text):
         return as_client(group, keep_raw=keep_raw)
     raise ConfigError(
-        f"client={text!r} is neither 'local' nor an alias of a registry that was loaded; load one with "
+        f"client={text!r} is neither 'local' nor an alias of a loaded registry; load one with "
         "load_endpoints(path), or pass ClientConfig(api_base_url=…) for a URL"
     )
 
@@ -153,31 +154,31 @@ def _is_local(text: str) -> bool:
     return text == "local" or text.startswith("local:")
 
 
-def _configured(given: ClientConfig | EndpointConfig | list[Any] | tuple[Any, ...], keep_raw: bool) -> Client:
-    if isinstance(given, ClientConfig) and not given.endpoint_configs:
-        return _over_http(given, keep_raw)
-    if isinstance(given, ClientConfig):
-        members: Any = [_variant(given, variant) for variant in given.endpoint_configs]
+def _configured(source: ClientConfig | EndpointConfig | list[Any] | tuple[Any, ...], keep_raw: bool) -> Client:
+    if isinstance(source, ClientConfig) and not source.endpoint_configs:
+        return _over_http(source, keep_raw)
+    if isinstance(source, ClientConfig):
+        members: Any = [_variant(source, variant) for variant in source.endpoint_configs]
     else:
-        members = [_variant(ClientConfig(), given)] if isinstance(given, EndpointConfig) else given
+        members = [_variant(ClientConfig(), source)] if isinstance(source, EndpointConfig) else source
         members = [_variant(ClientConfig(), m) if isinstance(m, EndpointConfig) else (m, None) for m in members]
     return RoundRobinClient([(as_client(member, keep_raw=keep_raw), model) for member, model in members])
 
 
-def _variant(shared: ClientConfig, own: EndpointConfig | ClientConfig) -> tuple[ClientConfig, str | None]:
-    """One endpoint of a group, with timeouts and limits of the shared settings; (settings, its model name)."""
-    if isinstance(own, ClientConfig):
-        return own, None
+def _variant(shared: ClientConfig, endpoint: EndpointConfig | ClientConfig) -> tuple[ClientConfig, str | None]:
+    """Return (settings, model name) of one endpoint of a group, with the shared timeouts and limits."""
+    if isinstance(endpoint, ClientConfig):
+        return endpoint, None
     config = replace(
         shared,
-        client_type=own.client_type,
-        api_key_var=own.api_key_var,
-        api_base_url=own.api_base_url,
-        extra_headers={**shared.extra_headers, **own.headers},
+        client_type=endpoint.client_type,
+        api_key_var=endpoint.api_key_var,
+        api_base_url=endpoint.api_base_url,
+        extra_headers={**shared.extra_headers, **endpoint.headers},
         endpoint_configs=(),
-        **{name: getattr(own, name) for name in PRICE_FIELDS},
+        **{name: getattr(endpoint, name) for name in PRICE_FIELDS},
     )
-    return config, own.model
+    return config, endpoint.model
 
 
 def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
@@ -187,35 +188,35 @@ def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
     return kind(config, keep_raw=keep_raw)
 
 
-def _openai_like(given: Any, keep_raw: bool) -> Client:
-    settings = read_plain(given)
+def _openai_like(source: Any, keep_raw: bool) -> Client:
+    settings = read_plain(source)
     if settings is None:
         from verifiers.clients.adapters import OpenAILikeClient
 
-        return _adapted(OpenAILikeClient, given, keep_raw)
+        return _adapted(OpenAILikeClient, source, keep_raw)
     from verifiers.clients.http import OpenAIChatCompletionsClient
 
     settings["keep_raw"] = keep_raw
-    known = _transports.get(given)
+    known = _transports.get(source)
     if known is None or known[0] != settings:
-        known = _transports[given] = (settings, OpenAIChatCompletionsClient(**settings))
+        known = _transports[source] = (settings, OpenAIChatCompletionsClient(**settings))
     return known[1]
 
 
-def _adapted(kind: type, given: Any, keep_raw: bool) -> Client:
-    """One adapter per object while anybody uses it, so that concurrent calls share its limits."""
-    key = (id(given), keep_raw)
+def _adapted(kind: type, source: Any, keep_raw: bool) -> Client:
+    """Return the adapter of an object, one while it is in use, so that concurrent calls share its limits."""
+    key = (id(source), keep_raw)
     known = _adapters.get(key)
-    if known is not None and known.given is given:
+    if known is not None and known.original is source:
         shared: Client = known
         return shared
-    adapter: Client = kind(given, keep_raw=keep_raw)
+    adapter: Client = kind(source, keep_raw=keep_raw)
     _adapters[key] = adapter
     return adapter
 
 
-def _has_create(given: Any) -> bool:
-    chat, text = getattr(given, "chat", None), getattr(given, "completions", None)
+def _has_create(source: Any) -> bool:
+    chat, text = getattr(source, "chat", None), getattr(source, "completions", None)
     return any(callable(getattr(holder, "create", None)) for holder in (getattr(chat, "completions", None), text))
 
 
@@ -245,7 +246,7 @@ def _local_is_installed() -> bool:
 
 
 async def close(client: Any) -> None:
-    """Release what a client holds in the running event loop; it can be used again."""
+    """Release the resources of a client in the running event loop; it can be used again."""
     release = getattr(client, "aclose", None)
     if release is not None:
         await release()
@@ -253,24 +254,24 @@ async def close(client: Any) -> None:
 
 @asynccontextmanager
 async def client_for(client: Any, model: Any, *, keep_raw: bool = False) -> AsyncIterator[tuple[Client, str]]:
-    """(client, model name) of one call; closed at the end only when it was made for this call.
+    """Yield (client, model name) of one call, and close the client if it was created for this call.
 
-    A client object, ``OpenAI()``, or the process's own client may be in use by other calls in the same event loop;
-    closing it here would cut their requests off. What such a client holds ends with its loop. Raises: ``ConfigError``
-    that lists the ways to name one.
+    A client object, ``OpenAI()``, or the shared client of the process may be in use by other calls in the same event
+    loop; closing it here would abort their requests. Its resources end with its loop. Raises: ``ConfigError`` that
+    lists the ways to name one.
     """
     resolved, name = client_and_model(client, model, keep_raw=keep_raw)
     try:
         yield resolved, name
     finally:
-        if _is_made_here(client):
+        if _is_temporary(client):
             await close(resolved)
 
 
-def _is_made_here(given: Any) -> bool:
-    """Whether a client was made from settings alone, so that nobody else holds it."""
-    if isinstance(given, list | tuple):
-        return all(_is_made_here(member) for member in given)
-    if isinstance(given, str):
-        return given.partition(":")[0] != "local"
-    return isinstance(given, ClientConfig | EndpointConfig)
+def _is_temporary(source: Any) -> bool:
+    """Return whether a client is created from settings alone, so that no other call uses it."""
+    if isinstance(source, list | tuple):
+        return all(_is_temporary(member) for member in source)
+    if isinstance(source, str):
+        return source.partition(":")[0] != "local"
+    return isinstance(source, ClientConfig | EndpointConfig)

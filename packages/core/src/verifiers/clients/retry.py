@@ -1,10 +1,10 @@
-"""The one layer that repeats a model call. No SDK and no transport below it repeats anything.
+"""The only retry layer of model calls; SDKs and transports below it do not retry.
 
-The promise: at most ``max_retries`` repeats; never earlier than the server's Retry-After; spread by full jitter; an
-endpoint that says 429 gets fewer requests at once. What finally fails says after how many attempts and carries them.
+The promise: at most ``max_retries`` retries, never earlier than the Retry-After of the server, with full jitter; a 429
+reduces the requests in flight. The final error states the number of attempts and holds their records.
 
-Repeated: ``RateLimited``, ``ModelUnavailable``, ``MalformedResponse``. Everything else passes through untouched. This
-module does not talk HTTP (``http``) and does not classify (``failures``).
+Retried: ``RateLimited``, ``ModelUnavailable``, ``MalformedResponse``. Other errors propagate unchanged. HTTP is in
+``http`` and classification in ``failures``.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from verifiers.clients.reply import TOKEN_FIELDS
 from verifiers.errors import ModelError, ModelUnavailable, RateLimited
 from verifiers.types import Attempt, Response
 
-_JITTER = random.SystemRandom()  # the global generator is the caller's, and forked workers must not pause alike
+_JITTER = random.SystemRandom()  # independent of the global generator, and different in forked workers
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When to call again. All times in seconds."""
+    """When to retry. All times in seconds."""
 
     max_retries: int = 10
     base_s: float = 0.5
-    """Upper end of the first pause; it doubles with every repeat."""
+    """Upper bound of the first pause; it doubles with every retry."""
     max_s: float = 30.0
-    """Where doubling ends."""
+    """Maximum of the upper bound."""
     max_retry_after_s: float = 120.0
-    """A server that asks for a longer pause is not waited for."""
+    """Longest Retry-After to wait for; beyond it the call fails."""
     max_token_retries: int = 1
-    """Repeats of an answer that lacks token data: a server that does not send it will not send it later."""
+    """Retries of a response without token data, which a server rarely sends later."""
 
     def pause_s(self, num_failures: int, retry_after_s: float | None) -> float:
-        """Seconds to wait after the given number of failures (1 or more), drawn with full jitter."""
+        """Draw the seconds to wait after ``num_failures`` (1 or more), with full jitter."""
         backoff = min(self.max_s, self.base_s * 2.0 ** min(num_failures - 1, 60))
         if retry_after_s is None:
             return _JITTER.uniform(0.0, backoff)
         return retry_after_s + _JITTER.uniform(0.0, max(backoff, min(retry_after_s, self.max_s)))
 
     def asks_too_much(self, error: ModelError) -> bool:
-        """Whether the server asks for a pause above the bound."""
+        """Return whether the server requests a pause above the bound."""
         return error.retry_after_s is not None and error.retry_after_s > self.max_retry_after_s
 
     def gives_up(self, error: ModelError, num_failures: int) -> bool:
-        """Whether the failure with this number (1 or more) is the last."""
+        """Return whether to stop after this number of failures (1 or more)."""
         if not error.retryable or error.limit == "quota":
             return True
         if self.asks_too_much(error):
             return True
-        allowed = self.max_retries
+        limit = self.max_retries
         if error.field in TOKEN_FIELDS:
-            allowed = min(allowed, self.max_token_retries)
-        return num_failures > allowed
+            limit = min(limit, self.max_token_retries)
+        return num_failures > limit
 
 
 async def call_with_retries(
@@ -67,10 +67,10 @@ async def call_with_retries(
     limiter: AdaptiveLimiter,
     timeout_s: float | None = None,
 ) -> Response:
-    """The first success of ``send``, with the failures before it on ``Response.attempts``.
+    """Return the first success of ``send``, with the failures before it in ``Response.attempts``.
 
-    ``timeout_s`` bounds the whole call with its pauses and its wait for the limiter. Raises: the last failure, when
-    repeating is over; ``ModelUnavailable`` when the time is; anything that is not a ``ModelError`` at once.
+    ``timeout_s`` bounds the whole call, including pauses and the wait for the limiter. Raises: the last failure, after
+    the last retry; ``ModelUnavailable`` after the timeout; anything but a ``ModelError`` at once.
     """
     attempts: list[Attempt] = []
     started = time.monotonic()
@@ -128,7 +128,7 @@ def _final(error: ModelError, attempts: list[Attempt], started: float) -> ModelE
 
 
 def parse_retry_after(milliseconds: str | None, seconds_or_date: str | None) -> float | None:
-    """Seconds to wait, from the headers ``retry-after-ms`` and ``Retry-After``; None when neither is readable.
+    """Parse the headers ``retry-after-ms`` and ``Retry-After`` to seconds; None when neither is valid.
 
     Source: RFC 9110, 10.2.3 (a number of seconds or an HTTP date).
 

@@ -1,7 +1,7 @@
-"""Several endpoints behind one client: each new rollout goes to the next one and stays there.
+"""Several endpoints behind one client: each new rollout is assigned to the next one.
 
-Staying keeps a conversation's prefix in one server's cache. This module does not fail over: an endpoint that is down
-is repeated by its own retry layer.
+The fixed assignment keeps the prefix of a conversation in the cache of one server. There is no failover: a request to
+an endpoint that is down is retried there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RoundRobinClient(Identified):
         self._home: OrderedDict[str, tuple[Client, str | None]] = OrderedDict()
 
     def identity(self) -> dict[str, Any]:
-        """The members that differ, in any order: how many servers there are is only how fast."""
+        """Identity of the distinct members, sorted: their number affects speed only."""
         members = [{"client": describe(client), "model": model} for client, model in self.members]
         different = {canonical_json(member): member for member in members}
         return {"class": type_name(type(self)), "members": [different[key] for key in sorted(different)]}
@@ -44,39 +44,39 @@ class RoundRobinClient(Identified):
         return model or getattr(client, "model", None)
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion by the member whose turn it is, or by the one that serves this rollout."""
+        """Return one completion of the member assigned to the rollout, or of the next one."""
         client, model = self._member(request.rollout_id)
         if model is not None:
             request = replace(request, model=model)
         if request.headers and (foreign := self.headers_from_state.keys() - headers_from_state(client).keys()):
-            own = {name: value for name, value in request.headers.items() if name not in foreign}
-            request = replace(request, headers=own)
+            headers = {name: value for name, value in request.headers.items() if name not in foreign}
+            request = replace(request, headers=headers)
         return await client.complete(request)
 
     @property
     def headers_from_state(self) -> dict[str, str]:
-        """Header -> key of the state, of all members; each is sent those of its own settings."""
+        """Header -> key of the state, of all members; each receives those of its settings only."""
         return {name: key for client, _ in self.members for name, key in headers_from_state(client).items()}
 
     async def aclose(self) -> None:
-        """Close what every member holds in the running loop."""
+        """Close the resources of every member in the running loop."""
         for client, _ in self.members:
             if close := getattr(client, "aclose", None):
                 await close()
 
     async def preflight(self, model: str | None = None, timeout_s: float = 10.0) -> str | None:
-        """Every member's ``preflight``; the first warning, if any."""
+        """Run the ``preflight`` of every member; return the first warning, if any."""
         warnings = [
-            await check(own_model or model, timeout_s)
-            for client, own_model in self.members
+            await check(member_model or model, timeout_s)
+            for client, member_model in self.members
             if (check := getattr(client, "preflight", None))
         ]
         return next(filter(None, warnings), None)
 
     async def shows_tools(self) -> bool | None:
-        """False when one member's model is shown no tools; True when all are."""
-        known = [await shows_tools(client) for client, _ in self.members]
-        return False if False in known else None if None in known else True
+        """Return False if the model of any member is shown no tools, True if all are, None if unknown."""
+        results = [await shows_tools(client) for client, _ in self.members]
+        return False if False in results else None if None in results else True
 
     def _member(self, rollout_id: str | None) -> tuple[Client, str | None]:
         if rollout_id is None:

@@ -1,8 +1,8 @@
-"""Reading a plain ``openai`` client so that our transport serves it, without importing ``openai``.
+"""Read the settings of a plain ``openai`` client for the transport of this package, without importing ``openai``.
 
-The promise: `read_plain` takes over base URL, key, headers, query, timeouts and retry count of an ``OpenAI`` or
-``AsyncOpenAI`` whose behaviour is exactly the SDK's default; of anything else (a subclass, a custom HTTP client,
-credentials other than a key, a replaced ``create``) it returns None, and the object is called as it is (``adapters``).
+The promise: `read_plain` returns base URL, key, headers, query, timeouts and retry count of an ``OpenAI`` or
+``AsyncOpenAI`` with the default behaviour of the SDK; for anything else (a subclass, a custom HTTP client, credentials
+other than a key, a replaced ``create``) it returns None, and ``adapters`` calls the object itself.
 The object itself is never changed or closed.
 """
 
@@ -19,12 +19,12 @@ _SDK_HEADERS = ("x-stainless-", "accept", "content-type", "user-agent")
 
 
 def is_sdk_object(client: Any) -> bool:
-    """Whether the object's own class is one of the ``openai`` package."""
+    """Return whether the class of the object belongs to the ``openai`` package."""
     return type(client).__module__.split(".")[0] == "openai"
 
 
 def read_plain(client: Any) -> dict[str, Any] | None:
-    """Keywords of `OpenAIChatCompletionsClient` for a plain SDK client, else None."""
+    """Return keywords of `OpenAIChatCompletionsClient` for a plain SDK client, else None."""
     if not is_sdk_object(client) or type(client).__name__ not in ("OpenAI", "AsyncOpenAI"):
         return None
     if type(getattr(client, "_client", None)).__name__ not in _DEFAULT_HTTP_CLIENTS:
@@ -42,7 +42,7 @@ def read_plain(client: Any) -> dict[str, Any] | None:
         api_base_url=str(client.base_url),
         timeout=timeout_s,
         connect_timeout=connect_s,
-        # The SDK's default cannot be told from a chosen 2; a caller who chose another number gets it.
+        # An explicit 2 is indistinguishable from the SDK's default and is replaced; any other number is used.
         max_retries=ClientConfig().max_retries if retries == SDK_DEFAULT_MAX_RETRIES else max(0, retries),
         extra_headers=headers,
     )
@@ -51,10 +51,14 @@ def read_plain(client: Any) -> dict[str, Any] | None:
 
 
 def _is_patched(client: Any) -> bool:
-    """Whether somebody replaced ``create`` on this instance (``chat`` and ``completions`` are cached on it)."""
-    held = vars(client)
-    chat = held.get("chat")
-    resources = [chat, held.get("completions"), vars(chat).get("completions") if hasattr(chat, "__dict__") else None]
+    """Return whether ``create`` is replaced on this instance, which caches ``chat`` and ``completions``."""
+    attributes = vars(client)
+    chat = attributes.get("chat")
+    resources = [
+        chat,
+        attributes.get("completions"),
+        vars(chat).get("completions") if hasattr(chat, "__dict__") else None,
+    ]
     return any(
         resource is not None and (not is_sdk_object(resource) or "create" in getattr(resource, "__dict__", {}))
         for resource in resources
@@ -62,9 +66,9 @@ def _is_patched(client: Any) -> bool:
 
 
 def _timeouts(timeout: Any) -> tuple[float, float]:
-    """(seconds of an attempt, seconds to connect) of the SDK's number, ``Timeout`` or None."""
-    usual = ClientConfig()
+    """Return (seconds per attempt, seconds to connect) from a number, a ``Timeout`` or None of the SDK."""
+    defaults = ClientConfig()
     if isinstance(timeout, int | float):
-        return float(timeout), min(float(timeout), usual.connect_timeout)
+        return float(timeout), min(float(timeout), defaults.connect_timeout)
     read_s, connect_s = getattr(timeout, "read", None), getattr(timeout, "connect", None)
-    return read_s or usual.timeout, connect_s or usual.connect_timeout
+    return read_s or defaults.timeout, connect_s or defaults.connect_timeout

@@ -1,11 +1,11 @@
-"""Rows -> ``datasets.Dataset``, exactly: what the dataset gives back is what went in.
+"""Convert rows to a ``datasets.Dataset`` without loss.
 
 Arrow gives every value of a column one type and every dict the same keys, which silently changes dicts with different
-keys, mixed types and 1 beside 1.5. Each column is therefore tried: as Arrow, then as ``datasets.Json`` (decoded on
-reading), and ``info`` at last as JSON text, which every reader of a row accepts.
+keys, mixed types and 1 beside 1.5. Each column is therefore stored as Arrow if that is exact, else as ``datasets.Json``
+(decoded on reading); ``info`` falls back to JSON text, which every reader of a row accepts.
 
-Not stored exactly, because neither Arrow nor ``datasets.Json`` can, are outside ``info``: lone surrogates, floats in a
-column of mixed types beyond about 15 digits, and integers beyond 64 bits (their column becomes JSON text).
+Outside ``info``, neither Arrow nor ``datasets.Json`` stores these exactly: lone surrogates, floats in a column of mixed
+types beyond about 15 digits, and integers beyond 64 bits (their column becomes JSON text).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INPUT_COLUMNS = ("prompt", "answer", "info", "task", "example_id")
 
 
 def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The rows as a ``datasets.Dataset`` with the union of their columns; a cell that a row lacks is None."""
+    """Build a ``datasets.Dataset`` with the union of the columns; absent cells are None."""
     import datasets
 
     names = tuple(dict.fromkeys(name for row in rows for name in row)) or INPUT_COLUMNS
@@ -32,7 +32,7 @@ def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _column(name: str, values: list[Any]) -> tuple[list[Any], Any]:
-    """The values as they are stored, and their feature."""
+    """Return the values to store, and their feature."""
     import datasets
 
     if (feature := _exact_feature(name, values)) is not None:
@@ -49,7 +49,7 @@ def _column(name: str, values: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _exact_feature(name: str, values: list[Any]) -> Any:
-    """The Arrow type that keeps the values as they are; None when there is none."""
+    """Return the Arrow feature that stores the values exactly; None when there is none."""
     import datasets
     import pyarrow
 

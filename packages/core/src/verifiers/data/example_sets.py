@@ -1,7 +1,7 @@
-"""``load_example_dataset``: public question sets by a short name, and one that is generated and needs no network.
+"""``load_example_dataset``: public datasets by a short name, and a generated one that needs no network.
 
-A set is fetched through ``datasets`` from where its authors publish it, and its columns become ``question`` and
-``answer``. What cannot be fetched is an error: data are never silently replaced by other data.
+A dataset is fetched through ``datasets`` from the repository of its authors, and its columns become ``question`` and
+``answer``. A failed fetch raises an error; no other data are substituted.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HubSet:
-    """Where a set is published, and how one of its rows reads."""
+    """The repository of a dataset, and the mapping of its columns."""
 
     repository: str
     config: str | None
     split: str
-    """The split that is loaded when the caller names none."""
+    """Default split."""
     question: Callable[[Row], str]
     answer: Callable[[Row], str]
     keep: Callable[[Row], bool] | None = None
-    """Which rows belong to the set; None for all."""
+    """Predicate of the rows to include; None for all."""
 
 
 def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0) -> Any:
-    """A ``datasets.Dataset`` with the columns ``question``, ``answer`` and ``task`` (the set's name).
+    """Load a ``datasets.Dataset`` with the columns ``question``, ``answer`` and ``task`` (``name``).
 
     ``"arithmetic"`` is generated and works offline; the other names are fetched. ``n`` rows are taken after a shuffle
-    by ``seed``; without ``n`` the published order stays.
+    by ``seed``; without ``n`` the published order is kept.
 
-    Raises: ``ConfigError`` for an unknown name or split; ``DatasetError`` when the set cannot be fetched or has other
-    columns than it used to.
+    Raises: ``ConfigError`` for an unknown name or split; ``DatasetError`` when the dataset cannot be fetched or its
+    columns have changed.
 
     >>> rows = vf.load_example_dataset("arithmetic", split="test")
     >>> rows[0]["question"], rows[0]["answer"]
@@ -65,7 +65,7 @@ def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int |
 
 
 def arithmetic_rows(split: str = "train") -> list[dict[str, str]]:
-    """The rows of a generated split: sums, differences and products. Always the same; no question is in both splits.
+    """Generate the rows of a split: sums, differences and products. Deterministic; the splits are disjoint.
 
     >>> arithmetic_rows("test")[0]
     {'question': 'What is 649 - 16 - 35?', 'answer': '598', 'task': 'arithmetic'}
@@ -78,8 +78,8 @@ def arithmetic_rows(split: str = "train") -> list[dict[str, str]]:
         question, answer = _problem(generator)
         rows[question] = answer
     num_test = ARITHMETIC_SPLITS["test"]
-    chosen = list(rows.items())[:num_test] if split == "test" else list(rows.items())[num_test:]
-    return [{"question": question, "answer": answer, "task": "arithmetic"} for question, answer in chosen]
+    selected = list(rows.items())[:num_test] if split == "test" else list(rows.items())[num_test:]
+    return [{"question": question, "answer": answer, "task": "arithmetic"} for question, answer in selected]
 
 
 def _problem(generator: random.Random) -> tuple[str, str]:
@@ -110,12 +110,12 @@ def _fetched(name: str, hub: HubSet, split: str | None) -> list[dict[str, str]]:
         ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise DatasetError(
-            f"{name!r} ({hub.repository}) does not read as it used to ({type(error).__name__}: {error}); its columns "
+            f"{name!r} ({hub.repository}) has unexpected rows ({type(error).__name__}: {error}); its columns "
             f"are: {', '.join(published.column_names)}"
         ) from error
 
 
-# --- how the published sets read -----------------------------------------------------------------------------------
+# --- column mappings -----------------------------------------------------------------------------------
 
 
 def _text(column: str) -> Callable[[Row], str]:
@@ -127,7 +127,7 @@ def _with_choices(question: str, options: Sequence[str]) -> str:
 
 
 def _gpqa_options(row: Row) -> list[str]:
-    """The four answers in an order that depends on the question alone; the source lists the right one first."""
+    """Return the four options, shuffled by a seed derived from the question; the source lists the correct one first."""
     options = [row[key] for key in ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")]
     random.Random(row["Question"]).shuffle(options)
     return options

@@ -1,10 +1,10 @@
-"""Rows -> examples: every prompt built, every column in its form, every row with an id and a content hash.
+"""Format rows as examples: build the prompt, normalize the columns, assign an id and a content hash.
 
-A ``Table`` is what an environment keeps of a dataset: a lazy, immutable sequence of ``Example``. Nothing is read until
-the first use; a row is formatted when it is first needed; nothing that a rollout does to its copy shows in the table.
-``datasets`` is imported by ``to_hf`` alone, so an environment over a list of dicts runs without it.
+A ``Table`` is the dataset of an environment: a lazy, immutable sequence of ``Example``. The dataset is read on first
+use and a row is formatted on first access; rollouts work on copies. Only ``to_hf`` imports ``datasets``, so an
+environment over a list of dicts runs without it.
 
-This module does not read files and foreign objects (``dataset_sources``) and does not choose what runs (``runner``).
+``data.sources`` reads files and dataset objects; ``runs.runner`` selects the examples of a run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["Example", "RowFormat", "Table", "copy_row", "examples_from", "format
 
 log = logging.getLogger(__name__)
 CHUNK = 1000
-"""Rows that are formatted at a time when a whole table is walked through."""
+"""Rows to format at a time when iterating over a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row, formatted. ``Example(0, "9f86…", {"example_id": 0, "prompt": […], "answer": "4", "info": {}, …})``."""
+    """A formatted row. ``Example(0, "9f86…", {"example_id": 0, "prompt": […], "answer": "4", "info": {}, …})``."""
 
     example_id: int
     hash: str
@@ -52,18 +52,18 @@ class RowFormat:
 
     system_prompt: str | None = None
     few_shot: Sequence[Any] | None = None
-    """Messages between the system prompt and the question; for rows without a ``prompt``."""
+    """Messages between the system prompt and the question, for rows without a ``prompt``."""
     message_type: str = "chat"
     question_key: str = "question"
     answer_key: str = "answer"
     default_task: Callable[[], str] = lambda: "default"
-    """Names the task of rows that name none; asked when a row is formatted."""
+    """Returns the task of rows without one; called when a row is formatted."""
 
 
 class Table(Sequence[Example]):
     """A lazy, immutable sequence of examples.
 
-    Raises, when rows are first needed: ``DatasetError`` that names the row and the columns found.
+    Raises, on first access of rows: ``DatasetError`` that names the row and its columns.
 
     >>> table = Table.of([{"question": "2 + 2?", "answer": "4"}], system_prompt="Be brief.")
     >>> table[0].row["prompt"]
@@ -77,42 +77,42 @@ class Table(Sequence[Example]):
 
     @property
     def row_format(self) -> RowFormat:
-        """How the rows of this table are formatted, for rows from elsewhere (``examples_from``)."""
+        """The format of the rows of this table, to apply to other rows (``examples_from``)."""
         return self._store.row_format
 
     @classmethod
     def of(cls, dataset: DatasetLike, **row_format: Any) -> Table:
-        """The table of one dataset of any accepted kind; keywords are the fields of ``RowFormat``."""
+        """Create the table of a dataset of any accepted type; keywords are the fields of ``RowFormat``."""
         return cls(_Store(Source(dataset).train, RowFormat(**row_format)))
 
     @classmethod
     def pair(
         cls, dataset: DatasetLike | None, eval_dataset: DatasetLike | None, **row_format: Any
     ) -> tuple[Table | None, Table | None]:
-        """The training and the evaluation table, None for one that does not exist; see ``of``.
+        """Create the training and the evaluation table, None for an absent one; see ``of``.
 
-        A dataset with splits gives ``train``, and ``test`` else ``validation`` when no ``eval_dataset`` is given. What
-        a builder function returns is not known yet: its evaluation table falls back to the training rows.
+        A dataset with splits provides ``train``, and ``test`` else ``validation`` without an ``eval_dataset``. The
+        splits of a builder function are unknown here, so its evaluation table falls back to the training rows.
         """
-        made = RowFormat(**row_format)
+        format_ = RowFormat(**row_format)
         train = Source(dataset) if dataset is not None else None
-        table = cls(_Store(train.train, made)) if train is not None else None
+        table = cls(_Store(train.train, format_)) if train is not None else None
         if eval_dataset is not None:
-            return table, cls(_Store(Source(eval_dataset).only_evaluation, made))
+            return table, cls(_Store(Source(eval_dataset).only_evaluation, format_))
         if train is None:
             return None, None
         if is_builder(dataset):
-            return table, cls(_Store(lambda: _evaluation_or_all(train), made))
+            return table, cls(_Store(lambda: _evaluation_or_all(train), format_))
         if isinstance(dataset, Mapping) and train.evaluation() is not None:
-            return table, cls(_Store(train.only_evaluation, made))
+            return table, cls(_Store(train.only_evaluation, format_))
         return table, None
 
     @staticmethod
     def required(table: Table | None, env: object) -> Table:
-        """``table``, which must exist. Raises: ``DatasetError`` that names the environment."""
+        """Return ``table``. Raises: ``DatasetError`` that names the environment if it is None."""
         if table is None:
             name = getattr(env, "env_id", "") or type(env).__name__
-            raise DatasetError(f"{name} has no training set, only an evaluation set; give it dataset=...")
+            raise DatasetError(f"{name} has no training set, only an evaluation set; pass dataset=...")
         return table
 
     def __len__(self) -> int:
@@ -138,23 +138,23 @@ class Table(Sequence[Example]):
         return f"Table({len(self)} examples)" if self._store.is_open else "Table(not read yet)"
 
     def take(self, n: int = -1, seed: int | None = None) -> Table:
-        """The first ``n`` examples (negative or too many: all), in an order shuffled by ``seed`` when it is given.
+        """Return the first ``n`` examples (all, if negative or too many), shuffled first if there is a ``seed``.
 
-        Their rows are formatted now, so that an invalid row fails before a run starts. A larger ``n`` with the same
-        seed begins with the same examples.
+        Formats their rows now, so that an invalid row fails before a run starts. A larger ``n`` with the same seed
+        begins with the same examples.
         """
         positions = list(self._row_positions())
         if seed is not None:
             random.Random(seed).shuffle(positions)
-        taken = Table(self._store, positions if n < 0 else positions[:n])
-        self._store.examples(taken._row_positions())
-        return taken
+        subset = Table(self._store, positions if n < 0 else positions[:n])
+        self._store.examples(subset._row_positions())
+        return subset
 
     def sample(self, n: int, seed: int | None = None) -> list[dict[str, Any]]:
-        """``n`` row copies drawn without replacement, reshuffled when all were drawn.
+        """Draw ``n`` row copies without replacement, reshuffling when exhausted.
 
-        Without a seed, calls go on where the last one ended, in an order that is the same in every process; a seed
-        starts a separate order and leaves that one unchanged. Raises: ``DatasetError`` for an empty table.
+        Without a seed, each call continues one shared order, the same in every process; a seed starts a separate
+        order and leaves the shared one unchanged. Raises: ``DatasetError`` for an empty table.
         """
         if n > 0 and not len(self):
             raise DatasetError("cannot sample prompts: the dataset is empty")
@@ -165,19 +165,19 @@ class Table(Sequence[Example]):
         return [copy_row(example.row) for example in examples]
 
     def to_hf(self) -> Any:
-        """The rows as a ``datasets.Dataset`` that gives back what went in; how: ``dataset_arrow``."""
+        """Return the rows as a lossless ``datasets.Dataset``; see ``data.arrow``."""
         from verifiers.data.arrow import to_dataset
 
         if self._hub_dataset is None:
             self._hub_dataset = to_dataset([example.row for example in self])
-        return self._hub_dataset.with_format(None)  # a separate view: set_format() changes only the caller's
+        return self._hub_dataset.with_format(None)  # a new view, so that set_format() of the caller has no effect here
 
     def _row_positions(self) -> Sequence[int]:
         return range(len(self._store)) if self._positions is None else self._positions
 
 
 class _Store:
-    """The rows behind a table and its sub-tables, formatted once each."""
+    """The rows of a table and its sub-tables, each formatted once."""
 
     def __init__(self, open_rows: Callable[[], Rows], row_format: RowFormat):
         self._open_rows, self.row_format = open_rows, row_format
@@ -204,7 +204,7 @@ class _Store:
         if rows.columns and not {"prompt", self.row_format.question_key} & set(rows.columns):
             raise DatasetError(_no_question("the dataset", self.row_format, rows.columns))
         if self.row_format.few_shot and "prompt" in rows.columns:
-            log.warning("few_shot is ignored: the dataset has a column 'prompt', and rows that have one keep it")
+            log.warning("few_shot is ignored: the dataset has a column 'prompt', and its prompts are used unchanged")
         old_ids = rows.column("example_id") if "example_id" in rows.columns else None
         keep = old_ids is not None and all(type(i) is int for i in old_ids) and len(set(old_ids)) == len(old_ids)
         self._ids = old_ids if keep and old_ids is not None else range(len(rows))
@@ -213,14 +213,14 @@ class _Store:
         return rows
 
     def examples(self, positions: Sequence[int]) -> list[Example]:
-        """The examples at ``positions``, formatting those that are needed for the first time."""
+        """Return the examples at ``positions``, formatting each on first access."""
         rows = self._opened()
         fresh = [position for position in dict.fromkeys(positions) if self._examples[position] is None]
         for start in range(0, len(fresh), CHUNK):
             chunk = fresh[start : start + CHUNK]
             for position, row in zip(chunk, rows.read(chunk), strict=True):
                 self._examples[position] = self._example(position, row)
-        return [self._examples[position] for position in positions]  # type: ignore[misc]  # all are there
+        return [self._examples[position] for position in positions]  # type: ignore[misc]  # all are formatted
 
     def _example(self, position: int, row: dict[str, Any]) -> Example:
         row.pop("example_id", None)
@@ -231,41 +231,41 @@ class _Store:
 
 
 def examples_from(inputs: DatasetLike, row_format: RowFormat) -> list[Example]:
-    """The rows a caller passes for one run: equal ``example_id`` stay equal, rows without one get a new one.
+    """Format the rows passed for one run: equal ``example_id`` stay equal, rows without one get a new one.
 
-    Ids that are no integers are replaced, equal ones by equal ones, and stored as ``src_id``. Takes what a dataset may
-    be. Raises: ``DatasetError`` for a row that cannot be read.
+    Non-integer ids are replaced, equal ones by equal ones, and stored as ``src_id``. Accepts any type of dataset.
+    Raises: ``DatasetError`` for an invalid row.
     """
     rows_in = Source(inputs).train()
     rows = rows_in.read(range(len(rows_in)))
-    taken = {row["example_id"] for row in rows if type(row.get("example_id")) is int}
-    free = (number for number in range(2 * len(rows)) if number not in taken)
+    used = {row["example_id"] for row in rows if type(row.get("example_id")) is int}
+    free = (number for number in range(2 * len(rows)) if number not in used)
     replaced: dict[str, int] = {}
     examples = []
     for position, row in enumerate(rows):
-        given = row.get("example_id")
-        if given is None:
+        source_id = row.get("example_id")
+        if source_id is None:
             row["example_id"] = next(free)
-        elif type(given) is not int:
-            if str(given) not in replaced:
-                replaced[str(given)] = next(free)
-            row["src_id"], row["example_id"] = given, replaced[str(given)]
+        elif type(source_id) is not int:
+            if str(source_id) not in replaced:
+                replaced[str(source_id)] = next(free)
+            row["src_id"], row["example_id"] = source_id, replaced[str(source_id)]
         examples.append(_example(row, row_format, f"row {position} of the inputs"))
     return examples
 
 
 def _example(row: Mapping[str, Any], row_format: RowFormat, place: str) -> Example:
-    made = format_row(row, row_format, place)
-    hashed = {name: value for name, value in made.items() if name != "example_id" and value is not None}
+    formatted = format_row(row, row_format, place)
+    hashed = {name: value for name, value in formatted.items() if name != "example_id" and value is not None}
     try:
         digest = hashlib.sha256(canonical_json(hashed)).hexdigest()
     except (TypeError, ValueError, RecursionError) as error:
         name = next((name for name, value in hashed.items() if not _is_json(value)), "")
         raise DatasetError(
-            f"{place}: column {name!r} holds something that JSON cannot ({error}); keep plain values in rows and make "
-            "objects from them in setup_state"
+            f"{place}: column {name!r} holds a value that JSON cannot store ({error}); use plain values in rows and "
+            "create objects from them in setup_state"
         ) from error
-    return Example(made["example_id"], digest, made)
+    return Example(formatted["example_id"], digest, formatted)
 
 
 def _is_json(value: object) -> bool:
@@ -277,45 +277,45 @@ def _is_json(value: object) -> bool:
 
 
 def format_row(row: Mapping[str, Any], row_format: RowFormat, place: str = "the row") -> dict[str, Any]:
-    """A new row with ``prompt answer info task example_id`` in their forms; other columns are copied.
+    """Return a new row with normalized ``prompt answer info task example_id``; other columns are copied.
 
-    Formatting a formatted row changes nothing. Raises: ``DatasetError`` that begins with ``place``.
+    Idempotent. Raises: ``DatasetError`` that begins with ``place``.
     """
-    made: dict[str, Any] = copy_row(dict(row))
-    question = _cell(made, row_format.question_key, "question")
+    formatted: dict[str, Any] = copy_row(dict(row))
+    question = _cell(formatted, row_format.question_key, "question")
     if question is not None:
         if not isinstance(question, str):
             raise DatasetError(
-                f"{place}: {row_format.question_key!r} must be text; found {type(question).__name__} (messages go into "
+                f"{place}: {row_format.question_key!r} must be text, not {type(question).__name__} (messages go into "
                 "a column 'prompt')"
             )
-        made["question"] = question
-    made["prompt"] = _prompt(made, question, row_format, place)
-    answer = _cell(made, row_format.answer_key, "answer")
-    made["answer"] = "" if answer is None else answer
-    made["info"] = _info(made.get("info"), place)
-    task = made.get("task")
-    made["task"] = row_format.default_task() if task is None else task
-    made.setdefault("example_id", 0)
-    return made
+        formatted["question"] = question
+    formatted["prompt"] = _prompt(formatted, question, row_format, place)
+    answer = _cell(formatted, row_format.answer_key, "answer")
+    formatted["answer"] = "" if answer is None else answer
+    formatted["info"] = _info(formatted.get("info"), place)
+    task = formatted.get("task")
+    formatted["task"] = row_format.default_task() if task is None else task
+    formatted.setdefault("example_id", 0)
+    return formatted
 
 
 def _cell(row: Mapping[str, Any], key: str, canonical: str) -> Any:
-    """The value under the environment's name for a column, else under the canonical one (rows from elsewhere)."""
+    """Return the value of the configured column, else of the canonical one (rows of other sources)."""
     value = row.get(key)
     return row.get(canonical) if value is None else value
 
 
 def _prompt(row: Mapping[str, Any], question: str | None, row_format: RowFormat, place: str) -> Messages:
-    given = row.get("prompt")
-    if given is None and question is None:
+    source = row.get("prompt")
+    if source is None and question is None:
         raise DatasetError(_no_question(place, row_format, [name for name in row if row[name] is not None]))
     try:
         if row_format.message_type == "completion":
-            return normalize_messages(question if given is None else given, "completion")
-        prompt = normalize_chat(given)
-        if given is None:
-            prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]  # type: ignore[arg-type]  # it is there: checked above
+            return normalize_messages(question if source is None else source, "completion")
+        prompt = normalize_chat(source)
+        if source is None:
+            prompt = [*normalize_chat(row_format.few_shot), UserMessage(question)]  # type: ignore[arg-type]  # not None: checked above
         check_parts(prompt)
         if row_format.system_prompt and not _begins_with_system(prompt):
             prompt = [SystemMessage(row_format.system_prompt), *prompt]
@@ -337,7 +337,7 @@ def _info(info: object, place: str) -> dict[str, Any]:
         except ValueError as error:
             raise DatasetError(f"{place}: 'info' is text that is not JSON: {error}") from error
     if not isinstance(info, Mapping):
-        raise DatasetError(f"{place}: 'info' must be a dict or the JSON text of one; found {type(info).__name__}")
+        raise DatasetError(f"{place}: 'info' must be a dict or the JSON text of one, not {type(info).__name__}")
     return dict(info)
 
 
@@ -353,23 +353,23 @@ _DICTS = (Message, ToolCall, AttributeDict)
 
 
 def copy_row(value: Any) -> Any:
-    """A deep copy, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
+    """Copy a row deeply, fast for JSON-like values: text and numbers are shared, dicts and lists are not."""
     kind: Any = type(value)
     if kind in _ATOMS:
         return value
     if kind is list:
         return [member if type(member) in _ATOMS else copy_row(member) for member in value]
     if kind is dict:
-        made = value.copy()
+        copied = value.copy()
     elif isinstance(value, _DICTS):
-        made = kind.__new__(kind)
-        dict.update(made, value)
+        copied = kind.__new__(kind)
+        dict.update(copied, value)
     else:
         return copy.deepcopy(value)
-    for key, member in dict.items(made):
+    for key, member in dict.items(copied):
         if type(member) not in _ATOMS:
-            dict.__setitem__(made, key, copy_row(member))
-    return made
+            dict.__setitem__(copied, key, copy_row(member))
+    return copied
 
 
 def _evaluation_or_all(source: Source) -> Rows:
@@ -380,7 +380,7 @@ def _evaluation_or_all(source: Source) -> Rows:
 
 
 def _endless_order(positions: Sequence[int], generator: random.Random) -> Iterator[int]:
-    """Every position once in a random order, then again in another, without end."""
+    """Yield every position once in a random order, reshuffled for each further pass, without end."""
     order = list(positions)
     while order:
         generator.shuffle(order)

@@ -1,10 +1,10 @@
-"""Messages in every form people write them -> one form; their text; printing them safely.
+"""Normalize messages of every accepted type, extract their text, and print them safely.
 
-The promise: ``normalize_messages`` gives ``Message`` objects without a stored None (only an assistant message beside
-tool calls keeps ``content: None``), with ``ToolCall`` objects, and with the nulls undone that Arrow fills into dicts.
-Messages that are in that form already are passed on as the same objects.
+The promise: ``normalize_messages`` returns ``Message`` objects without None values (except ``content: None`` of an
+assistant message with tool calls), with ``ToolCall`` objects, and without the nulls that Arrow adds to dicts.
+Normalized messages are returned as the same objects.
 
-This module does not apply chat templates (that is the server's or the trainer's tokenizer) and sends nothing.
+This module applies no chat template (the tokenizer of the server or of the trainer does) and sends nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _CLASSES: dict[str, type[Message]] = {
     "text": TextMessage,
 }
 
-# what moves the cursor, restyles the terminal, reorders or hides text: C0 but \n and \t, C1, bidi, tags, surrogates
+# what can move the cursor, restyle the terminal, reorder or hide text: C0 but \n and \t, C1, bidi, tags, surrogates
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff]"
 )
 
 
 def normalize_messages(value: object, message_type: str = "chat") -> Messages:
-    """``value`` as a new list of ``Message``; as text when ``message_type`` is ``"completion"``.
+    """Return ``value`` as a new list of ``Message``, or as text when ``message_type`` is ``"completion"``.
 
     Accepts our classes, dicts, pydantic and openai objects, one message or a sequence of them, None (nothing) and
     text, which in chat mode is one user message. Unknown keys are kept.
@@ -69,11 +69,11 @@ def normalize_chat(value: object) -> list[Message]:
 
 
 def normalize_message(value: object) -> Message:
-    """One message of any form as a new ``Message`` of its role's class; see ``normalize_messages``."""
+    """Return one message of any accepted type as a new ``Message`` of the class of its role."""
     fields = strip_nones(as_mapping(value, "a message"))
     role = fields.get("role")
     if not isinstance(role, str) or not role:
-        raise ConfigError(f"a message needs a role; found {_shortened(dict(fields))}", key="role")
+        raise ConfigError(f"a message needs a role, which this lacks: {_shortened(dict(fields))}", key="role")
     calls = fields.get("tool_calls")
     if calls:
         fields["tool_calls"] = [_tool_call(call) for call in calls]
@@ -92,16 +92,16 @@ def normalize_message(value: object) -> Message:
 
 
 _PARTS = {"text": ("text",), "image_url": ("image_url", "url"), "input_audio": ("input_audio", "data")}
-"""Kind of a content part -> where its text stands in it."""
+"""Type of a content part -> path of its text."""
 
 
 def check_parts(messages: Iterable[Any]) -> None:
-    """Raise ``ConfigError`` for a text, image or audio part that no server can read; other kinds are not judged."""
+    """Raise ``ConfigError`` for a text, image or audio part that no server can read; other types are not checked."""
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
-                raise ConfigError(f"a content part is a dict with a 'type'; found {_shortened(part)}", key="content")
+                raise ConfigError(f"a content part is a dict with a 'type', not {_shortened(part)}", key="content")
             path = _PARTS.get(part["type"], ())
             value: Any = part
             for name in path:
@@ -112,21 +112,21 @@ def check_parts(messages: Iterable[Any]) -> None:
 
 
 def as_mapping(value: object, what: str) -> Mapping[str, Any]:
-    """A mapping as it is, a pydantic or openai object dumped. Raises: ``ConfigError`` for anything else."""
+    """Return a mapping unchanged, a pydantic or openai object as a dict. Raises: ``ConfigError`` for anything else."""
     if isinstance(value, Mapping):
         return value
     dump = getattr(value, "model_dump", None)
     if callable(dump) and isinstance(dumped := dump(), Mapping):
         return dumped
     raise ConfigError(
-        f"{what} must be a dict or an object of the message classes; found {_shortened(value)} ({type(value).__name__})"
+        f"{what} must be a dict or an object of the message classes, not {_shortened(value)} ({type(value).__name__})"
     )
 
 
 def strip_nones(value: Any) -> Any:
-    """A copy without None-valued dict keys at any depth; dumps pydantic objects inside. Tool calls stay as they are.
+    """Copy without None-valued dict keys at any depth, with pydantic objects as dicts. Tool calls stay unchanged.
 
-    Arrow gives every dict of a column all keys that any of them has; this undoes it.
+    Undoes what Arrow does: it gives every dict of a column the keys of all.
     """
     if isinstance(value, str | int | float) or value is None or type(value) is ToolCall:
         return value
@@ -140,7 +140,7 @@ def strip_nones(value: Any) -> Any:
 
 
 def message_text(message: object) -> str:
-    """The text of one message: its content, or its text parts joined by newlines; ``""`` when it has none.
+    """Return the text of one message: its content, or its text parts joined by newlines; ``""`` without text.
 
     >>> message_text({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
     'a\\nb'
@@ -157,9 +157,9 @@ def message_text(message: object) -> str:
 
 
 def last_text(messages: Any, role: str) -> str | None:
-    """The text of the newest message of ``role``, in any message form; None when there is none.
+    """Return the text of the last message of ``role``, of any message type; None when there is none.
 
-    Text instead of messages counts as one user message (a prompt) and as one assistant message (a completion).
+    Text in place of messages counts as a user message (a prompt) and as an assistant message (a completion).
     """
     if isinstance(messages, str):
         return messages if role in ("user", "assistant") else None
@@ -170,12 +170,12 @@ def last_text(messages: Any, role: str) -> str | None:
 
 
 def field(message: object, name: str) -> Any:
-    """A field of a message, part or tool call in any form, None when absent."""
+    """Return a field of a message, part or tool call of any type; None when absent."""
     return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)
 
 
 def concat_messages(parts: Iterable[Any]) -> Messages:
-    """One conversation from pieces: text when all are text, else the messages of all, in order.
+    """Concatenate pieces of a conversation: text when all are text, else the messages of all, in order.
 
     >>> concat_messages(["2 + 2", " = 4"])
     '2 + 2 = 4'
@@ -197,9 +197,9 @@ def is_prefix(start: Messages, whole: Messages) -> bool:
 
 
 def escape_control(text: str) -> str:
-    """``text`` with everything that could move, restyle, reorder or hide terminal output spelled out.
+    """Escape the characters of ``text`` that could move, restyle, reorder or hide terminal output.
 
-    Newlines and tabs stay. Lone surrogates, which cannot be printed, are spelled out too.
+    Newlines and tabs stay. Lone surrogates, which cannot be printed, are escaped too.
 
     >>> escape_control("\\x1b[2Jok")
     '\\\\x1b[2Jok'
@@ -208,7 +208,7 @@ def escape_control(text: str) -> str:
 
 
 def render_text(messages: object) -> str:
-    """A conversation for a terminal: one ``role: text`` paragraph per message, control characters escaped.
+    """Format a conversation for a terminal: one ``role: text`` paragraph per message, control characters escaped.
 
     >>> print(render_text([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "\\x1b[2J"}]))
     user: hi
@@ -228,14 +228,14 @@ def render_text(messages: object) -> str:
 
 
 def messages_to_printable(messages: object) -> Any:
-    """The messages with ``[image]`` and ``[audio]`` in the place of such parts; text is returned as it is."""
+    """Replace image and audio parts of messages by ``[image]`` and ``[audio]``; text is returned unchanged."""
     if isinstance(messages, str):
         return messages
     return [message_to_printable(message) for message in normalize_chat(messages)]
 
 
 def message_to_printable(message: object) -> Message:
-    """One message whose content is text only; images and audio become ``[image]`` and ``[audio]``."""
+    """Return a message with text content only; images and audio become ``[image]`` and ``[audio]``."""
     printable = normalize_message(message)
     content = printable["content"]
     if isinstance(content, list):
@@ -246,9 +246,9 @@ def message_to_printable(message: object) -> Message:
 
 
 def _is_normal(message: Message) -> bool:
-    """Whether a message needs no work: nothing None but content beside tool calls, all calls ``ToolCall``."""
+    """Return whether a message is normalized: no None but content beside tool calls, all calls ``ToolCall``."""
     content = message.get("content")
-    if type(content) is str and len(message) == 2:  # by far the most frequent: role and text
+    if type(content) is str and len(message) == 2:  # the most frequent case: role and text
         return bool(message.get("role"))
     calls = message.get("tool_calls")
     if "role" not in message or (calls is None) is ("tool_calls" in message):
@@ -266,11 +266,11 @@ def _is_normal(message: Message) -> bool:
 
 
 def _tool_call(value: object) -> ToolCall:
-    """A tool call of any form, also the JSON text that older datasets keep."""
+    """Convert a tool call of any type, including the JSON text of older datasets."""
     if type(value) is ToolCall:
         return value
     if isinstance(value, str):
-        with suppress(ValueError):  # other text is refused below, with what was found
+        with suppress(ValueError):  # other text is refused below
             value = json.loads(value)
     return ToolCall.from_wire(as_mapping(value, "a tool call"))
 
@@ -283,7 +283,7 @@ def _normalize_text(value: object) -> str:
     messages = normalize_chat(value)
     if chat := [message["role"] for message in messages if message["role"] != "text"]:
         raise ConfigError(
-            f"completion mode works on text; found a message of role {chat[0]!r}: give a str or TextMessage objects, "
+            f"completion mode needs text, not a message of role {chat[0]!r}: pass a str or TextMessage objects, "
             'or use message_type="chat"'
         )
     return "".join(message_text(message) for message in messages)

@@ -1,8 +1,8 @@
-"""Whatever a user calls a dataset -> rows that can be counted and read. Formats nothing, checks no column.
+"""Open a dataset of any accepted type as rows. Formats nothing, checks no column.
 
 Accepted: ``datasets.Dataset``, ``DatasetDict`` (or a dict of such tables by split), a list of dicts, a dict of columns,
-the path of a JSONL, JSON, CSV or Parquet file, and a function without arguments that returns one of these. Only a
-Parquet file makes this module import ``datasets``; a caller who passes its objects has imported it already.
+the path of a JSONL, JSON, CSV or Parquet file, and a function without arguments that returns one of these. This
+module imports ``datasets`` for a Parquet file only.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ DatasetLike: TypeAlias = HubTable | Sequence[Mapping[str, Any]] | Mapping[str, A
 
 
 class Rows(Protocol):
-    """Rows that are already there: their column names, their number, and any of them by position."""
+    """Opened rows: column names, length, and access by position."""
 
     columns: tuple[str, ...]
 
     def __len__(self) -> int: ...
 
     def read(self, positions: Sequence[int]) -> list[dict[str, Any]]:
-        """The rows at ``positions``; the dicts are the caller's, what they hold is not."""
+        """Return the rows at ``positions`` as new dicts with shared values."""
         ...
 
     def column(self, name: str) -> list[Any]:
-        """One value per row, None where it is absent."""
+        """Return one value per row, None where absent."""
         ...
 
 
@@ -68,7 +68,7 @@ class ListRows:
 
 
 class HubRows:
-    """Rows of a ``datasets.Dataset``, decoded where they are read, so that a large one is not held twice."""
+    """Rows of a ``datasets.Dataset``, decoded on access, so that a large dataset is not in memory twice."""
 
     def __init__(self, dataset: Any):
         self._dataset = dataset.with_format(None)
@@ -86,67 +86,67 @@ class HubRows:
 
 
 class Source:
-    """A dataset in the form the caller passed, opened once, on first use: a builder function is not called twice."""
+    """A dataset as passed, opened once on first use: a builder function is called once."""
 
-    def __init__(self, given: DatasetLike):
-        self.given = given
+    def __init__(self, dataset: DatasetLike):
+        self.dataset = dataset
         self._lock = threading.Lock()
         self._opened: dict[str, Rows] | Rows | None = None
 
     def opened(self) -> dict[str, Rows] | Rows:
-        """The rows, or the rows by split. Raises: ``DatasetError`` when they cannot be read."""
+        """Return the rows, or the rows by split. Raises: ``DatasetError`` when they cannot be read."""
         with self._lock:
             if self._opened is None:
-                self._opened = _open(self.given() if is_builder(self.given) else self.given)
+                self._opened = _open(self.dataset() if is_builder(self.dataset) else self.dataset)
             return self._opened
 
     def train(self) -> Rows:
-        """The rows to train on: all, or those of the split ``train``."""
+        """Return the training rows: all, or those of the split ``train``."""
         opened = self.opened()
         if not isinstance(opened, dict):
             return opened
         if "train" not in opened:
             raise DatasetError(
-                f"the dataset has the splits {', '.join(opened)} and no split 'train'; give one of them, for example "
+                f"the dataset has the splits {', '.join(opened)} and no split 'train'; pass one of them, for example "
                 f"dataset[{next(iter(opened), 'train')!r}]"
             )
         return opened["train"]
 
     def evaluation(self) -> Rows | None:
-        """The rows of the split ``test``, else ``validation``; None when there is no such split."""
+        """Return the rows of the split ``test``, else ``validation``; None without either."""
         opened = self.opened()
         if not isinstance(opened, dict):
             return None
         return next((opened[split] for split in EVAL_SPLITS if split in opened), None)
 
     def only_evaluation(self) -> Rows:
-        """The rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else all."""
+        """Return the rows of an ``eval_dataset``: of its evaluation split, else of ``train``, else all."""
         rows = self.evaluation()
         return rows if rows is not None else self.train()
 
 
-def is_builder(given: object) -> TypeGuard[Callable[[], Any]]:
-    """Whether ``given`` is a function that makes the dataset."""
-    return callable(given) and not hasattr(given, "column_names")
+def is_builder(dataset: object) -> TypeGuard[Callable[[], Any]]:
+    """Return whether ``dataset`` is a function that returns one."""
+    return callable(dataset) and not hasattr(dataset, "column_names")
 
 
-def _open(given: object) -> dict[str, Rows] | Rows:
-    kinds = {cls.__name__ for cls in type(given).__mro__ if cls.__module__.partition(".")[0] == "datasets"}
+def _open(dataset: object) -> dict[str, Rows] | Rows:
+    kinds = {cls.__name__ for cls in type(dataset).__mro__ if cls.__module__.partition(".")[0] == "datasets"}
     if kinds & {"IterableDataset", "IterableDatasetDict"}:
         raise DatasetError(
             "an iterable (streaming) dataset has no length and no stable order; load it without streaming=True, or "
-            "take a part of it: list(dataset.take(1000))"
+            "pass a part of it: list(dataset.take(1000))"
         )
-    if isinstance(given, Mapping):
-        is_by_split = "DatasetDict" in kinds or {"train", *EVAL_SPLITS} & given.keys()
-        if is_by_split and all(_is_table(value) for value in given.values()):
-            return {str(split): _open_table(table) for split, table in given.items()}
-        return _open_columns(given)
-    if "Dataset" in kinds or isinstance(given, list | tuple):
-        return _open_table(given)
-    if isinstance(given, str | Path):
-        return _open_file(Path(given))
-    raise DatasetError(f"cannot read a dataset from {_described(given)}; give {ACCEPTED}")
+    if isinstance(dataset, Mapping):
+        is_by_split = "DatasetDict" in kinds or {"train", *EVAL_SPLITS} & dataset.keys()
+        if is_by_split and all(_is_table(value) for value in dataset.values()):
+            return {str(split): _open_table(table) for split, table in dataset.items()}
+        return _open_columns(dataset)
+    if "Dataset" in kinds or isinstance(dataset, list | tuple):
+        return _open_table(dataset)
+    if isinstance(dataset, str | Path):
+        return _open_file(Path(dataset))
+    raise DatasetError(f"cannot read a dataset from {_described(dataset)}; pass {ACCEPTED}")
 
 
 def _is_table(value: object) -> bool:
@@ -187,7 +187,7 @@ def _open_file(path: Path) -> Rows:
     if reader is None or not path.is_file():
         why = "there is no such file" if reader else "the file type is not one of " + ", ".join(readers)
         raise DatasetError(
-            f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, give datasets.load_dataset(...)",
+            f"cannot read the dataset {str(path)!r}: {why}. For a dataset of a hub, pass datasets.load_dataset(...)",
             path=str(path),
         )
     try:
@@ -218,14 +218,14 @@ def _open_json(path: Path) -> Rows:
 
 
 def _open_csv(path: Path) -> Rows:
-    """Every cell is text, as CSV has no types; only ``example_id`` is read as numbers where all of it is."""
+    """Read every cell as text, as CSV has no types, except an ``example_id`` column of integers only."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows: list[dict[str, Any]] = []
         for row in csv.DictReader(file):
             if None in row or None in row.values():
                 number = len(rows)
                 raise DatasetError(
-                    f"{path}: row {number} has not as many cells as the header", path=str(path), row=number
+                    f"{path}: row {number} does not have as many cells as the header", path=str(path), row=number
                 )
             rows.append(row)
     if all(row.get("example_id", "").isdecimal() for row in rows):
@@ -241,7 +241,7 @@ def _open_parquet(path: Path) -> Rows:
     try:
         return HubRows(datasets.Dataset(pyarrow.parquet.read_table(path)))
     except pyarrow.ArrowInvalid as error:
-        raise DatasetError(f"{path} is no readable Parquet file: {error}", path=str(path)) from error
+        raise DatasetError(f"{path} is not a readable Parquet file: {error}", path=str(path)) from error
 
 
 def _parsed(text: str, path: Path, line: int | None) -> Any:

@@ -1,6 +1,6 @@
-r"""Small functions on text: answers in ``\boxed{…}`` or behind ``####``, the prompts that ask for them, key checks.
+r"""Text functions: extract answers in ``\boxed{…}`` or after ``####``, the prompts that request them, key checks.
 
-Run time is linear in the text. Whether two answers are equal is ``rubrics``' business, not this module's.
+Run time is linear in the text. ``rubrics`` compare answers.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Iterable
 from verifiers.errors import MissingKeyError
 
 BOXED_SYSTEM_PROMPT = "Solve the problem step by step, then give your final answer inside \\boxed{}."
-"""Asks for the form that ``extract_boxed_answer`` reads."""
+"""Requests the format that ``extract_boxed_answer`` reads."""
 
 THINK_BOXED_SYSTEM_PROMPT = (
     "First think through the problem step by step inside <think>...</think> tags. "
     "After the closing tag, give your final answer inside \\boxed{}."
 )
-"""The same for models that think in tags."""
+"""The same for models that reason inside tags."""
 
-# an opening box, LaTeX escapes that are no braces ("\\" and "\{"), or a plain brace
+# an opening box, LaTeX escapes that are not braces ("\\" and "\{"), or a plain brace
 _BRACES = re.compile(r"\\boxed\s*\{|\\\\(?!boxed)|\\[{}]|[{}]")
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    r"""The content of the last balanced ``\boxed{…}``; without one the whole text, or ``""`` when ``strict``.
+    r"""Return the content of the last balanced ``\boxed{…}``; without one the whole text, or ``""`` when ``strict``.
 
     >>> extract_boxed_answer(r"so \boxed{1}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -48,7 +48,7 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 
 def extract_hash_answer(text: str) -> str | None:
-    """The text behind the last ``####``, stripped; None without one.
+    """Return the text after the last ``####``, stripped; None without one.
 
     >>> extract_hash_answer("6 * 7 = 42\\n#### 42"), extract_hash_answer("42")
     ('42', None)
@@ -58,7 +58,7 @@ def extract_hash_answer(text: str) -> str | None:
 
 
 def strip_non_numeric(text: str) -> str:
-    """The number in ``text``: its digits and dots, with the sign of a negative number.
+    """Return the number in ``text``: its digits and dots, with the sign of a negative number.
 
     >>> strip_non_numeric("$1,234.50"), strip_non_numeric("x = -5 m."), strip_non_numeric("none")
     ('1234.50', '-5', '')
@@ -69,7 +69,7 @@ def strip_non_numeric(text: str) -> str:
 
 
 def ensure_keys(names: Iterable[str]) -> None:
-    """Check that environment variables are set. Raises: ``MissingKeyError`` that names every one that is not.
+    """Check that environment variables are set. Raises: ``MissingKeyError`` that names all missing ones.
 
     >>> vf.ensure_keys(["NO_SUCH_KEY"])
     Traceback (most recent call last):

@@ -1,7 +1,7 @@
 """Generate arguments that fit a tool's JSON schema, for the scripted tool calls of ``checks``.
 
-Deterministic and small: required parameters only, the first alternative, the least text. The values mean nothing.
-This module calls no tool and validates nothing (``tools``).
+Deterministic and minimal: required parameters only, the first alternative, the shortest text. This module calls no tool
+and validates nothing (``data.tool_schema``).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 8
-"""Depth of nested objects after which an empty one is generated; a schema may refer to itself."""
+"""Depth of nested objects below which an empty one is generated; a schema may be recursive."""
 
 _PLAIN: Mapping[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "null": None}
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the required parameters of a function's schema.
+    """Generate values for the required parameters of the schema of a function.
 
     >>> example_arguments({"properties": {"n": {"type": "integer"}, "s": {"enum": ["a", "b"]}}, "required": ["n", "s"]})
     {'n': 1, 's': 'a'}
@@ -37,9 +37,9 @@ def _value(schema: object, definitions: Mapping[str, Any], depth: int) -> Any:
             return schema[fixed]
     if schema.get("enum"):
         return schema["enum"][0]
-    for choice in ("anyOf", "oneOf", "allOf"):
-        if schema.get(choice):
-            return _value(schema[choice][0], definitions, depth + 1)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if schema.get(keyword):
+            return _value(schema[keyword][0], definitions, depth + 1)
     kind = schema.get("type", "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":

@@ -1,9 +1,9 @@
-"""Tools: typed Python callables as functions that a model may call.
+"""Tools: JSON schemas of typed Python callables, and the check of their arguments.
 
-Promise: what the model is shown is what is checked. ``ToolFunction`` derives one JSON schema from a callable's
-signature and docstring (Google, NumPy and reST parameter sections), and the same types check every call's arguments,
-so a tool receives what it declares or is not called at all. Whatever a model writes as arguments, the answer is a
-dict or a ``ToolError`` with a text of bounded length that can be shown to it.
+Promise: the schema shown to the model and the check use the same types. ``ToolFunction`` derives one JSON schema from
+the signature and docstring of a callable (Google, NumPy and reST parameter sections) and checks the arguments of every
+call, so a tool gets arguments of its declared types or is not called. Any text of the model yields a dict or a
+``ToolError`` with a message of bounded length for the model.
 
 This module calls no tool (``environments.tool``) and sends nothing.
 """
@@ -26,16 +26,16 @@ from verifiers.runtime.suggest import closest
 from verifiers.types import Tool
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every provider accepts as the name of a function."""
+"""Function names that every provider accepts."""
 MAX_COMPLAINTS = 5
-"""Wrong arguments that one error text names."""
+"""Most wrong arguments named in one error message."""
 MAX_ECHO_CHARS = 100
-"""Characters of a model's text that an error message repeats."""
+"""Most characters of model text quoted in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFunction:
-    """A tool: the callable, what the model is shown of it, and the check of its arguments.
+    """A tool: the callable, its definition for the model, and the check of its arguments.
 
     >>> def area(width: float, height: float = 1.0) -> float:
     ...     '''Area of a rectangle.
@@ -55,20 +55,20 @@ class ToolFunction:
     definition: Tool
     is_async: bool
     hidden: frozenset[str]
-    """Parameters that the model does not see and cannot set."""
+    """Parameters that the model neither sees nor sets."""
     hidden_required: frozenset[str]
-    """Those of them without a default: who hides them supplies them."""
+    """Hidden parameters without a default, which ``update_tool_args`` must supply."""
     names: Mapping[str, str]
-    """Field of the model of arguments -> parameter."""
+    """Field of the pydantic model -> parameter."""
     model: Any
-    """A pydantic model of the visible arguments; None leaves them unchecked."""
+    """Pydantic model of the visible arguments; None for no check."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> ToolFunction:
-        """Read a callable; ``args_to_skip`` names parameters that are hidden from the model.
+        """Build the tool of a callable; ``args_to_skip`` names parameters to hide from the model.
 
-        *Raises* ConfigError for a name no provider takes, ``*args`` or positional-only parameters, a parameter to skip
-        that does not exist, and an annotation without a JSON schema.
+        *Raises* ConfigError for a name no provider accepts, ``*args`` or positional-only parameters, a parameter to
+        skip that does not exist, and an annotation without a JSON schema.
         """
         name, hidden = tool_name(function), frozenset(args_to_skip)
         declared = _parameters(function, name, hidden)
@@ -88,9 +88,9 @@ class ToolFunction:
 
     @classmethod
     def with_definition(cls, function: Callable[..., Any], definition: Mapping[str, Any]) -> ToolFunction:
-        """A tool whose schema comes from elsewhere, for example a tool server; its arguments are passed on unchecked.
+        """Build a tool with a schema from another source, for example a tool server; its arguments are not checked.
 
-        *Raises* ConfigError for a name no provider takes.
+        *Raises* ConfigError for a name no provider accepts.
         """
         tool = Tool.from_wire(definition)
         _check_name(tool["name"])
@@ -100,17 +100,17 @@ class ToolFunction:
     def name(self) -> str:
         return str(self.definition["name"])
 
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The visible arguments in the types they are declared with; missing ones are left out.
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert the visible arguments to their declared types; missing ones are omitted.
 
-        *Raises* ToolCallError that names what is wrong with them, for the model to read.
+        *Raises* ToolCallError that lists the wrong ones, for the model.
         """
         import pydantic
 
         if self.model is None:
-            return dict(given)
+            return dict(values)
         try:
-            checked = self.model.model_validate(dict(given))
+            checked = self.model.model_validate(dict(values))
         except pydantic.ValidationError as error:
             raise ToolCallError(f"wrong arguments for {self.name}: {_complaints(error)}") from error
         return {
@@ -119,12 +119,12 @@ class ToolFunction:
 
 
 def tool_from_function(function: Callable[..., Any], args_to_skip: Iterable[str] = ()) -> Tool:
-    """The definition that a model is shown of ``function``; see ``ToolFunction.of``."""
+    """Return the definition of ``function`` for the model; see ``ToolFunction.of``."""
     return ToolFunction.of(function, args_to_skip).definition
 
 
 def tool_name(function: Callable[..., Any]) -> str:
-    """``__name__`` of a callable, of a partial that of the wrapped function. *Raises* ConfigError for one unfit."""
+    """Return the ``__name__`` of a callable, or of the function of a partial. *Raises* ConfigError if invalid."""
     if not callable(function):
         raise ConfigError(f"a tool must be a function, not {type(function).__name__}: {shortened(function)}")
     name: str | None = getattr(_unwrapped(function), "__name__", None)
@@ -135,7 +135,7 @@ def tool_name(function: Callable[..., Any]) -> str:
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call from the JSON the model wrote; nothing at all means none.
+    """Parse the JSON arguments of a call; an empty text means no arguments.
 
     *Raises* ToolParseError when it is not a JSON object.
     """
@@ -153,7 +153,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def shortened(value: object, limit: int = MAX_ECHO_CHARS) -> str:
-    """At most ``limit`` characters of a text, control characters spelled out, for error texts."""
+    """Return at most ``limit`` characters of a text, control characters escaped, for error messages."""
     text = value if isinstance(value, str) else repr(value)
     return escape_control(text if len(text) <= limit else text[: limit - 1] + "…")
 
@@ -174,7 +174,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _parameters(function: Callable[..., Any], name: str, hidden: frozenset[str]) -> list[inspect.Parameter]:
-    """The parameters that can be passed by name, without ``**kwargs``."""
+    """Return the parameters that can be passed by name, without ``**kwargs``."""
     try:
         declared = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -183,7 +183,7 @@ def _parameters(function: Callable[..., Any], name: str, hidden: frozenset[str])
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise ConfigError(
                 f"the tool {name!r} declares {str(parameter)!r}, but a model passes arguments by name; give every "
-                "parameter a name of its own"
+                "parameter a name"
             )
     by_name = [p for p in declared if p.kind is not p.VAR_KEYWORD]
     known = [p.name for p in by_name]
@@ -193,11 +193,11 @@ def _parameters(function: Callable[..., Any], name: str, hidden: frozenset[str])
 
 
 def _hints(function: Callable[..., Any], name: str, visible: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Resolved types of the visible parameters; only theirs, since hidden ones may name what is never imported."""
+    """Resolve the types of the visible parameters only: those of hidden ones may not be importable."""
     written = {p.name: p.annotation for p in visible.values() if p.annotation is not p.empty}
     source: Any = inspect.unwrap(_unwrapped(function))
     if not hasattr(source, "__globals__"):
-        source = getattr(source, "__call__", source)  # noqa: B004  an object: its method knows its module
+        source = getattr(source, "__call__", source)  # noqa: B004  the method of an object has the globals of its module
     try:
         hints = typing.get_type_hints(
             SimpleNamespace(__annotations__=written), getattr(source, "__globals__", {}), include_extras=True
@@ -224,7 +224,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """(description, parameter -> description) from the docstring; sections on returns and examples are left out."""
+    """Return (description, parameter -> description) from the docstring, without returns and examples."""
     import docstring_parser
 
     text = inspect.getdoc(_unwrapped(function)) or ""
@@ -249,7 +249,7 @@ def _field(index: int) -> str:
 def _schema(
     name: str, visible: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], described: Mapping[str, str]
 ) -> tuple[Any, dict[str, Any]]:
-    """(pydantic model, JSON schema). The model's fields are numbered, so that a parameter may have any name."""
+    """Build (pydantic model, JSON schema). Model fields are numbered, so that a parameter may have any name."""
     import pydantic
 
     fields: dict[str, Any] = {}
@@ -279,7 +279,7 @@ def _schema(
 
 
 def _default(value: object) -> dict[str, Any]:
-    """How a default is shown: as it is, or not at all when JSON cannot hold it."""
+    """Return the field options of a default, which the schema omits when JSON cannot store it."""
     import pydantic_core
 
     try:
@@ -295,7 +295,7 @@ def _refers(schema: object) -> bool:
 
 
 def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
-    """A schema without generated titles, and with ``leaves`` (enums, flat models) in the place of references."""
+    """Remove generated titles from a schema, and inline references to ``leaves`` (enums, flat models)."""
     if isinstance(schema, list):
         return [_plain(member, leaves) for member in schema]
     if not isinstance(schema, dict):
@@ -314,12 +314,12 @@ def _plain(schema: object, leaves: Mapping[str, Any]) -> Any:
 
 
 def _complaints(error: Any) -> str:
-    """What is wrong, for the model: ``'n': input should be a valid integer``; a few of them, none repeats much."""
+    """Format validation errors for the model, ``'n': input should be a valid integer``, with bounded length."""
     complaints = []
     for entry in error.errors(include_url=False, include_context=False, include_input=False)[:MAX_COMPLAINTS]:
-        place = shortened(".".join(str(part)[: MAX_ECHO_CHARS + 1] for part in entry["loc"]))
+        path = shortened(".".join(str(part)[: MAX_ECHO_CHARS + 1] for part in entry["loc"]))
         text = {"missing": "is missing", "extra_forbidden": "is not a parameter"}.get(entry["type"])
-        complaints.append(f"'{place}' {text}" if text else f"'{place}': {shortened(entry['msg'], 2 * MAX_ECHO_CHARS)}")
+        complaints.append(f"'{path}' {text}" if text else f"'{path}': {shortened(entry['msg'], 2 * MAX_ECHO_CHARS)}")
     more = error.error_count() - len(complaints)
     return "; ".join(complaints) + (f"; and {more} more" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""The environments an author builds on. Those that need more than a conversation are imported on first use."""
+"""Base classes of environments. Those with tools, sandboxes or members are imported on first use."""
 
 from __future__ import annotations
 

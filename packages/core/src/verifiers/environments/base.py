@@ -1,8 +1,8 @@
 """``Environment``: a dataset, a way to act and a way to score, under one name.
 
-An environment object is configuration. Constructing one starts no thread, opens nothing and seeds nothing; the dataset
-is read on first use. What happens in one rollout is in ``verifiers.rollouts.loop``, many rollouts
-are in ``verifiers.runs.runner``; this class makes single model calls for them, and ``runs.facade`` offers both.
+An environment object is configuration. The constructor starts no thread, opens nothing and seeds nothing; the dataset
+is read on first use. ``verifiers.rollouts.loop`` runs one rollout and ``verifiers.runs.runner`` runs many; this class
+makes the single model calls for them, and ``runs.facade`` offers both.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class Environment(Runs, Identified):
         further: dict[str, Any] = {**kwargs}
         if tool_defs is not None:
             further["tool_defs"] = tool_defs
-        given = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+        settings = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
         if dataset is None and eval_dataset is None:
-            raise ConfigError(f"{type(self).__name__} needs a dataset: give dataset=… or eval_dataset=…")
+            raise ConfigError(f"{type(self).__name__} needs a dataset: pass dataset=… or eval_dataset=…")
         if message_type not in ("chat", "completion"):
             raise ConfigError(f'message_type is {message_type!r}; it must be "chat" or "completion"')
         if message_type == "completion" and (system_prompt or few_shot):
@@ -142,13 +142,13 @@ class Environment(Runs, Identified):
         self.loaded_from: LoadedFrom | None = None
         """How it was loaded; None when it was constructed directly."""
         self.changes: dict[str, Any] = {}
-        """What ``set_kwargs`` changed since it was loaded: with both, another process can make it again."""
+        """Settings that ``set_kwargs`` changed since loading; with ``loaded_from``, they rebuild the environment."""
         self.system_prompt, self.few_shot = system_prompt, _checked_few_shot(few_shot)
         self.parser = parser or (rubric.parser if rubric is not None and rubric.parser is not None else Parser())
         self.rubric = rubric if rubric is not None else Rubric(parser=self.parser)
         self.sampling_args = {"n": 1, "extra_body": {}} | dict(sampling_args or {})
         self.message_type = message_type
-        self.tool_defs = list(given.pop("tool_defs", None) or [])
+        self.tool_defs = list(settings.pop("tool_defs", None) or [])
         self.env_id, self.env_args, self.env_version = env_id or "", dict(env_args or {}), ""
         self.max_seq_len, self.interleaved_rollouts = max_seq_len, interleaved_rollouts
         self.score_rollouts, self.pass_threshold = score_rollouts, pass_threshold
@@ -165,8 +165,8 @@ class Environment(Runs, Identified):
         self.row_format = RowFormat(**formatting)
         self._tables = Table.pair(dataset, eval_dataset, **formatting)
         self.monitor_rubric = Rubric(parser=self.parser)
-        """Functions that are measured on every rollout beside the rubric's; they never touch reward or advantage."""
-        self.set_kwargs(**given)
+        """Metrics of every rollout besides those of the rubric; they change neither reward nor advantage."""
+        self.set_kwargs(**settings)
         if rubric is not None and parser is not None and type(rubric.parser) not in (type(parser), Parser):
             self.logger.warning(
                 "the environment parses with %s and its rubric with %s",
@@ -244,7 +244,7 @@ class Environment(Runs, Identified):
                         f"{type(self).__name__} has no parameter {name!r}; did you mean {match!r}?", key=name
                     )
                 if callable(getattr(type(self), name, None)) or isinstance(getattr(type(self), name, None), property):
-                    raise ConfigError(f"{name!r} is a method of {type(self).__name__}; choose another name", key=name)
+                    raise ConfigError(f"{name!r} is a method of {type(self).__name__}; use another name", key=name)
             setattr(self, name, value)
 
     def _changed_names(self) -> Iterable[str]:
@@ -255,19 +255,19 @@ class Environment(Runs, Identified):
         self.max_seq_len = max_seq_len
 
     def set_interleaved_rollouts(self, interleaved: bool) -> None:
-        """Accepted for older callers; recorded token ids are always those the server saw."""
+        """Has no effect, accepted for older callers: recorded token ids are always those of the server."""
         self.interleaved_rollouts = interleaved
 
     def set_score_rollouts(self, score: bool) -> None:
-        """With False, rewards stay unknown."""
+        """Turn scoring on or off; without scoring, rewards stay unknown."""
         self.score_rollouts = score
 
     def set_concurrency(self, max_concurrent: int) -> None:
-        """The default of ``max_concurrent`` for runs."""
+        """Set the default of ``max_concurrent`` for runs."""
         self.max_concurrent = max_concurrent
 
     def set_max_workers(self, max_workers: int | None) -> None:
-        """The most threads that run synchronous rewards and tools in a run; None = 32. *Raises* ConfigError."""
+        """Bound the threads that run synchronous rewards and tools; None = 32. *Raises* ConfigError below 1."""
         if max_workers is not None and (not isinstance(max_workers, int) or max_workers < 1):
             raise ConfigError(f"max_workers is {max_workers!r}; it must be at least 1, or None", key="max_workers")
         self.max_workers = max_workers
@@ -277,7 +277,7 @@ class Environment(Runs, Identified):
         self.max_total_completion_tokens = max_tokens
 
     def add_rubric(self, rubric: Rubric) -> None:
-        """Score with ``rubric`` as well."""
+        """Score rollouts with ``rubric`` in addition to the present rubric."""
         from verifiers.rubrics import RubricGroup
 
         self.rubric = RubricGroup([self.rubric, rubric])
@@ -292,7 +292,7 @@ class Environment(Runs, Identified):
 
     @property
     def requires_group_rollouts(self) -> bool:
-        """Whether some reward is a function of all siblings together."""
+        """Whether any reward function takes a whole group."""
         return self.rubric.has_group_rewards
 
     @property
@@ -300,10 +300,10 @@ class Environment(Runs, Identified):
         """Whether the rubric computes advantages itself."""
         return self.rubric.has_advantages
 
-    # --- what an author writes ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------------------
 
     def setup_state(self, state: State, *args: Any, **kwargs: Any) -> Any:
-        """Prepare ``state`` before the first turn; a returned mapping becomes the state. Sync or async."""
+        """Prepare ``state`` before the first turn; a returned mapping replaces it. Sync or async."""
         return Done(state)
 
     def get_prompt_messages(self, state: State) -> Any:
@@ -327,7 +327,7 @@ class Environment(Runs, Identified):
         model: str,
         sampling_args: Mapping[str, Any] | None = None,
     ) -> State:
-        """A fresh state for one rollout of the row ``input`` (used as it is: give a copy)."""
+        """Create the state of one rollout of the row ``input``, which is not copied."""
         return new_state(self, input, client, model, sampling_args)
 
     async def get_model_response(
@@ -341,7 +341,7 @@ class Environment(Runs, Identified):
     ) -> Response:
         """One completion of ``prompt`` with the state's client, model, tools and sampling arguments as defaults.
 
-        Raises ``ModelError`` when the endpoint gives none, ``OverlongPromptError`` when the prompt does not fit.
+        Raises ``ModelError`` when the endpoint returns none, ``OverlongPromptError`` when the prompt does not fit.
         """
         run = state.run
         answering = self.client_of(state, client)
@@ -374,15 +374,15 @@ class Environment(Runs, Identified):
             return client_of_run
         return as_client(client or state["client"])
 
-    def as_prompt(self, given: object) -> Messages:
-        """Messages in any form as a prompt; those that are ``Message`` objects already are passed on as they are."""
-        if self.message_type == "chat" and type(given) is list:
-            for message in given:
+    def as_prompt(self, messages: object) -> Messages:
+        """Normalize messages of any accepted type to a prompt; a list of ``Message`` objects is returned unchanged."""
+        if self.message_type == "chat" and type(messages) is list:
+            for message in messages:
                 if not isinstance(message, Message):
                     break
             else:
-                return given
-        return normalize_messages(given, self.message_type)
+                return messages
+        return normalize_messages(messages, self.message_type)
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
         """Record a response as the next step of the trajectory."""
@@ -412,28 +412,28 @@ class Environment(Runs, Identified):
         await maybe_await(self.add_trajectory_step(state, step))
 
     def add_trajectory_step(self, state: State, step: TrajectoryStep) -> Any:
-        """Append ``step``; override to give it a reward or extras."""
+        """Append ``step``; override to set its reward or extras."""
         state["trajectory"].append(step)
         return NOTHING
 
     def increment_state_usage(self, state: State, input_tokens: int, output_tokens: int) -> None:
-        """Count tokens of a model call, for authors who make extra ones."""
+        """Add the tokens of an extra model call to the usage of the rollout."""
         usage = state["usage"]
         usage["input_tokens"] = usage.get("input_tokens", 0) + input_tokens
         usage["output_tokens"] = usage.get("output_tokens", 0) + output_tokens
 
     def get_state_usage(self, state: State) -> dict[str, int]:
-        """The rollout's token counts so far."""
+        """Return the token counts of the rollout so far."""
         return dict(state["usage"])
 
-    # --- its end ----------------------------------------------------------------------------------------------------
+    # --- teardown ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Run the ``@teardown`` handlers of the environment and its rubric, once."""
         blocking(self.aclose)
 
     async def aclose(self) -> None:
-        """``close`` as a coroutine. Raises the first handler's failure, after all have run."""
+        """``close`` as a coroutine. Raises the failure of the first handler, after all have run."""
         if self._torn_down:
             return
         self._torn_down = True
@@ -450,7 +450,7 @@ class Environment(Runs, Identified):
             raise failures[0]
 
     def close_at_exit(self) -> None:
-        """See to it that the handlers run when the interpreter ends; asked for by an environment's first rollout."""
+        """Register the handlers to run at interpreter exit; called by the first rollout of the environment."""
         if not self._torn_down and id(self) not in _STARTED and decorated(self, "teardown"):
             if not _STARTED:
                 atexit.register(_close_started)
@@ -477,7 +477,7 @@ def _close_started() -> None:
     for env in list(_STARTED.values()):
         try:
             env.close()
-        except Exception as error:  # noqa: BLE001 - no caller is left at interpreter exit; it is logged
+        except Exception as error:  # noqa: BLE001 - there is no caller at interpreter exit; it is logged
             env.logger.warning("closing at exit failed: %s: %s", type(error).__name__, error)
 
 

@@ -1,14 +1,14 @@
-r"""Python that a model writes in fenced blocks of its reply, for models that are not shown tools.
+r"""Extract Python from fenced code blocks of a reply, for models whose chat template shows no tools.
 
-Promise: what runs is what a reader of Markdown takes for a Python block, and nothing else. Fences are CommonMark's
-(https://spec.commonmark.org, "Fenced code blocks", of backticks): a line of three or more backticks and a language, by
-itself and indented by three spaces at most, opens a block; a line of as many backticks or more and nothing else closes
-it. Its language is ``python`` or ``py``, in any case; a block in another language or in none is text, and a fence
-inside of one opens nothing. All blocks of a reply are one cell, in their order: only the last expression of the last
-block is shown, and an exception ends the cell. What stands before ``</think>`` is a thought and no part of the reply;
-nor is anything of a reply that begins with ``<think>`` and never ends it.
+Promise: exactly the Python blocks of the Markdown run. Fences are those of CommonMark (https://spec.commonmark.org,
+"Fenced code blocks", backticks only): a line of three or more backticks and an info string, indented by at most three
+spaces, opens a block; a line of at least as many backticks and nothing else closes it. The language is ``python`` or
+``py``, in any case; a block in another language or without one is text, and a fence inside it opens no block. All
+blocks of a reply form one cell, in order: only the last expression of the last block is shown, and an exception ends
+the cell. Text before ``</think>`` is reasoning and is ignored, as is a whole reply that begins with ``<think>`` and
+never closes it.
 
-Pure: runs nothing. When the cell runs, and in what, is ``environments.python``.
+This module runs no code; ``environments.python`` does.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ print(sum(n * n for n in range(1, 11)))
 The next message is then:
 Output:
 385"""
-"""Instructions for the model about the form, unless the environment's author writes it."""
+"""Default instructions for the model about code blocks."""
 BLOCKS_REMINDER = "Write Python code that computes the answer, in a ```python block."
-"""The end of the first question, unless the author writes it: small models forget what the system prompt says."""
+"""Default last sentence of the question: small models lose track of the system prompt."""
 NOT_CLOSED = "(the code block was cut off by the length limit of a reply; close it with a line ```, and write less)"
 _FENCE = re.compile(r"( {0,3})(`{3,})[ \t]*([^`]*)")
 
@@ -45,16 +45,16 @@ class Blocks:
     """The Python blocks of one reply."""
 
     code: str | None = None
-    """The cell; None when no block was closed."""
+    """The code of all closed blocks; None without one."""
     open_code: str | None = None
-    """What stands in a last block that was not closed; None when all are."""
+    """The code of an unclosed last block; None when all are closed."""
 
-    def cell(self, is_cut_off: bool) -> str | None:
-        """What is to run: a block that is open because the model stopped there is whole, one that was cut off is not.
+    def cell(self, is_truncated: bool) -> str | None:
+        """Return the code to run: an unclosed block counts unless the reply was truncated.
 
-        A model stops in a block where the closing fence is a stop string.
+        A model stops inside a block when the closing fence is a stop string.
         """
-        if self.open_code is None or is_cut_off:
+        if self.open_code is None or is_truncated:
             return self.code
         return self.open_code if self.code is None else f"{self.code}\n{self.open_code}"
 
@@ -63,7 +63,7 @@ class Blocks:
 
 
 def code_blocks(reply: str) -> Blocks:
-    r"""The Python blocks of a reply.
+    r"""Return the Python blocks of a reply.
 
     >>> code_blocks("First\n```python\nx = 6\n```\nthen\n```py\nx * 7\n```").code
     'x = 6\nx * 7'
@@ -73,16 +73,16 @@ def code_blocks(reply: str) -> Blocks:
     closed: list[str] = []
     lines: list[str] | None = None
     indent, fence, is_python = 0, "", False
-    _, is_over, text_after_thought = reply.rpartition("</think>")
-    if not is_over and reply.lstrip().startswith("<think>"):
+    _, has_thought, text_after_thought = reply.rpartition("</think>")
+    if not has_thought and reply.lstrip().startswith("<think>"):
         return Blocks()
     for line in text_after_thought.replace("\r\n", "\n").split("\n"):
-        found = _FENCE.fullmatch(line)
+        match = _FENCE.fullmatch(line)
         if lines is None:
-            if found is not None:
-                indent, fence, language = len(found[1]), found[2], found[3].split()
+            if match is not None:
+                indent, fence, language = len(match[1]), match[2], match[3].split()
                 lines, is_python = [], bool(language) and language[0].lower() in LANGUAGES
-        elif found is not None and found[2].startswith(fence) and not found[3].strip():
+        elif match is not None and match[2].startswith(fence) and not match[3].strip():
             closed += ["\n".join(lines)] if is_python else []
             lines = None
         else:
@@ -92,24 +92,24 @@ def code_blocks(reply: str) -> Blocks:
 
 
 def output_text(text: str) -> str:
-    """The user message that shows what a cell printed."""
+    """Return the user message that shows the output of a cell."""
     return f"Output:\n{text}"
 
 
 def with_reminder(prompt: Messages, reminder: str) -> Messages:
-    """The prompt with a sentence at the end of its last user message; one without such a message is as it was.
+    """Append a sentence to the last user message of a prompt; a prompt without one is returned unchanged.
 
     >>> with_reminder([{"role": "user", "content": "6 * 7?"}], "Compute it.")
     [{'role': 'user', 'content': '6 * 7?\\n\\nCompute it.'}]
     """
-    users = [place for place, message in enumerate(prompt) if field(message, "role") == "user"]
+    users = [index for index, message in enumerate(prompt) if field(message, "role") == "user"]
     if not users:
         return prompt
-    said: Any = prompt[users[-1]]
+    last: Any = prompt[users[-1]]
     text = f"\n\n{reminder}"
-    content = said["content"] + text if isinstance(said["content"], str) else [*said["content"], _part(text)]
+    content = last["content"] + text if isinstance(last["content"], str) else [*last["content"], _part(text)]
     reminded: Any = list(prompt)
-    reminded[users[-1]] = Message({**said, "content": content})
+    reminded[users[-1]] = Message({**last, "content": content})
     messages: Messages = reminded
     return messages
 

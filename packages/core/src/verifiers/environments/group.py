@@ -1,11 +1,10 @@
 """``EnvGroup``: several environments as one; each row is run and scored by the environment it came from.
 
 Each member keeps its system prompt, parser, rubric, tools, limits and hooks; the group concatenates the data and
-routes each row to a member. A row carries its route in ``info["env_id"]`` and
-``task``, so rows that went through a trainer or a file still find their way. Metrics that a member does not have are
-absent from its rows, not 0.
+routes each row to a member. The route is stored in the row, in ``info["env_id"]`` and ``task``, so it survives a
+trainer or a file. Metrics that a member lacks are absent from its rollouts, not 0.
 
-The runner asks ``for_row`` and then works with the member; this module neither runs nor scores rollouts.
+The runner calls ``for_row`` and continues with the member; this module neither runs nor scores rollouts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ OF_THE_MEMBERS = (
 
 
 class GroupOptions(RunDefaults, total=False):
-    """The parameters of ``Environment`` that a group has for itself."""
+    """Parameters of ``Environment`` that apply to the group itself."""
 
     env_id: str | None
     env_args: Mapping[str, Any] | None
@@ -42,13 +41,14 @@ class GroupOptions(RunDefaults, total=False):
 
 
 class EnvGroup(Environment):
-    """Environments side by side, as one dataset and one environment.
+    """Several environments as one dataset and one environment.
 
     ``env_names`` default to ``env_0``, ``env_1``, …; ``example_id`` is renumbered and the old one stored in
-    ``src_id``. ``map_kwargs`` is accepted for older callers. Groups may hold groups: their rows carry the names along
-    the way, outermost first. Further parameters are ``Environment``'s, without those that belong to the members.
+    ``src_id``. ``map_kwargs`` is accepted for older callers. Groups may be nested: their rows carry the names of
+    the path, outermost first. Further parameters are those of ``Environment`` except those that belong to the members.
 
-    *Raises* ConfigError for an empty list, names that do not fit or repeat, and members of different message types.
+    *Raises* ConfigError for an empty list, a wrong number of names or repeated names, and members of different message
+    types.
 
     >>> add = vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}])
     >>> spell = vf.SingleTurnEnv(dataset=[{"question": "Spell it.", "answer": "i, t"}])
@@ -82,7 +82,7 @@ class EnvGroup(Environment):
         self.env_names = _checked_names(env_names, len(members))
         self.env_map = dict(zip(self.env_names, members, strict=True))
         self.columns: dict[str, set[str]] = {}
-        """Columns of the rows of each member, by its name; known once they were read."""
+        """Member name -> columns of its rows; filled when the rows are read."""
         has_train = any(member.train_table is not None for member in members)
         super().__init__(
             dataset=(lambda: list(self._rows([member.train_table for member in members]))) if has_train else None,
@@ -102,22 +102,22 @@ class EnvGroup(Environment):
                 yield _addressed(copy_row(example.row), name, isinstance(member, EnvGroup))
 
     def for_row(self, row: Mapping[str, Any]) -> Environment:
-        """The member (in an inner group, its member) that runs a row or a state; the group itself if none does."""
+        """Return the member that runs a row or a state, through nested groups; the group itself if none does."""
         return self.at_path(route_of(row)) or self
 
     def at_path(self, path: Sequence[str]) -> Environment | None:
-        """The environment under the names ``path``, outermost first; None when they do not lead to one."""
+        """Return the environment at the names ``path``, outermost first; None if there is none."""
         member = self.env_map.get(path[0]) if path else None
         return member.at_path(path[1:]) if isinstance(member, EnvGroup) else member
 
     def get_env_for_task(self, task: str) -> Environment:
-        """The member of that name. *Raises* EnvironmentFault when there is none."""
+        """Return the member named ``task``. *Raises* EnvironmentFault when there is none."""
         if task not in self.env_map:
             raise self._no_route(task)
         return self.env_map[task]
 
     def get_env_for_name(self, name: str) -> Environment:
-        """The member of that name. *Raises* ConfigError when there is none."""
+        """Return the member named ``name``. *Raises* ConfigError when there is none."""
         if name not in self.env_map:
             raise ConfigError(f"the group has no environment {name!r}" + (closest(name, self.env_names) or self._has()))
         return self.env_map[name]
@@ -138,7 +138,7 @@ class EnvGroup(Environment):
         return await member.init_state(format_row(input, member.row_format), client, model, sampling_args)
 
     def setup_state(self, state: State) -> None:
-        """Reached only by rows that belong to no member. *Raises* EnvironmentFault."""
+        """Called only for rows of no member. Always *raises* EnvironmentFault."""
         raise self._no_route(" / ".join(route_of(state)) or "no name at all")
 
     def _no_route(self, name: str) -> EnvironmentFault:
@@ -151,7 +151,7 @@ class EnvGroup(Environment):
     def _has(self) -> str:
         return f" (it has: {', '.join(self.env_names)})"
 
-    # --- settings: the members' too -----------------------------------------------------------------------------
+    # --- settings, forwarded to the members --------------------------------------------------------------------------
 
     def set_kwargs(self, **settings: Any) -> None:
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""
@@ -181,7 +181,7 @@ class EnvGroup(Environment):
         self._each("set_max_total_completion_tokens", max_tokens)
 
     def add_rubric(self, rubric: Rubric) -> None:
-        """Score every member's rollouts with ``rubric`` as well."""
+        """Add ``rubric`` to every member."""
         self._each("add_rubric", rubric)
 
     def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
@@ -201,19 +201,19 @@ class EnvGroup(Environment):
 
 
 def route_of(row: Mapping[str, Any]) -> list[str]:
-    """The member names of a row, outermost first: ``info["env_id"]``, a name or a list of them, else ``task``."""
+    """Return the member names of a row, outermost first: ``info["env_id"]`` (one or several), else ``task``."""
     info = row.get("info")
     if isinstance(info, str):
         info = json.loads(info)
-    given = info.get("env_id") if isinstance(info, Mapping) else None
-    if given is None:
-        given = row.get("task")
-    names = [given] if isinstance(given, str) else given if isinstance(given, list | tuple) else []
+    route = info.get("env_id") if isinstance(info, Mapping) else None
+    if route is None:
+        route = row.get("task")
+    names = [route] if isinstance(route, str) else route if isinstance(route, list | tuple) else []
     return [name for name in names if isinstance(name, str)]
 
 
 def _addressed(row: dict[str, Any], name: str, is_of_group: bool) -> dict[str, Any]:
-    """A member's row as the group's: it names the member, and keeps what that name replaces."""
+    """Turn the row of a member into a row of the group: store the route, and the replaced task as ``src_task``."""
     info, task = row["info"], row["task"]
     if is_of_group:
         info["env_id"] = [name, *route_of(row)]
@@ -227,12 +227,12 @@ def _addressed(row: dict[str, Any], name: str, is_of_group: bool) -> dict[str, A
 
 
 def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:
-    given = [f"env_{index}" for index in range(count)] if names is None else list(names)
-    if len(given) != count:
-        raise ConfigError(f"{count} environments and {len(given)} env_names; give one name per environment")
-    for name in given:
+    checked = [f"env_{index}" for index in range(count)] if names is None else list(names)
+    if len(checked) != count:
+        raise ConfigError(f"{count} environments and {len(checked)} env_names; give one name per environment")
+    for name in checked:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"env_names takes text, not {name!r}")
-    if repeated := [name for name in given if given.count(name) > 1]:
+    if repeated := [name for name in checked if checked.count(name) > 1]:
         raise ConfigError(f"two environments are called {repeated[0]!r}; names must differ")
-    return given
+    return checked

@@ -1,6 +1,6 @@
 """``EnvGroupRubric``: scores each rollout of an ``EnvGroup`` with the rubric of the member that ran it.
 
-It holds no functions: additions go to every member's rubric, and its lists are those of the members, in their order.
+It has no functions itself: additions go to the rubric of every member, and its lists concatenate those of the members.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from verifiers.storage.identity import Free
 class EnvGroupRubric(Rubric):
     """The rubric of an ``EnvGroup``, which creates it."""
 
-    def __init__(self, group: Annotated[Any, Free("its members tell their identities themselves")]):
+    def __init__(self, group: Annotated[Any, Free("the members have identities")]):
         self.group = group
         super().__init__()
 
     @property
     def rubrics(self) -> list[Rubric]:
-        """The members' rubrics, each once."""
+        """The distinct rubrics of the members."""
         return list({id(member.rubric): member.rubric for member in self.group.envs}.values())
 
     # --- declarations
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
-        """The members' functions in order; two members may have functions of one name, which share a metric."""
+        """The functions of the members in order; functions of the same name share a metric."""
         return tuple(function for rubric in self.rubrics for function in rubric.functions)
 
     @property
@@ -44,11 +44,11 @@ class EnvGroupRubric(Rubric):
         return any(rubric.has_advantages for rubric in self.rubrics)
 
     def get_group_weights(self) -> list[float]:
-        """The members' group weights, one after another."""
+        """The group weights of the members, concatenated."""
         return [weight for rubric in self.rubrics for weight in rubric.get_group_weights()]
 
     def set_group_weights(self, weights: Sequence[float]) -> None:
-        """As ``get_group_weights`` lists them. *Raises* ConfigError for another number of them."""
+        """Set the weights that ``get_group_weights`` lists. *Raises* ConfigError for another number of weights."""
         counts = [len(rubric.get_group_weights()) for rubric in self.rubrics]
         if isinstance(weights, Mapping) or len(weights) != sum(counts):
             raise ConfigError(f"the rubrics of the group have {sum(counts)} group weights; give a list of as many")
@@ -57,7 +57,7 @@ class EnvGroupRubric(Rubric):
             rubric.set_group_weights([next(remaining) for _ in range(count)])
 
     def check_arguments(self, columns: set[str]) -> None:
-        """Each member's functions against the columns of its own rows, where these were read.
+        """Check the functions of each member against the columns of its rows, where these were read.
 
         *Raises* ConfigError as ``Rubric.check_arguments``.
         """
@@ -66,23 +66,23 @@ class EnvGroupRubric(Rubric):
             self.group.env_map[name].rubric.check_arguments(names | (columns - member_columns))
 
     def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Added to every member's rubric."""
+        """Add to the rubric of every member."""
         self._each("add_reward_func", func, *args, **kwargs)
 
     def add_class_object(self, name: str, obj: Any) -> None:
-        """Added to every member's rubric."""
+        """Add to the rubric of every member."""
         self._each("add_class_object", name, obj)
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """Added to every member's rubric."""
+        """Add to the rubric of every member."""
         self._each("add_score_object_provider", provider)
 
     def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
-        """Added to every member's rubric."""
+        """Add to the rubric of every member."""
         self._each("add_group_score_object_provider", provider)
 
     def add_cleanup_handler(self, handler: Callable[..., Any], stage: str = "rollout") -> None:
-        """Added to every member's rubric."""
+        """Add to the rubric of every member."""
         self._each("add_cleanup_handler", handler, stage)
 
     def plan(self) -> Plan:
@@ -104,7 +104,7 @@ class EnvGroupRubric(Rubric):
         return rubric
 
     def by_scorer(self, states: Sequence[State]) -> Sequence[tuple[Rubric | None, Sequence[State]]]:
-        """Rollouts of each member, with the member's rubric: rollouts of two members are never compared."""
+        """Split rollouts by member, each part with its rubric: rollouts of two members are never compared."""
         by_member: dict[int, tuple[Rubric | None, list[State]]] = {}
         for state in states:
             member = self.group.for_row(state)
@@ -112,7 +112,7 @@ class EnvGroupRubric(Rubric):
             by_member.setdefault(id(member), (rubric, []))[1].append(state)
         return list(by_member.values())
 
-    # --- inside
+    # --- private
 
     def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
         for rubric in self.rubrics:

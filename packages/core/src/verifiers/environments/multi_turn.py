@@ -1,6 +1,6 @@
 """``MultiTurnEnv``: the model and the environment take turns until a stop condition holds.
 
-Subclasses write ``env_response`` and, where they want, ``setup_state`` and methods marked ``@vf.stop``,
+Subclasses define ``env_response`` and optionally ``setup_state`` and methods marked ``@vf.stop``,
 ``@vf.setup``, ``@vf.cleanup``. ``rollouts.loop`` calls them; this module decides when a rollout stops, and builds
 the next prompt and the completion.
 """
@@ -22,7 +22,7 @@ from verifiers.types import Messages
 
 
 def num_turns(state: State) -> float:
-    """Model calls of the rollout."""
+    """Number of model calls of the rollout."""
     return float(len(state["trajectory"]))
 
 
@@ -71,10 +71,10 @@ class MultiTurnEnv(Environment):
         self.max_total_completion_tokens = max_total_completion_tokens
         self.monitor_rubric.add_metric(num_turns)
 
-    # --- what an author writes ----------------------------------------------------------------------------------
+    # --- methods to override ----------------------------------------------------------------------------------
 
     def env_response(self, messages: Messages, state: State) -> Any:
-        """The environment's answer to the conversation so far: messages, one message, text, or nothing."""
+        """Return the response to the conversation so far: messages, one message, text, or None."""
         raise NotImplementedError(f"{type(self).__name__} must define env_response(self, messages, state)")
 
     def render_completion(self, state: State) -> Any:
@@ -101,11 +101,11 @@ class MultiTurnEnv(Environment):
                 response = _without_state(response, state)
             if response is None or state["final_env_response"] is not None:
                 return conversation
-            answer: Any = normalize_messages(response, self.message_type)
-            extended: Messages = conversation + answer
+            messages: Any = normalize_messages(response, self.message_type)
+            extended: Messages = conversation + messages
             return extended
 
-    # --- when it stops ----------------------------------------------------------------------------------------------
+    # --- stop conditions ----------------------------------------------------------------------------------------------
 
     is_completed = is_completed
 
@@ -138,7 +138,7 @@ class MultiTurnEnv(Environment):
 
 
 def _without_state(response: tuple[Any, ...], state: State) -> Any:
-    """The messages of ``(messages, state)``, the oldest form of an answer; another tuple is a list of messages."""
+    """Return the messages of ``(messages, state)``, the oldest signature; another tuple is a list of messages."""
     last = response[-1] if len(response) == 2 else None
     if not isinstance(last, Mapping) or (not isinstance(last, State) and "role" in last):
         return list(response)

@@ -1,12 +1,12 @@
 """``PythonEnv``: the model runs Python in one interpreter per rollout, which keeps its state between calls.
 
-Promise: what one call defines the next one has; the value of a trailing expression is shown as ``Out[n]: …`` and an
-exception as its traceback; a call that takes too long is stopped, and the reply says that the variables are lost.
-Nothing is installed when a rollout runs: packages come from where the environment itself is installed.
+Promise: definitions of one call are available in the next; the value of a trailing expression is shown as ``Out[n]: …``
+and an exception as its traceback; a call past its time limit is stopped, and its output says that the variables are
+lost. A rollout installs nothing: packages come from the Python environment in which ``verifiers`` is installed.
 
-Code comes from calls of the tool ``python``, or from fenced blocks of a reply (``code_from``): a model whose chat
-template shows no tools can write those. Which text is a block is ``code_blocks``; opening, closing and limits are
-``environments.sandbox``.
+Code comes from calls of the tool ``python``, or from fenced code blocks of a reply (``code_from``), for models whose
+chat template shows no tools. ``code_blocks`` extracts the blocks; ``environments.sandbox`` opens, limits and closes the
+sandbox.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from verifiers.runtime.signatures import spell_out
 from verifiers.types import Messages, SystemMessage, ToolCall, UserMessage
 
 DEFAULT_PACKAGES = "numpy sympy scipy"
-FORMS = ("tool", "blocks", "auto")
+CODE_SOURCES = ("tool", "blocks", "auto")
 
 
 def python_ready_wait_time(state: State) -> float:
@@ -46,15 +46,15 @@ def python_ready_wait_time(state: State) -> float:
 class PythonEnv(SandboxEnv):
     """A ``SandboxEnv`` whose tool is ``python(code)``.
 
-    ``pip_install_packages``: what code inside can import beside the standard library, as pip names it, separated by
-    spaces or as a list. A package that is not installed beside ``verifiers`` is a ConfigError at the first rollout
-    that names the command to install it. ``max_startup_wait_seconds`` bounds the start of an interpreter.
+    ``pip_install_packages``: what the code can import besides the standard library, as pip names it, separated by
+    spaces or as a list. A package that is not installed where ``verifiers`` is raises a ConfigError at the first
+    rollout that names the command to install it. ``max_startup_wait_seconds`` bounds the start of an interpreter.
 
     ``code_from``: "tool" (calls of ``python``); "blocks" (the Python blocks of a reply are run as one cell, a user
-    message shows the output, and a reply without a block ends the rollout); "auto" ("blocks" for a model whose client
-    knows that its chat template shows no tools, else "tool"). In the second form the system prompt is
-    ``blocks_system_prompt`` (by default ``system_prompt`` and an explanation with an example), and the last user
-    message of the prompt ends with ``blocks_reminder``; ``""`` leaves either out. The rollout's form is
+    message shows the output, and a reply without a block ends the rollout); "auto" ("blocks" if the client reports
+    that the chat template of the model shows no tools, else "tool"). With "blocks" the system prompt is
+    ``blocks_system_prompt`` (default: ``system_prompt`` and an explanation with an example), and the last user
+    message of the prompt ends with ``blocks_reminder``; ``""`` leaves either out. The source used in a rollout is
     ``state["code_from"]``. Further parameters are ``SandboxEnv``'s.
 
     >>> from verifiers.testing import ScriptedClient
@@ -76,8 +76,10 @@ class PythonEnv(SandboxEnv):
         blocks_reminder: str = BLOCKS_REMINDER,
         **parameters: Unpack[SandboxOptions],
     ):
-        if code_from not in FORMS:
-            raise ConfigError(f"code_from is {code_from!r}; it must be one of {', '.join(FORMS)}", key="code_from")
+        if code_from not in CODE_SOURCES:
+            raise ConfigError(
+                f"code_from is {code_from!r}; it must be one of {', '.join(CODE_SOURCES)}", key="code_from"
+            )
         self.packages = distributions(pip_install_packages)
         self.code_from = code_from
         system_prompt = parameters.get("system_prompt")
@@ -89,7 +91,7 @@ class PythonEnv(SandboxEnv):
         super().__init__(max_startup_wait_seconds=max_startup_wait_seconds, **parameters)
 
     def set_code_from(self, code_from: str) -> None:
-        """Always *raises* ConfigError: the prompts are built in the constructor."""
+        """Always *raises* ConfigError: the prompts are built by the constructor."""
         raise ConfigError("code_from is fixed at construction: pass it to load_environment")
 
     def add_sandbox_tools(self) -> None:
@@ -99,7 +101,7 @@ class PythonEnv(SandboxEnv):
             self.tool_defs = _without_python(self.tool_defs)
 
     def measured(self) -> list[Callable[[State], float]]:
-        """As in every sandbox, and the interpreter's start."""
+        """Metrics of ``SandboxEnv``, and the start time of the interpreter."""
         return [*super().measured(), python_ready_wait_time]
 
     async def python(self, code: str, state: State) -> str:
@@ -111,69 +113,69 @@ class PythonEnv(SandboxEnv):
         result = await self.run_code(state, code)
         number = state["num_cells"] = state.get("num_cells", 0) + 1
         if result.timed_out:
-            state["num_cells"] = 0  # a new interpreter counts anew
+            state["num_cells"] = 0  # the next cell runs in a new interpreter
         return python_text(result, number, self.timeout_per_command_seconds)
 
     # --- code in blocks -----------------------------------------------------------------------------------------
 
     @setup(priority=1)
     async def choose_form(self, state: State) -> None:
-        """Decide where this rollout's code comes from, and say so in the prompt."""
-        form = self.code_from
-        if form == "auto":
-            form = "blocks" if await shows_tools(self.client_of(state)) is False else "tool"
-            if form == "blocks":
+        """Set the source of code for this rollout, and adapt the prompt to it."""
+        source = self.code_from
+        if source == "auto":
+            source = "blocks" if await shows_tools(self.client_of(state)) is False else "tool"
+            if source == "blocks":
                 state["tool_defs"] = _without_python(state["tool_defs"])
-        if form == "blocks":
+        if source == "blocks":
             state["prompt"] = self._prompt_of_blocks(state["prompt"])
             if self.blocks_reminder:
                 state["prompt"] = with_reminder(state["prompt"], self.blocks_reminder)
-        state["code_from"] = form
+        state["code_from"] = source
 
     def _prompt_of_blocks(self, prompt: Messages) -> Messages:
-        """The prompt with ``blocks_system_prompt`` in place of ``system_prompt``, or after what a row says there."""
+        """Replace ``system_prompt`` by ``blocks_system_prompt``, or append it to the system message of the row."""
         first: Any = prompt[0] if prompt else None
         rest: Messages = prompt[1:] if field(first, "role") == "system" else prompt
-        messages = message_text(first) if field(first, "role") == "system" else ""
-        parts = ("" if messages == self.system_prompt else messages, self.blocks_system_prompt)
+        system = message_text(first) if field(first, "role") == "system" else ""
+        parts = ("" if system == self.system_prompt else system, self.blocks_system_prompt)
         text = "\n\n".join(part for part in parts if part)
         return [SystemMessage(text), *rest] if text else rest
 
     @stop
     def no_tools_called(self, state: State) -> bool:
-        """The last assistant message calls nothing; where code comes from blocks, ``no_code_block`` says it."""
+        """Stop when the last assistant message has no tool call; with code blocks, see ``no_code_block``."""
         return state.get("code_from") != "blocks" and super().no_tools_called(state)
 
     @stop
     def no_code_block(self, state: State) -> bool:
-        """The last assistant message has no Python block and calls nothing: the model is done."""
+        """Stop when the last assistant message has neither a Python block nor a tool call."""
         if state.get("code_from") != "blocks" or not super().no_tools_called(state):
             return False
         return not _blocks_of(state["trajectory"][-1]["completion"])
 
     def num_calls(self, state: State, messages: Messages, tool: str | None) -> float:
-        """Calls, and in the form of blocks a reply with Python in it is a call of ``python``."""
+        """Count the calls; with code blocks, a reply that contains Python counts as a call of ``python``."""
         in_blocks = state.get("code_from") == "blocks" and tool in (None, "python") and bool(_blocks_of(messages))
         return super().num_calls(state, messages, tool) + in_blocks
 
     async def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
-        """The answers to the calls of the last message; in the form of blocks then what its cell printed."""
-        answers = await super().env_response(messages, state)
+        """Return the results of the tool calls of the last message, then, with code blocks, the output of its cell."""
+        results = await super().env_response(messages, state)
         if state.get("code_from") != "blocks" or not (blocks := _blocks_of(messages[-1:])):
-            return answers
-        is_cut_off = bool(state["trajectory"][-1]["is_truncated"])
-        code, texts = blocks.cell(is_cut_off), []
+            return results
+        is_truncated = bool(state["trajectory"][-1]["is_truncated"])
+        code, texts = blocks.cell(is_truncated), []
         if code is not None:
             call = ToolCall("", "python", json.dumps({"code": code}))
             texts.append(message_text(await self._answer(call, messages, state)))
-        if is_cut_off and blocks.open_code is not None:
+        if is_truncated and blocks.open_code is not None:
             state["sandbox"].num_errors += 1
             texts.append(NOT_CLOSED)
-        return [*answers, UserMessage(output_text("\n".join(texts)))]
+        return [*results, UserMessage(output_text("\n".join(texts)))]
 
 
 def _blocks_of(messages: Messages) -> Blocks:
-    """The Python blocks of the last of some messages."""
+    """Return the Python blocks of the last message."""
     return code_blocks(message_text(messages[-1]) if messages else "")
 
 
@@ -182,12 +184,12 @@ def _without_python(tool_defs: Sequence[Any]) -> list[Any]:
 
 
 def distributions(packages: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in a list of packages, without versions, each once.
+    """Return the distinct names of packages, without versions.
 
     >>> distributions("numpy sympy>=1.12 numpy")
     ('numpy', 'sympy')
 
-    *Raises* ConfigError for what is no package's name, such as an option of pip.
+    *Raises* ConfigError for anything but a package name, such as an option of pip.
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -197,7 +199,7 @@ def distributions(packages: str | Sequence[str]) -> tuple[str, ...]:
             names[Requirement(text).name] = None
         except InvalidRequirement as error:
             raise ConfigError(
-                f"pip_install_packages has {text!r}, which is no package's name; write names separated by spaces",
+                f"pip_install_packages has {text!r}, which is not a package name; write names separated by spaces",
                 key="pip_install_packages",
             ) from error
     return tuple(names)

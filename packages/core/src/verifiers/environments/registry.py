@@ -1,9 +1,9 @@
-"""Environment ids -> environments: ``load_environment`` and ``list_environments``.
+"""Load environments by id: ``load_environment`` and ``list_environments``.
 
 An environment is an installed package with an entry point in the group ``verifiers.environments``, or, in the
-historical layout, a module of the id's name that binds ``load_environment``. An unknown id imports nothing.
+historical layout, a module named like the id that binds ``load_environment``. An unknown id imports nothing.
 
-This module installs nothing and looks at no network; ``vf-install`` does.
+This module installs nothing and uses no network; ``vf-install`` does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ID = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentId:
-    """An id in parts: ``acme/word-game@1.2`` is ``EnvironmentId("acme", "word-game", "1.2")``."""
+    """A parsed id: ``acme/word-game@1.2`` is ``EnvironmentId("acme", "word-game", "1.2")``."""
 
     owner: str | None
     name: str
@@ -64,7 +64,7 @@ class EnvironmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where an id leads: what to import, and the distribution it comes from (None: a bare module)."""
+    """The loader of an id: module, attribute, and the distribution of the module (None: not part of one)."""
 
     module: str
     attribute: str
@@ -77,14 +77,14 @@ class Found:
 
 
 def load_environment(env_id: str, **env_args: Any) -> Environment:
-    """The environment of an id ``[owner/]name[@version]``, built by its loader with ``env_args``.
+    """Build the environment of an id ``[owner/]name[@version]`` by calling its loader with ``env_args``.
 
     The name is an entry point, with or without a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no
     difference; the owner is ignored; ``@version`` must be the installed one (``@latest``: any).
 
-    Raises: ``UnknownEnvironment`` for an id that leads nowhere; ``ConfigError`` for arguments that the loader does not
-    take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError`` that
-    the loader raises is not wrapped.
+    Raises: ``UnknownEnvironment`` for an id without an installed environment; ``ConfigError`` for arguments that the
+    loader does not take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A
+    ``UsageError`` that the loader raises is not wrapped.
 
     Example::
 
@@ -96,7 +96,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     if requested.version not in (None, "latest", source.version):
         installed = f"{source.version} is installed" if source.version else "the installed version is unknown"
         raise UnknownEnvironment(
-            f"environment {requested.name!r}: version {requested.version} was asked for and {installed}; to change it: "
+            f"environment {requested.name!r}: version {requested.version} is requested, but {installed}; to change it: "
             f"vf-install {env_id}",
             env_id=env_id,
         )
@@ -113,12 +113,12 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
 
 
 def list_environments() -> list[EnvironmentInfo]:
-    """The installed environments that have an entry point, sorted by id; imports none of them.
+    """List the installed environments that have an entry point, sorted by id, without importing them.
 
     Example::
 
-        for found in vf.list_environments():
-            print(found.id, found.version, found.summary)
+        for info in vf.list_environments():
+            print(info.id, info.version, info.summary)
     """
     return sorted(
         (
@@ -132,7 +132,7 @@ def list_environments() -> list[EnvironmentInfo]:
 
 
 def parse_env_id(env_id: str) -> EnvironmentId:
-    """The parts of an id. Raises: ``UnknownEnvironment`` when it does not have the form ``[owner/]name[@version]``."""
+    """Parse an id. Raises: ``UnknownEnvironment`` unless its format is ``[owner/]name[@version]``."""
     match = _ID.fullmatch(env_id) if isinstance(env_id, str) else None
     if match is None:
         raise UnknownEnvironment(
@@ -144,12 +144,12 @@ def parse_env_id(env_id: str) -> EnvironmentId:
 
 
 def normalize_name(name: str) -> str:
-    """The spelling in which names compare: lower case, runs of ``-``, ``_`` and ``.`` as one ``-``."""
+    """Normalize a name for comparison: lower case, runs of ``-``, ``_`` and ``.`` as one ``-``."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def find(requested: EnvironmentId) -> Found:
-    """Where an id leads, its version not compared. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError``."""
+    """Find the loader of an id, ignoring the version. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError``."""
     name = normalize_name(requested.name)
     entries = list(_entries())
     other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
@@ -170,7 +170,7 @@ def find(requested: EnvironmentId) -> Found:
 
 
 def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
-    """The entry points of the group with their distributions (of one that is on the path twice, the first)."""
+    """Yield the entry points of the group with their distributions (the first, for one on the path twice)."""
     import importlib_metadata
 
     for entry in importlib_metadata.entry_points(group=GROUP):
@@ -197,7 +197,7 @@ def _module_names(name: str) -> Iterator[str]:
 
 
 def _has_loader(module: str) -> bool:
-    """Whether a top-level module outside the standard library binds the loader, by reading its source."""
+    """Return whether the source of a top-level module outside the standard library binds the loader."""
     if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
         return False
     try:
@@ -215,12 +215,12 @@ def _has_loader(module: str) -> bool:
 
 
 def binds_loader(tree: ast.Module) -> bool:
-    """Whether a module of this source would have the loader once it is imported."""
+    """Return whether importing this source would bind the loader."""
     return any(LOADER in _names_bound_by(statement) for statement in _top_level(tree.body))
 
 
 def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run on import, also those inside ``if``, ``try`` and ``with``."""
+    """Yield the statements that run on import, including those inside ``if``, ``try`` and ``with``."""
     for statement in statements:
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):
@@ -244,7 +244,7 @@ def _names_bound_by(statement: ast.stmt) -> set[str]:
 
 
 def _distribution_of(module: str) -> tuple[str | None, str | None]:
-    """Name and version of the distribution that a top-level module belongs to; None for a bare one."""
+    """Return name and version of the distribution of a top-level module; None for a module without one."""
     import importlib_metadata
 
     owners = importlib_metadata.packages_distributions().get(module)
@@ -252,14 +252,14 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
 
 
 def import_loader(env_id: str, source: Found) -> Callable[..., Any]:
-    """The loader, imported and not called. Raises: ``EnvironmentLoadError``, or the loader's own ``UsageError``."""
+    """Import the loader without calling it. Raises: ``EnvironmentLoadError``, or the loader's own ``UsageError``."""
     try:
         target: Any = importlib.import_module(source.module)
         for attribute in source.attribute.split("."):
             target = getattr(target, attribute)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # an environment's own code; chained, and its text shown
+    except (Exception, SystemExit) as error:  # raised by code of the environment; chained, and its text shown
         raise _failure(env_id, f"importing {source}", error) from error
     if not callable(target):
         raise EnvironmentLoadError(f"environment {env_id!r}: {source} is not a function", env_id=env_id)
@@ -268,10 +268,10 @@ def import_loader(env_id: str, source: Found) -> Callable[..., Any]:
 
 
 def check_arguments(env_id: str, loader: Callable[..., Any], env_args: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not fit the loader's signature. Raises: ``ConfigError``."""
+    """Check arguments against the signature of the loader. Raises: ``ConfigError``."""
     try:
         parameters = inspect.signature(loader).parameters.values()
-    except (TypeError, ValueError):  # a callable without a readable signature: it says itself what it wants
+    except (TypeError, ValueError):  # a callable without a readable signature checks its own arguments
         return
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -291,7 +291,7 @@ def _build(env_id: str, source: Found, loader: Callable[..., Any], env_args: Map
         env = loader(**env_args)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # an environment's own code; chained, and its text shown
+    except (Exception, SystemExit) as error:  # raised by code of the environment; chained, and its text shown
         raise _failure(env_id, f"building it with {source}", error) from error
     if not isinstance(env, Environment):
         if inspect.iscoroutine(env):

@@ -1,10 +1,10 @@
 """``SandboxEnv``: the model runs shell commands in one sandbox per rollout.
 
-Promise: a rollout that calls no tool opens no sandbox; one that does has one, from its first call to its end, and it is
-closed then whatever happened: an error, a time-out, a cancellation. What code does wrong (a failing command, a limit, a
-time-out) is text for the model; a sandbox that does not work is the rollout's ``SandboxError``, and its reward unknown.
+Promise: the first tool call of a rollout opens its sandbox, and the end of the rollout closes it, also after an error,
+a time-out or a cancellation. Failures of the code (a failing command, a limit, a time-out) become text for the model;
+a failure of the sandbox ends the rollout with a ``SandboxError``, and its reward is unknown.
 
-How code is isolated is ``verifiers.sandbox``; what the model reads is written in ``sandbox_text``.
+``verifiers.sandbox`` isolates the code; ``sandbox_text`` formats results for the model.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from verifiers.sandbox import ExecResult, Sandbox, SandboxBackend, SandboxSpec, 
 from verifiers.types import Messages, ToolCall
 
 FIRST, LAST = 1000, -1000
-"""Priorities around those of an author's clean-up handlers: ``post_rollout`` comes first, closing last."""
+"""Cleanup priorities outside the range of subclasses: ``post_rollout`` runs first, the sandbox closes last."""
 
 
 @dataclass(slots=True)
 class SandboxUse:
-    """What one rollout does with its sandbox: ``state["sandbox"]``. The numbers stay when it is closed."""
+    """The sandbox of one rollout and its usage: ``state["sandbox"]``. The numbers remain after it is closed."""
 
     spec: SandboxSpec
     sandbox: Sandbox | None = None
     """Open from the first call until the rollout ends."""
     is_over: bool = False
     num_calls: int = 0
-    """Calls that were run."""
+    """Calls that ran."""
     num_errors: int = 0
-    """Calls that failed, or that could not be run."""
+    """Calls that failed or could not run."""
     ready_wait_s: float = 0.0
     command_s: float = 0.0
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def sandbox_ready_wait_time(state: State) -> float:
-    """Seconds until the rollout's sandbox was open; 0 when none was needed."""
+    """Seconds until the sandbox of the rollout was open; 0 without one."""
     return _use_of(state).ready_wait_s
 
 
 def sandbox_command_execution_time(state: State) -> float:
-    """Seconds that the rollout's commands took, together."""
+    """Total seconds of the commands of the rollout."""
     return _use_of(state).command_s
 
 
 def tool_errors(state: State) -> float:
-    """Tool calls that failed (an exception, an exit code, a limit, a time-out) or could not be made."""
+    """Tool calls that failed (an exception, an exit code, a limit, a time-out) or could not run."""
     return float(_use_of(state).num_errors)
 
 
 class RemoteOptions(TypedDict, total=False):
-    """Parameters that say something about a remote service and nothing about a local sandbox."""
+    """Parameters of remote sandbox services, without effect on a local sandbox."""
 
     docker_image: str | None
     start_command: str | None
@@ -111,21 +111,22 @@ class SandboxOptions(ToolOptions, total=False):
 class SandboxEnv(StatefulToolEnv):
     """A ``StatefulToolEnv`` whose tool ``bash(command)`` runs in the rollout's sandbox.
 
-    ``sandbox``: a backend or its name; "auto" takes the first real one whose probe passes. ``memory_gb``,
+    ``sandbox``: a backend or its name; "auto" selects the first isolating one whose probe passes. ``memory_gb``,
     ``disk_size_gb`` and ``timeout_minutes`` bound one sandbox, ``timeout_per_command_seconds`` one call,
-    ``max_startup_wait_seconds`` its opening. ``environment_vars`` are all that code inside sees; ``working_dir`` is
-    where it starts. ``max_tool_result_chars`` is 20,000 here. Parameters of remote services (``docker_image``,
-    ``gpu_count``, …) are accepted, kept in ``remote_options`` and of no effect on a local sandbox.
+    ``max_startup_wait_seconds`` its opening. The code sees no variables but ``environment_vars``;
+    ``working_dir`` is its working directory. ``max_tool_result_chars`` is 20,000 here. Parameters of remote services
+    (``docker_image``, ``gpu_count``, …) are accepted, stored in ``remote_options`` and have no effect on a local
+    sandbox.
 
-    To offer further tools that use it: ``add_tool(self.mine, args_to_skip=["state"])`` with an ``async def mine(self,
+    To add tools that use the sandbox: ``add_tool(self.mine, args_to_skip=["state"])`` with an ``async def mine(self,
     …, state)`` that awaits ``self.run_code(state, code_or_argv)`` or ``self.get_sandbox(state)``; an override of
-    ``update_tool_args`` calls ``super()``'s.
+    ``update_tool_args`` calls ``super().update_tool_args``.
 
-    *Raises* ConfigError for a parameter that cannot be used, at the first rollout for a package that is not installed.
+    *Raises* ConfigError for an invalid parameter; at the first rollout for a package that is not installed.
     """
 
     packages: tuple[str, ...] = ()
-    """Distributions that code inside can import."""
+    """Distributions that the code can import."""
 
     @spell_out(ToolOptions, StatefulToolEnv.__init__)
     def __init__(
@@ -173,15 +174,15 @@ class SandboxEnv(StatefulToolEnv):
             env={str(name): str(value) for name, value in (environment_vars or {}).items()},
             working_dir=working_dir,
         )
-        for measured in self.measured():
-            self.monitor_rubric.add_metric(measured)
+        for metric in self.measured():
+            self.monitor_rubric.add_metric(metric)
         self._backend: SandboxBackend | None = None
-        self._choosing = PerLoop(asyncio.Lock, _nothing_to_close)
-        self._proving = PerLoop(asyncio.Lock, _nothing_to_close)
+        self._selection_lock = PerLoop(asyncio.Lock, _nothing_to_close)
+        self._proof_lock = PerLoop(asyncio.Lock, _nothing_to_close)
         self._is_proven = False
         self._refusal: VerifiersError | None = None
         if self.remote_options:
-            self.logger.info("of no effect on a local sandbox: %s", ", ".join(sorted(self.remote_options)))
+            self.logger.info("ignored by a local sandbox: %s", ", ".join(sorted(self.remote_options)))
         self.add_sandbox_tools()
 
     def add_sandbox_tools(self) -> None:
@@ -192,14 +193,14 @@ class SandboxEnv(StatefulToolEnv):
         """Metrics of every rollout."""
         return [sandbox_ready_wait_time, sandbox_command_execution_time, tool_errors]
 
-    # --- what an author may write -------------------------------------------------------------------------------
+    # --- methods to override -------------------------------------------------------------------------------
 
     def get_sandbox_spec(self, state: State) -> Any:
         """The ``SandboxSpec`` of a rollout, by default the environment's. Sync or async."""
         return self.sandbox_spec
 
     def post_rollout(self, state: State) -> Any:
-        """Runs when the rollout is over and its sandbox, if it has one, still open. Sync or async."""
+        """Called after the rollout, while its sandbox, if any, is still open. Sync or async."""
         return NOTHING
 
     # --- the tool -----------------------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class SandboxEnv(StatefulToolEnv):
         return result
 
     async def get_sandbox(self, state: State) -> Sandbox:
-        """The rollout's sandbox, opened now if need be. *Raises* SandboxUnavailable when it does not open in time."""
+        """Return the sandbox of the rollout; the first call opens it. *Raises* SandboxUnavailable after the limit."""
         use = _use_of(state)
         async with use.opening:
             if use.sandbox is None:
@@ -256,8 +257,8 @@ class SandboxEnv(StatefulToolEnv):
             ) from error
 
     async def _selected_backend(self) -> SandboxBackend:
-        """The backend, found by its probe once for the environment."""
-        async with self._choosing.here():
+        """Return the backend; the first call probes for it."""
+        async with self._selection_lock.here():
             if self._backend is None:
                 self._backend = await backend_for(self.sandbox)
             return self._backend
@@ -266,8 +267,8 @@ class SandboxEnv(StatefulToolEnv):
 
     @setup(priority=FIRST)
     async def prepare_sandbox(self, state: State) -> None:
-        """Store the sandbox's spec. The first rollout opens its sandbox at once, so that a setting that cannot work
-        ends the run before the model is asked anything."""
+        """Store the spec of the sandbox. The first rollout opens its sandbox at once, so that an invalid setting ends
+        the run before the first model call."""
         spec = await maybe_await(compat.hook(self, "get_sandbox_spec", compat.SANDBOX_HOOKS)(state))
         if not isinstance(spec, SandboxSpec):
             raise ConfigError(f"get_sandbox_spec returned {type(spec).__name__}; return a SandboxSpec")
@@ -276,9 +277,9 @@ class SandboxEnv(StatefulToolEnv):
             await self._prove(state)
 
     async def _prove(self, state: State) -> None:
-        """Open this rollout's sandbox, the others wait; when it fails, it has failed for those that waited too."""
+        """Open the sandbox of one rollout while the others wait; its failure is raised in those that waited too."""
         before = self._refusal
-        async with self._proving.here():
+        async with self._proof_lock.here():
             if self._is_proven:
                 return
             if self._refusal is not before and self._refusal is not None:
@@ -297,7 +298,7 @@ class SandboxEnv(StatefulToolEnv):
 
     @cleanup(priority=LAST)
     async def close_sandbox(self, state: State) -> None:
-        """End the rollout's sandbox."""
+        """Close the sandbox of the rollout."""
         use = _use_of(state)
         use.is_over = True
         async with use.opening:
@@ -308,14 +309,14 @@ class SandboxEnv(StatefulToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
     ) -> Any:
-        """The state for the tools that declare it and hide it."""
+        """Add ``state`` to the arguments of tools that declare it as a hidden parameter."""
         tool = self._functions.get(tool_name)
         if tool is not None and "state" in tool.hidden:
             return tool_args | {"state": state}
         return tool_args
 
     async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
-        """As ``StatefulToolEnv``; also counts calls that cannot be made."""
+        """Prepare the arguments as ``StatefulToolEnv`` does, and count refused calls as errors."""
         try:
             return await super().prepare_arguments(call, messages, state)
         except ToolError:
@@ -324,10 +325,10 @@ class SandboxEnv(StatefulToolEnv):
 
 
 async def _nothing_to_close(_: asyncio.Lock) -> None:
-    """A lock needs no end."""
+    """Do nothing: a lock holds no resources."""
 
 
 def _use_of(state: State) -> SandboxUse:
-    """What the rollout does with its sandbox; a rollout whose setup failed has none and did nothing."""
+    """Return the ``SandboxUse`` of a rollout; a new one where the setup failed before storing it."""
     use = state.get("sandbox")
     return use if isinstance(use, SandboxUse) else SandboxUse(SandboxSpec())

@@ -1,6 +1,6 @@
 """Format an ``ExecResult`` as the text that the model reads.
 
-Pure: runs nothing. ``ToolEnv`` bounds the length (``max_tool_result_chars``).
+This module runs no code. ``ToolEnv`` bounds the length (``max_tool_result_chars``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIMITS = {
 
 
 def command_text(result: ExecResult, timeout_s: float) -> str:
-    r"""Of a command: stdout, a ``stderr:`` block, the exit code unless it is 0, and a note of any limit.
+    r"""Format the result of a command: stdout, a ``stderr:`` block, a non-zero exit code, and a note of any limit.
 
     >>> command_text(ExecResult(stdout="a\n", stderr="b\n", exit_code=2), 30)
     'a\nstderr:\nb\n(exit code 2)'
@@ -33,7 +33,7 @@ def command_text(result: ExecResult, timeout_s: float) -> str:
 
 
 def python_text(result: ExecResult, number: int, timeout_s: float) -> str:
-    r"""Of Python code: what was printed, then the traceback or ``Out[number]: `` and the value of a last expression.
+    r"""Format the result of Python code: its output, then the traceback or ``Out[number]: `` and the last value.
 
     >>> python_text(ExecResult(stdout="hi\n", value="42"), 3, 30)
     'hi\nOut[3]: 42'
@@ -46,7 +46,7 @@ def python_text(result: ExecResult, number: int, timeout_s: float) -> str:
 
 
 def has_failed(result: ExecResult) -> bool:
-    """Whether a call counts as an error: code that raised, a command that failed, a time-out or a limit."""
+    """Return whether a call counts as an error: an exception, a failing command, a time-out or a limit."""
     limit = result.limit not in (None, "output")
     return bool(result.error or result.exit_code or result.timed_out or limit)
 

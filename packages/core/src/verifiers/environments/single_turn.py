@@ -12,7 +12,7 @@ from verifiers.types import Messages
 
 
 class SingleTurnEnv(MultiTurnEnv):
-    """The model answers once; ``env_response`` is never called. Parameters are those of ``Environment``.
+    """An environment of one turn; ``env_response`` is never called. Parameters are those of ``Environment``.
 
     >>> import verifiers as vf
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}])
@@ -27,5 +27,5 @@ class SingleTurnEnv(MultiTurnEnv):
         super().__init__(max_turns=1, **parameters)
 
     def env_response(self, messages: Messages, state: State) -> Messages:
-        """Nothing: there is no second turn."""
+        """Return no messages: there is no second turn."""
         return []

@@ -1,7 +1,7 @@
 """``StatefulToolEnv``: tools with parameters that the model does not see and the environment fills in.
 
-Promise: a hidden parameter is in no schema, a call that names it is answered with an error text, and a tool
-is never called without one it needs. Everything else is ``environments.tool``.
+Promise: a hidden parameter is in no schema, a call that names it gets an error text, and a tool is never called without
+a hidden parameter that it requires. Everything else is in ``environments.tool``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verifiers.types import Messages, ToolCall
 
 
 class StatefulToolEnv(ToolEnv):
-    """A ``ToolEnv`` whose tools work on the rollout's state.
+    """A ``ToolEnv`` whose tools use the state of the rollout.
 
     >>> from verifiers.testing import ScriptedClient
     >>> class Purse(vf.StatefulToolEnv):
@@ -49,11 +49,11 @@ class StatefulToolEnv(ToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
     ) -> Any:
-        """The arguments a tool is called with, from those the model gave; may change ``state``. Sync or async."""
+        """Return the arguments for the tool, given those of the model; may change ``state``. Sync or async."""
         return tool_args
 
     async def prepare_arguments(self, call: ToolCall, messages: Messages, state: State) -> dict[str, Any]:
-        """Checked first, so that ``update_tool_args`` sees no argument that the tool did not declare."""
+        """Check the arguments, then call ``update_tool_args``, which so sees declared arguments only."""
         name = call["name"]
         arguments = await super().prepare_arguments(call, messages, state)
         try:
@@ -67,8 +67,8 @@ class StatefulToolEnv(ToolEnv):
         if not isinstance(updated, Mapping):
             kind = type(updated).__name__
             raise EnvironmentFault(f"update_tool_args returned {kind}; return a dict", hook="update_tool_args")
-        described = self._functions.get(name)
-        if described is not None and (missing := sorted(described.hidden_required - updated.keys())):
+        tool = self._functions.get(name)
+        if tool is not None and (missing := sorted(tool.hidden_required - updated.keys())):
             raise EnvironmentFault(
                 f"update_tool_args did not fill in {missing[0]!r} of the tool {name!r}, which args_to_skip hides",
                 hook="update_tool_args",
@@ -78,7 +78,7 @@ class StatefulToolEnv(ToolEnv):
 
 @functools.lru_cache(maxsize=256)
 def _takes_the_name(method: Callable[..., Any]) -> bool:
-    """False for the oldest form, ``update_tool_args(self, tool_args, messages, state)``."""
+    """Return False for the oldest signature, ``update_tool_args(self, tool_args, messages, state)``."""
     parameters = inspect.signature(method).parameters.values()
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)

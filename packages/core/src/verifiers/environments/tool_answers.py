@@ -1,6 +1,6 @@
-"""What a tool returned, as the message that answers its call, no longer than allowed.
+"""Turn the result of a tool into the message for its call, truncated to a limit.
 
-Pure: calls nothing and knows no environment.
+This module calls no tool and depends on no environment.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ PARTS = ("text", "image_url", "input_audio")
 
 
 def as_answer(result: Any, tool_call_id: str) -> Message:
-    """A ``Message`` as it is, a list of content parts as content, everything else as ``str(result)``.
+    """Return a ``Message`` unchanged, a list of content parts as content, everything else as ``str(result)``.
 
     >>> as_answer(4, "call_1")
     {'role': 'tool', 'content': '4', 'tool_call_id': 'call_1'}
     """
     if isinstance(result, Message):
-        unaddressed = result.get("role") == "tool" and not result.get("tool_call_id")
-        return ToolMessage(result.get("content", ""), tool_call_id) if unaddressed else result
+        lacks_id = result.get("role") == "tool" and not result.get("tool_call_id")
+        return ToolMessage(result.get("content", ""), tool_call_id) if lacks_id else result
     return ToolMessage(list(result) if _are_parts(result) else str(result), tool_call_id)
 
 
 def bounded(message: Message, max_chars: int) -> Message:
-    """The message with at most ``max_chars`` characters of text, and a note of what was cut; images stay whole."""
+    """Truncate the text of a message to ``max_chars`` characters, with a note of the cut; images stay whole."""
     content = message.get("content")
     if isinstance(content, str) and len(content) > max_chars:
         return Message({**message, "content": cut(content, max_chars)})
     if not isinstance(content, list) or sum(map(_text_length, content)) <= max_chars:
         return message
-    parts, left = [], max_chars
+    parts, remaining = [], max_chars
     for part in content:
         length = _text_length(part)
-        parts.append({**part, "text": cut(part["text"], left)} if length > left else part)
-        left = max(0, left - length)
+        parts.append({**part, "text": cut(part["text"], remaining)} if length > remaining else part)
+        remaining = max(0, remaining - length)
     return Message({**message, "content": parts})
 
 
 def cut(text: str, max_chars: int) -> str:
-    """The beginning and the end of a text, ``max_chars`` together, around a note of how much is missing.
+    """Return the start and the end of a text, ``max_chars`` in total, around a note of the omitted length.
 
     >>> cut("0123456789", 4)
     '01\\n[... cut: 6 of 10 characters left out ...]\\n89'

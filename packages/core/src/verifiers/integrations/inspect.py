@@ -5,8 +5,8 @@
 
 Promise: every rollout is one sample (epoch = sibling + 1) with its messages, its tool calls and their results, its
 scores, its error. The means in the log are ours: of the known rewards, with errors clustered by example. An unknown
-reward has no score; the sample carries the error, and the log counts it. Nothing is played again (``inspect_task``
-plays an environment inside Inspect).
+reward has no score; the sample carries the error, and the log counts it. Nothing is generated again (``inspect_task``
+runs an environment inside Inspect).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Promise: the rollout and its reward are the environment's own; only the model calls go through Inspect. A rollout that
 fails is an error of its sample; a reward that is unknown is no score. Token ids are not to be had through Inspect's
-models, so what is played here cannot be trained on.
+models, so rollouts generated here cannot be trained on.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ def _solver(env: Environment, rows: Any) -> Any:
     @module.solver(name="verifiers")  # type: ignore[untyped-decorator]
     def verifiers() -> Any:
         async def solve(state: Any, generate: Any) -> Any:
-            played = await env.run_rollout(
+            rollout = await env.run_rollout(
                 rows[state.metadata["row"]], InspectClient(), str(state.model), gen_sampling_args={}
             )
-            output = state_to_output(played)
+            output = state_to_output(rollout)
             state.messages = to_chat(output["prompt"]) + to_chat(output["completion"] or [])
             said = [message for message in state.messages if isinstance(message, types.ChatMessageAssistant)]
             if said:
                 choices = [types.ChatCompletionChoice(message=said[-1])]
                 state.output = types.ModelOutput(model=str(state.model), choices=choices)
             state.store.set(STORE, {"reward": _number(output["reward"]), "metrics": _numbers(output["metrics"])})
-            if played["error"] is not None:
-                raise played["error"]
+            if rollout["error"] is not None:
+                raise rollout["error"]
             return state
 
         return solve

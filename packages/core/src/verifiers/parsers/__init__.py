@@ -1,4 +1,4 @@
-"""Parsers: the answer in a completion, and how well the completion keeps the format it was asked for."""
+"""Parsers: the answer in a completion, and how well it follows the requested format."""
 
 from verifiers.parsers.maybe_think_parser import MaybeThinkParser
 from verifiers.parsers.parser import Parser

@@ -9,7 +9,7 @@ from verifiers.parsers.think_parser import CLOSE, ThinkParser
 
 
 class MaybeThinkParser(ThinkParser):
-    """As ``ThinkParser``, but text without a closing tag is parsed whole, and no format is asked for.
+    """As ``ThinkParser``, but text without a closing tag is parsed whole, and no format is required.
 
     >>> MaybeThinkParser().parse("four"), MaybeThinkParser().parse("<think>2 + 2</think>four")
     ('four', 'four')

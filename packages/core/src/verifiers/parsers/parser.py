@@ -1,7 +1,7 @@
 """``Parser``: the base of all parsers, and the plainest of them.
 
-A parser only reads text. It never raises for what a model wrote, and its run time is linear in it. Whether an answer is
-right is a rubric's business.
+A parser only reads text. It never raises for any text of a model, and its run time is linear in the text. Rubrics judge
+answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def identity(text: Any) -> Any:
 
 
 class Parser(Identified):
-    """Gives ``extract_fn`` of the last thing the assistant said; every format is as good as another.
+    """Return ``extract_fn`` of the last assistant message; no format is required.
 
     A completion is a list of messages in any form, or text (completion mode), which counts as one assistant message.
 
@@ -43,7 +43,7 @@ class Parser(Identified):
         return self.parse(self.text_of(messages[-1])) if messages else None
 
     def text_of(self, message: Any) -> str:
-        """What is parsed of a message: the text of its content, ``""`` when it is None."""
+        """Return the text of a message to parse: the text of its content, ``""`` when it is None."""
         return message_text(message)
 
     def get_assistant_messages(self, completion: Any) -> list[Any]:
@@ -63,7 +63,7 @@ class Parser(Identified):
         return _of_role(completion, "tool")
 
     def get_format_reward_func(self) -> Callable[..., float]:
-        """A reward function ``format_reward_func(completion, **kwargs)``, 0 to 1: how well the format was kept."""
+        """Return a reward function ``format_reward_func(completion, **kwargs)``, 0 to 1, of format compliance."""
 
         def format_reward_func(completion: Any, **_: Any) -> float:
             return self.format_reward(completion)

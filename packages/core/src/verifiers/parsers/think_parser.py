@@ -11,9 +11,9 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ThinkParser(Parser):
-    """Parses what follows the thinking; thinking that was not closed leaves no answer.
+    """Parses what follows the thinking; unclosed thinking leaves no answer.
 
-    A message with ``reasoning_content`` (the server took the thinking out) counts as one whose block is well formed
+    A message with ``reasoning_content`` (the server extracted the thinking) counts as one whose block is well formed
     and closed; its content is the tail.
 
     >>> parser = ThinkParser()

@@ -1,4 +1,4 @@
-"""What a run gives back, how it is summed up, saved, read again and turned into training data."""
+"""The results of a run: statistics, saving, loading, and conversion to training data."""
 
 from verifiers.results.loading import load_results
 from verifiers.results.outputs import GenerateMetadata, GenerateOutputs, fill_advantages, make_dataset

@@ -1,7 +1,6 @@
-"""Rows as a dataset or as files.
+"""Convert results to a dataset or to files.
 
-A column whose values do not fit one Arrow type is written as JSON text, never dropped. This module reads nothing back
-(``loading``).
+A column whose values do not fit one Arrow type is written as JSON text, never dropped. ``loading`` reads results.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from verifiers.storage.journal import Journal
 
 
 def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A ``datasets.Dataset`` of rows with the union of their columns; unknown numbers are null."""
+    """A ``datasets.Dataset`` with the union of the columns of all rollouts; unknown numbers are null."""
     from datasets import Dataset
 
     plain = [json_ready(row) for row in rows]
@@ -32,7 +31,7 @@ def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def save(outputs: Sequence[RolloutOutput], metadata: Mapping[str, Any], path: str | Path) -> None:
-    """Write the rows of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
+    """Write the results of a run to ``path``: one ``.parquet`` or ``.jsonl`` file, else a run directory.
 
     *Raises* ConfigError when the directory already holds results.
     """
@@ -56,24 +55,24 @@ def save(outputs: Sequence[RolloutOutput], metadata: Mapping[str, Any], path: st
 
 
 def _disk_rows(outputs: Sequence[RolloutOutput]) -> list[dict[str, Any]]:
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     rows = []
     for output in outputs:
         example_hash = output.get("example_hash") or _hash_of(output)
-        sibling = output.get("sibling", seen.get(example_hash, 0))
-        seen[example_hash] = sibling + 1
+        sibling = output.get("sibling", counts.get(example_hash, 0))
+        counts[example_hash] = sibling + 1
         rows.append(row_for_disk(output, example_hash, sibling, output.get("attempts") or 1))
     return rows
 
 
 def _hash_of(output: Mapping[str, Any]) -> str:
-    """A stand-in for the hash of the dataset row, from what of it the output holds."""
-    known = json_ready({name: output[name] for name in ("prompt", "answer", "task", "info")})
-    return hashlib.sha256(canonical_json(known)).hexdigest()
+    """A substitute for the hash of the dataset row, from the columns that the output has."""
+    columns = json_ready({name: output[name] for name in ("prompt", "answer", "task", "info")})
+    return hashlib.sha256(canonical_json(columns)).hexdigest()
 
 
 def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> list[float]:
-    """The mean known reward of each row's siblings: rows of one example, or each run of ``siblings`` rows."""
+    """Mean known reward of each rollout's group: one example, or ``siblings`` consecutive rollouts."""
     keys = [index // siblings if siblings else example_key(output) for index, output in enumerate(outputs)]
     groups: dict[Any, list[float]] = {}
     for key, output in zip(keys, outputs, strict=True):
@@ -83,13 +82,13 @@ def average_rewards(outputs: Sequence[RolloutOutput], siblings: int | None) -> l
 
 
 def _arrow_column(values: list[Any]) -> list[Any]:
-    """The values, or their JSON texts when Arrow has no one type for them that Parquet can hold."""
+    """The values, or their JSON texts when no single Arrow type that Parquet supports fits them."""
     import pyarrow as pa
 
     try:
         if not _has_empty_struct(pa.array(values).type):
             return values
-    except (pa.ArrowException, OverflowError):  # mixed types: the JSON text keeps them all
+    except (pa.ArrowException, OverflowError):  # mixed types become JSON texts
         pass
     return [None if value is None else json.dumps(value) for value in values]
 

@@ -1,7 +1,7 @@
-"""Reading saved results: a run directory or a results file, of this version or of the 0.1 ones, finished or not.
+"""Load saved results: a run directory or a results file, of this version or of 0.1, complete or not.
 
-A rollout that was run again counts once, with its newest row. Rows come back in the order of their examples. This
-module never writes.
+A rollout that was run again counts once, by its newest line. Rollouts are returned in the order of their examples.
+Loading never writes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from verifiers.runtime.json import decode_row
 from verifiers.storage.directory import RESULTS_NAME, read_config, read_metadata
 from verifiers.storage.journal import read_journal
 
-PLANNED = ("num_examples", "rollouts_per_example")
+PLAN_SIZES = ("num_examples", "rollouts_per_example")
 
 
 def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -> GenerateOutputs:
     """The results in a run directory or a results file; while a run writes, those that are durable.
 
-    Rows that the last run found outside its plan (of edited or removed examples) are left out here as they were there.
-    ``state_columns`` names the extra columns to keep in memory; None keeps all. *Raises* ConfigError when there are no
+    Rollouts outside the plan of the last run (of edited or removed examples) are left out.
+    ``state_columns`` names the extra columns to load; None loads all. *Raises* ConfigError when there are no
     results, JournalError with file and line for a damaged file.
 
     >>> from verifiers.testing import ScriptedClient
@@ -35,8 +35,8 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     ...     vf.load_results(folder)["completions"]
     [[{'role': 'assistant', 'content': '2'}]]
     """
-    given = Path(path)
-    file = given / RESULTS_NAME if given.is_dir() else given
+    source = Path(path)
+    file = source / RESULTS_NAME if source.is_dir() else source
     if not file.is_file():
         raise ConfigError(f"{file} does not exist; give a run directory (with {RESULTS_NAME}) or a results file")
     stored = read_metadata(file.parent) or {}
@@ -50,7 +50,7 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     config = (read_config(file.parent) or {}).get("config", {})
     if not config.get("independent_scoring"):
         fill_advantages(outputs)
-    facts = {name: value for name, value in stored.items() if name in FACTS or name in PLANNED}
+    facts = {name: value for name, value in stored.items() if name in FACTS or name in PLAN_SIZES}
     facts.setdefault("status", "running" if config else FACTS["status"])
     return GenerateOutputs(outputs, GenerateMetadata.of(outputs, **facts))
 
@@ -65,7 +65,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Rows without checksums; an unterminated last line that is no row is the trace of an interruption."""
+    """Read lines without checksums; an invalid last line without a newline is an interrupted write and is skipped."""
     with open(file, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -76,7 +76,7 @@ def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
                 if not line.endswith(b"\n"):
                     return
                 raise JournalError(
-                    f"{file}:{number}: this line is not a row ({error}); restore the file or remove the line",
+                    f"{file}:{number}: this line is not a saved rollout ({error}); restore the file or remove the line",
                     path=str(file),
                     line=number,
                 ) from error
@@ -93,8 +93,8 @@ def _newest(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _keep_columns(outputs: list[RolloutOutput], state_columns: Sequence[str]) -> None:
     for output in outputs:
-        kept = {*FIELDS, *DISK_FIELDS, *output["metrics"], *state_columns}
-        for name in [name for name in output if name not in kept]:
+        columns = {*FIELDS, *DISK_FIELDS, *output["metrics"], *state_columns}
+        for name in [name for name in output if name not in columns]:
             del output[name]
 
 

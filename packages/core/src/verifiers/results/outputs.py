@@ -1,12 +1,11 @@
-"""``GenerateOutputs``: the rows of a run, by column in every spelling people have used.
+"""``GenerateOutputs``: the rollouts of a run, by column, in present and older spellings.
 
 ``results["rewards"]``, ``results["reward"]`` and ``results.reward`` are one list; ``prompts, completions, rewards =
-results`` works; ``results.outputs`` are the rows themselves. Rows stand in the order of their examples, siblings side
-by side.
+results`` works; ``results.outputs`` are the rollouts themselves, in the order of their examples, siblings together.
 
-``GenerateMetadata`` is what is true of the whole run, from its rows and from the facts the runner knows. Means skip
-unknown values. A rollout *error* is a failure of the rollout itself; a rollout is *unscored* when it went well and its
-reward is unknown all the same.
+``GenerateMetadata`` describes the whole run: statistics of the rollouts and facts from the runner. Means skip unknown
+values. A rollout *error* is a failure of the rollout itself; a rollout without an error whose reward is unknown is
+*unscored*.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ COLUMNS = {
     "is_completed": "is_completed",
     "token_usages": "token_usage",
 }
-"""Column name -> the field of a row it lists; both spellings read it."""
+"""Column name -> field of a rollout; both names read the column."""
 _BY_FIELD = {field: column for column, field in COLUMNS.items()}
 
 
@@ -145,7 +144,7 @@ class GenerateOutputs:
         return self[name] if name in self else default
 
     def keys(self) -> list[str]:
-        """The columns there are: ``states`` only when states were kept, and the state columns of the rows."""
+        """Names of the columns: with ``states`` only when states are available, and with the state columns."""
         extra = [n for n in self.metadata.get("state_columns") or () if n not in COLUMNS and n not in _BY_FIELD]
         return [name for name in COLUMNS if name != "states" or self._has_states()] + ["metrics", *extra]
 
@@ -180,7 +179,7 @@ class GenerateOutputs:
         return numbers
 
     def to_dataset(self) -> Any:
-        """The rows as a ``datasets.Dataset``; unknown numbers are null."""
+        """The rollouts as a ``datasets.Dataset``; unknown numbers are null."""
         return rows_to_dataset(self.outputs)
 
     def save(self, path: str | Path) -> None:
@@ -206,15 +205,15 @@ class GenerateOutputs:
             return self._states
         if self.outputs and not self._has_states():
             raise UsageError(
-                'the states were not kept; run with keep_states=True, or save them with state_columns=["trajectory"]'
+                'states are not available; run with keep_states=True, or save them with state_columns=["trajectory"]'
             )
         return [output_to_state(output) for output in self.outputs]
 
 
 def fill_advantages(outputs: Sequence[RolloutOutput]) -> None:
-    """Set the advantages of every group in which none is set yet: rewards centred inside the group.
+    """Set the advantages of every group that has none: reward minus group mean.
 
-    In a group that has some, the missing ones become NaN: their rewards are unknown.
+    In a group that has some, missing advantages become NaN: those rewards are unknown.
     """
     groups: dict[Any, list[RolloutOutput]] = {}
     for output in outputs:
@@ -239,19 +238,19 @@ def make_dataset(
     state_columns: Sequence[str] | None = None,
     **older: Any,
 ) -> Any:
-    """The results as a ``datasets.Dataset`` with the columns of ``DATASET_COLUMNS`` and those asked for.
+    """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS`` and ``state_columns``.
 
-    ``average_reward`` is the mean of the known rewards of the example's rollouts: of those with one example id, or of
-    each run of ``rollouts_per_example`` rows when that is given. Unknown rewards are null. ``push_to_hub`` publishes
-    it as ``hub_name``. *Raises* ConfigError for a publication without a name, or a column the rows do not have.
+    ``average_reward`` is the mean known reward of the example's rollouts: those of one example id, or
+    ``rollouts_per_example`` consecutive ones when that is given. Unknown rewards are null. ``push_to_hub`` publishes it
+    as ``hub_name``. *Raises* ConfigError for publishing without a name, and for an unknown column.
 
     >>> from verifiers.testing import ScriptedClient
     >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
     >>> vf.make_dataset(results)["average_reward"][:]
     [0.0]
     """
-    given = {"push_to_hub": True} if push_to_hub else {}
-    named = compat.rename(older | given | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
+    publication = {"push_to_hub": True} if push_to_hub else {}
+    named = compat.rename(older | publication | ({"hub_name": hub_name} if hub_name else {}), compat.PUBLICATION)
     check_keywords(named, ("push_to_hub", "hub_name"), "make_dataset")
     push_to_hub, hub_name = named.get("push_to_hub", False), named.get("hub_name")
     if push_to_hub and not hub_name:
@@ -260,8 +259,8 @@ def make_dataset(
     averages = average_rewards(results.outputs, rollouts_per_example)
     rows = []
     for output, average in zip(results.outputs, averages, strict=True):
-        if absent := [name for name in columns if name not in output and name != "average_reward"]:
-            raise ConfigError(f"the rows have no column {absent[0]!r}; run with state_columns={absent!r}")
+        if missing := [name for name in columns if name not in output and name != "average_reward"]:
+            raise ConfigError(f"the results have no column {missing[0]!r}; run with state_columns={missing!r}")
         rows.append({name: average if name == "average_reward" else output[name] for name in columns})
     dataset = rows_to_dataset(rows)
     if push_to_hub:
@@ -269,7 +268,7 @@ def make_dataset(
     return dataset
 
 
-# --- what is true of a whole run -------------------------------------------------------------------------------------
+# --- statistics of a whole run ---------------------------------------------------------------------------------------
 
 
 FACTS: dict[str, Any] = {
@@ -294,14 +293,13 @@ FACTS: dict[str, Any] = {
     "local_model": None,
     "prices": None,
 }
-"""What the rows do not say, with its default. ``time`` is in seconds; ``date`` is ISO 8601; ``local_model`` has the
-``name file sha256 quantisation`` of the model in this process, where that played; ``outside_plan`` are the keys of rows
-that the directory keeps of examples which are no longer run, and that are not counted; ``prices``: see
-``clients.protocol.prices_of``."""
+"""Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is ISO 8601;
+``local_model``: ``name file sha256 quantisation`` of a model in this process; ``outside_plan``: keys of saved rollouts
+outside the plan, which are not counted; ``prices``: see ``clients.protocol.prices_of``."""
 
 
 class GenerateMetadata(AttributeDict):
-    """The facts, and the statistics of the rows: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
+    """The facts and the statistics of a run: ``num_rollouts num_errors num_unscored avg_reward reward_stderr
     avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms``: ``time`` in milliseconds.
 
     >>> from verifiers.testing import ScriptedClient
@@ -350,22 +348,22 @@ class GenerateMetadata(AttributeDict):
 
     @classmethod
     def of(cls, outputs: Sequence[RolloutOutput], **facts: Any) -> GenerateMetadata:
-        """From the rows. ``num_examples`` and ``rollouts_per_example`` may be given, else they are counted.
+        """Compute the metadata. ``num_examples`` and ``rollouts_per_example`` are counted unless given.
 
-        *Raises* TypeError for a fact that does not exist.
+        *Raises* TypeError for an unknown fact.
         """
-        planned = {name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")}
+        plan_sizes = {name: facts.pop(name, None) for name in ("num_examples", "rollouts_per_example")}
         if unknown := facts.keys() - FACTS.keys():
             raise TypeError(f"metadata has no field {sorted(unknown)[0]!r}")
-        made = cls(FACTS | facts)
-        made["time_ms"] = made["time"] * 1000
+        metadata = cls(FACTS | facts)
+        metadata["time_ms"] = metadata["time"] * 1000
         counts = Counter(map(example_key, outputs))
-        made["num_examples"] = len(counts) if planned["num_examples"] is None else planned["num_examples"]
-        siblings = planned["rollouts_per_example"]
-        made["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
-        made.update(_statistics(outputs, made["rollouts_per_example"], made["pass_threshold"]))
-        made["cost_usd"] = cost_usd(made["prices"], outputs)
-        return made
+        metadata["num_examples"] = len(counts) if plan_sizes["num_examples"] is None else plan_sizes["num_examples"]
+        siblings = plan_sizes["rollouts_per_example"]
+        metadata["rollouts_per_example"] = max(counts.values(), default=1) if siblings is None else siblings
+        metadata.update(_statistics(outputs, metadata["rollouts_per_example"], metadata["pass_threshold"]))
+        metadata["cost_usd"] = cost_usd(metadata["prices"], outputs)
+        return metadata
 
 
 def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: float) -> dict[str, Any]:
@@ -391,7 +389,7 @@ def _statistics(outputs: Sequence[RolloutOutput], siblings: int, threshold: floa
 
 
 def is_rollout_error(output: Mapping[str, Any]) -> bool:
-    """Whether the rollout itself failed (a reward function's failure is not that)."""
+    """Whether the rollout itself failed, not only a reward function."""
     return output["error"] is not None and not output["error"].is_scoring_error
 
 
@@ -411,7 +409,7 @@ def unscored_by_function(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
 
 
 def latency(outputs: Sequence[RolloutOutput]) -> dict[str, float]:
-    """Of a rollout's whole time, in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
+    """Percentiles of the rollouts' total time in milliseconds: ``median_ms p95_ms p99_ms max_ms``."""
     times = [(output["timing"] or {}).get("total_ms", math.nan) for output in outputs]
     return {
         "median_ms": percentile(times, 50),
@@ -431,7 +429,7 @@ def _total_usage(outputs: Sequence[RolloutOutput]) -> dict[str, int]:
 
 
 def cost_usd(prices: Mapping[str, float] | None, outputs: Iterable[Mapping[str, Any]]) -> float | None:
-    """US dollars for the tokens of all rollouts; None without prices, or when one came to its end uncounted.
+    """US dollars for the tokens of all rollouts; None without prices, or when an error-free rollout has no counts.
 
     >>> prices = {"usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 8.0}
     >>> cost_usd(prices, [{"error": None, "token_usage": {"input_tokens": 1000, "output_tokens": 500}}])

@@ -1,8 +1,7 @@
 """``process_env_results``: finished rollouts as token rows with masks, for trainers without an adapter.
 
-Ids come from the recorded turns; where a rollout has none, its text is tokenised again and the row says so
-(``source="retokenised"``): such ids need not be those that were sampled. This module pads nothing unless asked
-(``tensors``) and computes no loss.
+Ids come from the recorded turns; where a rollout has none, its text is tokenised again (``source="retokenised"``), and
+the ids may differ from the sampled ones. Only ``tensors`` pads.
 """
 
 from __future__ import annotations
@@ -35,12 +34,14 @@ class ProcessedOutputs(AttributeDict):
     """Lists with one item per token row, by key and attribute; iterating gives one dict per row.
 
     ``prompt_mask`` is all 0 and ``completion_mask`` 1 on the tokens to learn from; ``completion_logprobs`` is None for
-    retokenised rows; ``rollout_index`` says which rollout a row belongs to.
+    retokenised rows; ``rollout_index`` is the index of the row's rollout.
 
     >>> from verifiers.testing import ScriptedClient
     >>> env = vf.SingleTurnEnv(dataset=[{"question": "hi"}])
-    >>> got = env.evaluate(ScriptedClient("yes", tokens=True), "m")
-    >>> rows = env.process_env_results(got.prompt, got.completion, got.state, got.reward, tokenizer=None)
+    >>> results = env.evaluate(ScriptedClient("yes", tokens=True), "m")
+    >>> rows = env.process_env_results(
+    ...     results.prompt, results.completion, results.state, results.reward, tokenizer=None
+    ... )
     >>> rows.source, len(rows.completion_ids[0]) == len(rows["completion_logprobs"][0])
     (['sampled'], True)
     """
@@ -97,13 +98,14 @@ def process_env_results(
     allow_forks: bool = False,
     **older: Any,
 ) -> ProcessedOutputs:
-    """Token rows of rollouts given as columns.
+    """Convert columns of rollouts to token rows.
 
-    A rollout whose turns do not continue each other forks; its last branch is kept, or all with ``allow_forks``.
+    A rollout whose turns do not continue each other forks; returns its last branch, or all with ``allow_forks``.
     ``max_seq_len`` > 0 cuts the tail of completions, never a prompt. Truncated rows can be masked out or given reward
     0. A row of unknown reward has an all-zero mask ("nan"), is left out ("drop"), or is an error ("raise").
 
-    *Raises* ConfigError for uneven columns, an unknown option, or text without a tokenizer; ScoringError with "raise".
+    *Raises* ConfigError for columns of unequal length, an unknown option, or text without a tokenizer; ScoringError
+    with "raise".
     """
     named = compat.rename(older, compat.TOKENIZER, "process_env_results")
     check_keywords(named, ("tokenizer",), "process_env_results")
@@ -112,7 +114,7 @@ def process_env_results(
         raise ConfigError(f'unknown_reward is {unknown_reward!r}; it must be "nan", "drop" or "raise"')
     if len({len(prompts), len(completions), len(states), len(rewards)}) != 1:
         raise ConfigError("process_env_results needs as many prompts as completions, states and rewards")
-    made = ProcessedOutputs(**{name: [] for name in LISTS})
+    outputs = ProcessedOutputs(**{name: [] for name in LISTS})
     for index, (prompt, completion, state, reward) in enumerate(
         zip(prompts, completions, states, rewards, strict=True)
     ):
@@ -125,23 +127,23 @@ def process_env_results(
         for row in branches if allow_forks else branches[-1:]:
             row, was_cut = _cut(row, max_seq_len)
             truncated = was_cut or bool(state.get("is_truncated"))
-            learn = row.sampled if mask_env_responses else np.ones_like(row.sampled)
+            loss_mask = row.sampled if mask_env_responses else np.ones_like(row.sampled)
             if unknown or (truncated and mask_truncated_completions):
-                learn = np.zeros_like(learn)
+                loss_mask = np.zeros_like(loss_mask)
             value = math.nan if unknown else 0.0 if truncated and zero_truncated_completions else float(reward)
-            _append(made, row, learn, value, truncated, source, index)
-    return made
+            _append(outputs, row, loss_mask, value, truncated, source, index)
+    return outputs
 
 
 process_env_results_vllm = process_env_results
 
 
 def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
-    """Write one JSON line per token row, for trainers without an adapter; the number of rows.
+    """Write one JSON line per token row, for trainers without an adapter; return their number.
 
     Keys: ``prompt_ids completion_ids completion_mask logprobs versions reward advantage example_id rollout``; unknown
-    numbers are null, and the rows of one rollout share ``rollout``. A rollout without a turn has no row. Read back by
-    ``integrations.trajectories``. *Raises* ConfigError when a rollout has no recorded token ids.
+    numbers are null, and the rows of one rollout share ``rollout``. A rollout without a turn has no row.
+    ``integrations.trajectories`` reads the file. *Raises* ConfigError when a rollout has no recorded token ids.
 
     >>> from verifiers.testing import ScriptedClient
     >>> import json, tempfile
@@ -154,7 +156,7 @@ def export_trajectories(results: GenerateOutputs, path: str | Path) -> int:
     """
     lines = []
     for index, (output, state) in enumerate(zip(results.outputs, results["states"], strict=True)):
-        if not state["trajectory"]:  # it failed before the model said anything
+        if not state["trajectory"]:  # it failed before the first completion
             continue
         turns = _recorded_turns(state)
         if not turns:
@@ -184,14 +186,14 @@ def _branches(
     if turns := _recorded_turns(state):
         return merge_turns(turns), "sampled"
     if tokenizer is None:
-        raise ConfigError(f"rollout {index} has no recorded token ids; give tokenizer= to tokenise its text")
+        raise ConfigError(f"rollout {index} has no recorded token ids; pass tokenizer= to tokenise its text")
     from verifiers.results.retokenise import text_turns
 
     return merge_turns(text_turns(prompt, completion or [], state.get("tool_defs"), tokenizer)), "retokenised"
 
 
 def _recorded_turns(state: Mapping[str, Any]) -> list[TrajectoryStepTokens]:
-    """The tokens of the turns when every turn has them, else nothing."""
+    """The tokens of the turns; [] unless every turn has them."""
     steps = state.get("trajectory") or []
     tokens = [step.get("tokens") for step in steps]
     if any(t is None or not len(t["prompt_ids"]) for t in tokens):
@@ -215,14 +217,20 @@ def _cut(row: TokenRow, max_seq_len: int) -> tuple[TokenRow, bool]:
 
 
 def _append(
-    made: ProcessedOutputs, row: TokenRow, learn: np.ndarray, reward: float, truncated: bool, source: str, index: int
+    outputs: ProcessedOutputs,
+    row: TokenRow,
+    loss_mask: np.ndarray,
+    reward: float,
+    truncated: bool,
+    source: str,
+    index: int,
 ) -> None:
     logprobs = None if row.logprobs is None or source != "sampled" else row.logprobs.tolist()
     values = (
         row.prompt_ids.tolist(),
         [0] * len(row.prompt_ids),
         row.completion_ids.tolist(),
-        learn.astype(int).tolist(),
+        loss_mask.astype(int).tolist(),
         logprobs,
         reward,
         truncated,
@@ -230,7 +238,7 @@ def _append(
         index,
     )
     for name, value in zip(LISTS, values, strict=True):
-        made[name].append(value)
+        outputs[name].append(value)
 
 
 def _padded(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any, left: bool = False) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Turns made from text, for rollouts without recorded ids. What the model sampled may have been other tokens."""
+"""Tokenise turns from text, for rollouts without recorded ids. The sampled tokens may have differed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from verifiers.rollouts.state import TrajectoryStepTokens
 
 
 def text_turns(prompt: Any, completion: Any, tools: Any, tokenizer: Any) -> list[TrajectoryStepTokens]:
-    """One turn per assistant message: the rendered conversation before it, and what the message adds to it.
+    """One turn per assistant message: the rendered conversation before it, and the tokens that it adds.
 
-    A completion text after a prompt text is one turn. A completion without an assistant message is one empty turn.
+    Two texts, prompt and completion, are one turn. A completion without an assistant message is one empty turn.
     """
     if isinstance(prompt, str) and isinstance(completion, str):
         return [_turn(tokenizer.encode(prompt), tokenizer.encode(completion, add_special_tokens=False))]
     before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
+    messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
     turns = []
-    for index, message in enumerate(answer):
+    for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            given = _rendered(tokenizer, [*before, *answer[:index]], tools, generation=True)
-            whole = _rendered(tokenizer, [*before, *answer[: index + 1]], tools, generation=False)
-            if whole[: len(given)] == given:
-                said = whole[len(given) :]
-            else:  # a template that rewrites the past: the text of the message alone
-                said = tokenizer.encode(message_text(message), add_special_tokens=False)
-            turns.append(_turn(given, said))
+            prompt_ids = _rendered(tokenizer, [*before, *messages[:index]], tools, generation=True)
+            whole = _rendered(tokenizer, [*before, *messages[: index + 1]], tools, generation=False)
+            if whole[: len(prompt_ids)] == prompt_ids:
+                completion_ids = whole[len(prompt_ids) :]
+            else:  # the template rewrites earlier messages: encode the message's text alone
+                completion_ids = tokenizer.encode(message_text(message), add_special_tokens=False)
+            turns.append(_turn(prompt_ids, completion_ids))
     return turns or [_turn(_rendered(tokenizer, before, tools, generation=True), [])]
 
 

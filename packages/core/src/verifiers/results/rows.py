@@ -1,8 +1,8 @@
-"""Rows: what is kept of a rollout, in memory (``RolloutOutput``) and on disk.
+"""Saved rollouts, in memory (``RolloutOutput``) and on disk.
 
-A row is plain data that pickles and encodes as JSON. Unknown numbers are NaN in memory and null on disk, and NaN again
-when read; ``error`` is an ``ErrorInfo`` without secrets; the metrics stand under ``metrics`` and again at the top
-level unless a field has that name. This module writes no file (``journal``) and computes no statistics.
+A saved rollout is plain data that pickles and encodes as JSON. Unknown numbers are NaN in memory and null on disk;
+``error`` is an ``ErrorInfo`` without secrets; metrics are stored under ``metrics`` and at the top level, unless a field
+has that name. ``storage.journal`` writes the file; ``outputs`` computes statistics.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RENAMED_METRICS = compat.METRICS
 
 
 class RolloutInput(TypedDict, total=False):
-    """A dataset row as a rollout starts from it; further columns are allowed.
+    """A dataset row as the input of a rollout; further columns are allowed.
 
     >>> row: vf.RolloutInput = {"prompt": [vf.UserMessage("2 + 2")], "answer": "4", "info": {"level": 1}}
     """
@@ -48,7 +48,7 @@ class RolloutInput(TypedDict, total=False):
 
 
 class RolloutOutput(AttributeDict):
-    """One row: the fields of ``FIELDS``, each metric by name, and the state columns that were asked for.
+    """One finished rollout: the fields ``FIELDS``, each metric by name, and the requested state columns.
 
     >>> from verifiers.testing import ScriptedClient
     >>> row = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m").outputs[0]
@@ -94,7 +94,7 @@ class ErrorInfo(AttributeDict):
 
     @classmethod
     def of(cls, error: object) -> ErrorInfo:
-        """From an exception, its mapping as read from disk, or the text older versions wrote."""
+        """From an exception, its mapping as read from disk, or the text that older versions wrote."""
         if isinstance(error, Mapping):
             return cls(error)
         if (recorded := getattr(error, "recorded", None)) is not None:  # it was raised in another process
@@ -116,7 +116,7 @@ class ErrorInfo(AttributeDict):
 
     @property
     def is_scoring_error(self) -> bool:
-        """Whether the rollout itself went well and a reward function failed."""
+        """Whether only a reward function failed, not the rollout itself."""
         return self.get("error") == ScoringError.__name__
 
     @property
@@ -127,7 +127,7 @@ class ErrorInfo(AttributeDict):
 
 
 def error_chain(error: BaseException) -> list[BaseException]:
-    """The exception and what it was raised from, outermost first."""
+    """The exception and its chain of causes, outermost first."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in chain:
@@ -137,7 +137,7 @@ def error_chain(error: BaseException) -> list[BaseException]:
 
 
 def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
-    """The row of a finished rollout. ``trajectory`` among the columns gives its steps without provider objects."""
+    """Convert a finished state. A state column ``trajectory`` contains the steps without provider objects."""
     reward, error = state["reward"], state["error"]
     output = RolloutOutput(
         example_id=state["example_id"],
@@ -164,7 +164,7 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
 
 
 def row_for_disk(output: Mapping[str, Any], example_hash: str, sibling: int, attempts: int = 1) -> dict[str, Any]:
-    """The row as the journal takes it: with its key, and the trajectory's messages and ids stored once."""
+    """The rollout in the journal's format: with its key, and each message and token id of the trajectory once."""
     row = {**output}
     if row.get("trajectory"):
         row["trajectory"] = pack(row["trajectory"])
@@ -174,9 +174,9 @@ def row_for_disk(output: Mapping[str, Any], example_hash: str, sibling: int, att
 
 
 def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> RolloutOutput:
-    """A row as it was in memory; of older versions too, whose metrics stood only at the top level (``metric_names``).
+    """Read a saved rollout, also of older versions, whose metrics are only at the top level (``metric_names``).
 
-    ``advantage`` stays None where it is null: whether it is unknown or not computed yet, the whole group says.
+    ``advantage`` stays None where it is null: unknown or not computed yet, which only the whole group shows.
     """
     output = RolloutOutput(dict.fromkeys(FIELDS) | dict(row))
     metrics = row.get("metrics")
@@ -203,19 +203,19 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
 
 
 def output_to_state(output: Mapping[str, Any]) -> State:
-    """A state with what the row holds, for code that scores or tokenises saved rollouts."""
-    taken = {*FIELDS, *DISK_FIELDS, *output["metrics"]} - {"token_usage"}
+    """Convert a saved rollout to a state, for code that scores or tokenises it."""
+    set_names = {*FIELDS, *DISK_FIELDS, *output["metrics"]} - {"token_usage"}
     fields = {name: value for name, value in output.items() if name in State.INPUT_FIELDS}
     state = State(fields, trajectory=output.get("trajectory") or [], usage=dict(output.get("token_usage") or {}))
     for name in ("completion", "reward", "advantage", "metrics", "is_completed", "is_truncated", "stop_condition"):
         state[name] = output.get(name)
     state["error"] = output.get("error")
-    state.update((name, value) for name, value in output.items() if name not in taken and name != "token_usage")
+    state.update((name, value) for name, value in output.items() if name not in set_names and name != "token_usage")
     return state
 
 
 def json_ready(value: object) -> Any:
-    """A copy in plain JSON types; NaN is None, and what JSON cannot hold is the journal's marker."""
+    """A copy in plain JSON types; NaN becomes None, and unsupported values the journal's marker."""
     return decode_row(encode_row({"value": value}))["value"]
 
 
@@ -236,7 +236,7 @@ def _number(value: object) -> float:
 
 
 def _flat_timing(row: Mapping[str, Any]) -> dict[str, float]:
-    """Timing as it stood at the top level of rows of older versions."""
+    """Timing that older versions stored at the top level."""
     return {name: row[name] for name in ("generation_ms", "scoring_ms", "total_ms") if name in row}
 
 
@@ -259,5 +259,5 @@ def _cut(text: str, limit: int) -> str:
 
 
 def example_key(output: Mapping[str, Any]) -> Any:
-    """What siblings have in common: the hash of their example when the row knows it, else its id."""
+    """The key that siblings share: the hash of their example if stored, else its id."""
     return output.get("example_hash") or output["example_id"]

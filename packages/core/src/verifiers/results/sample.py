@@ -1,4 +1,4 @@
-"""A few prompts and completions on the terminal. Model text is shown with its control characters spelled out."""
+"""Print sample prompts and completions. Control characters of model text are escaped."""
 
 from __future__ import annotations
 

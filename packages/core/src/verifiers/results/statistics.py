@@ -1,7 +1,6 @@
-"""Numbers about rewards: means, clustered errors, pass@k, percentiles. Pure functions.
+"""Statistics of rewards: means, clustered standard errors, pass@k, percentiles. Pure functions.
 
-NaN stands for an unknown value everywhere here: it is skipped, never counted as zero. This module knows nothing of
-rollouts, rows or disks.
+NaN is an unknown value: it is skipped, never counted as zero.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def clustered_stderr(values: Sequence[float], clusters: Sequence[Hashable]) -> float:
-    """Standard error of the mean of the known values when those of one cluster (example) depend on each other.
+    """Standard error of the mean of the known values when values of one cluster (example) are correlated.
 
     sqrt(G/(G-1) * sum over clusters of (sum of deviations in the cluster)^2) / n, for n values in G clusters; with
     one value per cluster it is the usual s/sqrt(n). NaN for fewer than two clusters.
@@ -39,7 +38,7 @@ def clustered_stderr(values: Sequence[float], clusters: Sequence[Hashable]) -> f
     sums: dict[Hashable, float] = {}
     num_known = 0
     for value, cluster in zip(values, clusters, strict=True):
-        if value == value:  # no NaN
+        if value == value:  # not NaN
             sums[cluster] = sums.get(cluster, 0.0) + value - center
             num_known += 1
     if len(sums) < 2:

@@ -1,7 +1,7 @@
-"""From turns to token rows: consecutive turns merge while each prompt continues the ids before it, else they fork.
+"""Merge turns to token rows: turns merge while each prompt continues the ids before it, else the row forks.
 
-Ids and log-probabilities are those the server sent. Linear in the tokens: a turn that shares its whole past with the
-one before is appended without comparing it again. This module knows no tokenizer and no reward.
+Ids and log-probabilities are those the server sent. Linear in the tokens: a turn that is known to share its whole
+prefix with the turn before is appended without a comparison.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Branch:
 
 
 def merge_turns(turns: Sequence[TrajectoryStepTokens]) -> list[TokenRow]:
-    """One row per branch, in the order they began; the last is the conversation as it ended."""
+    """One row per branch, in the order of their start; the last one ends with the last turn."""
     branches: list[_Branch] = []
     last: TrajectoryStepTokens | None = None
     for turn in turns:
@@ -80,7 +80,7 @@ def merge_turns(turns: Sequence[TrajectoryStepTokens]) -> list[TokenRow]:
 
 
 def _continuation(branch: _Branch, last: TrajectoryStepTokens, turn: TrajectoryStepTokens) -> np.ndarray | None:
-    """What the turn's prompt adds to everything before it; None when it does not start with all of it."""
+    """The ids that the turn's prompt adds to the branch; None when it does not start with the whole branch."""
     if turn._previous is last and turn.shared == branch.size:
         return turn.new_prompt_ids()
     prompt = turn.prompt_array()

@@ -1,8 +1,8 @@
-"""Trajectories for rows: steps without provider objects in memory, each message and token id once on disk.
+"""Trajectories of saved rollouts: without provider objects in memory, each message and token id once on disk.
 
-On disk a step says which earlier step its prompt continues (``parent``, null for none) and how many of that step's
-leading messages it shares (``shared``); ``prompt`` holds the rest, and the same stands for token ids. Reading gives
-``TrajectoryStep``s whose prompts are whole again. Linear in the turns, in bytes and in time.
+On disk a step stores the index of the step that its prompt continues (``parent``, null for none) and the number of
+leading messages shared with it (``shared``); ``prompt`` holds the rest, and likewise for token ids. Reading returns
+``TrajectoryStep``s with whole prompts. Linear in the turns, in bytes and in time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINKS = ("parent", "shared")
 
 
 def public_steps(trajectory: Sequence[Any]) -> list[TrajectoryStep]:
-    """The steps without their ``response``; the given ones stay as they are."""
+    """Copies of the steps without their ``response``."""
     return _relinked(_as_steps(trajectory))
 
 
@@ -30,40 +30,38 @@ def pack(trajectory: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def unpack(packed: Sequence[Mapping[str, Any]]) -> list[TrajectoryStep]:
-    """The steps of ``pack``; steps without pointers, as other versions wrote them, are read as they are.
+    """The steps of ``pack``; steps of other versions, without pointers, are read unchanged.
 
-    *Raises* ValueError when a pointer leads nowhere.
+    *Raises* ValueError for an invalid pointer.
     """
     steps: list[TrajectoryStep] = []
-    for given in packed:
-        fields = {name: value for name, value in given.items() if name not in _LINKS}
+    for packed_step in packed:
+        fields = {name: value for name, value in packed_step.items() if name not in _LINKS}
         for name in ("prompt", "completion"):
             if isinstance(fields.get(name), list):
                 fields[name] = normalize_messages(fields[name])
         tokens = fields.get("tokens")
-        if "parent" not in given:
+        if "parent" not in packed_step:
             previous = steps[-1] if steps else None
             fields["tokens"] = _read_tokens(tokens, previous)
             steps.append(TrajectoryStep(**fields, previous=previous))
             continue
         if tokens is not None:
-            own = {name: value for name, value in tokens.items() if name not in _LINKS}
+            token_fields = {name: value for name, value in tokens.items() if name not in _LINKS}
             parent = _parent(tokens, [step["tokens"] for step in steps])
-            fields["tokens"] = _linked(TrajectoryStepTokens(**own), parent, tokens["shared"])
-        steps.append(_linked(TrajectoryStep(**fields), _parent(given, steps), given["shared"]))
+            fields["tokens"] = _linked(TrajectoryStepTokens(**token_fields), parent, tokens["shared"])
+        steps.append(_linked(TrajectoryStep(**fields), _parent(packed_step, steps), packed_step["shared"]))
     return steps
 
 
 def _as_steps(trajectory: Sequence[Any]) -> list[TrajectoryStep]:
-    """Author-made plain dicts become steps that continue the one before."""
+    """Convert plain dicts of authors to steps that continue the one before."""
     steps: list[TrajectoryStep] = []
-    for given in trajectory:
+    for step in trajectory:
         previous = steps[-1] if steps else None
-        if not isinstance(given, TrajectoryStep):
-            given = TrajectoryStep(
-                **{**given, "tokens": _read_tokens(given.get("tokens"), previous)}, previous=previous
-            )
-        steps.append(given)
+        if not isinstance(step, TrajectoryStep):
+            step = TrajectoryStep(**{**step, "tokens": _read_tokens(step.get("tokens"), previous)}, previous=previous)
+        steps.append(step)
     return steps
 
 
@@ -110,8 +108,8 @@ def _packed_tokens(tokens: TrajectoryStepTokens, token_sets: Mapping[int, int]) 
     }
 
 
-def _parent(given: Mapping[str, Any], earlier: Sequence[Any]) -> Any:
-    index = given["parent"]
+def _parent(pointers: Mapping[str, Any], earlier: Sequence[Any]) -> Any:
+    index = pointers["parent"]
     if index is None:
         return None
     if not 0 <= index < len(earlier):
@@ -119,7 +117,7 @@ def _parent(given: Mapping[str, Any], earlier: Sequence[Any]) -> Any:
     return earlier[index]
 
 
-def _linked(made: object, parent: object, shared: int) -> Any:
-    object.__setattr__(made, "_previous", parent)
-    object.__setattr__(made, "_shared", shared if parent is not None else 0)
-    return made
+def _linked(step: object, parent: object, shared: int) -> Any:
+    object.__setattr__(step, "_previous", parent)
+    object.__setattr__(step, "_shared", shared if parent is not None else 0)
+    return step

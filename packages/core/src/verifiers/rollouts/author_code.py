@@ -1,10 +1,10 @@
-"""Calling author code: what it raises becomes one rollout's ``EnvironmentFault``, and its time and name are noted.
+"""Call author code: its exceptions become the rollout's ``EnvironmentFault``; its time and name are recorded.
 
-Promise: nothing that a hook raises leaves a ``Hook`` block but errors of our own tree, a ``KeyboardInterrupt``, and a
-cancellation that somebody asked for. ``SystemExit``, ``RecursionError``, ``MemoryError``, the author's own
-``TimeoutError`` and a ``CancelledError`` that leaks out of an author's task are the rollout's failure like any other.
+Guarantee: only errors of the library's own tree, ``KeyboardInterrupt`` and a requested cancellation leave a ``Hook``
+block unchanged. ``SystemExit``, ``RecursionError``, ``MemoryError``, a ``TimeoutError`` of the author's code and a
+``CancelledError`` that leaks out of a task of the author fail the rollout like any other exception.
 
-This module decides which hook runs when (``rollout``) as little as what its result means.
+``loop`` decides which hook runs when, and uses its result.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from verifiers.rollouts.state import State
 from verifiers.runtime.sync_async import maybe_await
 
 NEVER_FAULTS = (KeyboardInterrupt, GeneratorExit)
-"""What stops the process or its event loop; never recorded as anybody's failure."""
+"""Exceptions that stop the process or its event loop; never recorded as a failure of a rollout."""
 EXTRA_PARAMETERS = ("task", "env")
-"""What a marked method may declare by name beside ``state``."""
+"""Parameters that a marked method may declare beside ``state``."""
 
 
 class Hook:
     """``with Hook(state, "env_response"): …`` runs author code.
 
-    ``timing`` is the key of the state's timing that the spent milliseconds are added to. ``stops_run``: a
-    ``UsageError`` (a setting that cannot work) ends the run instead of this rollout.
+    ``timing``: key of ``state["timing"]`` to which the elapsed milliseconds are added. ``stops_run``: a ``UsageError``
+    (an invalid setting) ends the run instead of this rollout.
     """
 
-    __slots__ = ("awaited", "before", "name", "started", "state", "stops_run", "timing")
+    __slots__ = ("awaited", "name", "outer_wait", "started", "state", "stops_run", "timing")
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Hook:
 
     def __enter__(self) -> None:
         state = self.state
-        self.before, state.waiting_for = state.waiting_for, self.awaited
+        self.outer_wait, state.waiting_for = state.waiting_for, self.awaited
         self.started = perf_counter()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -56,58 +56,58 @@ class Hook:
             timing = self.state["timing"]
             timing[self.timing] = timing.get(self.timing, 0.0) + 1000 * (perf_counter() - self.started)
         if error is None:
-            self.state.waiting_for = self.before
+            self.state.waiting_for = self.outer_wait
         elif not passes(error, self.stops_run):
-            self.state.waiting_for = self.before
+            self.state.waiting_for = self.outer_wait
             raise fault(self.name, error) from error
-        elif not isinstance(error, asyncio.CancelledError):  # there the name stays, for the time-out to tell
-            self.state.waiting_for = self.before
+        elif not isinstance(error, asyncio.CancelledError):  # keep the name, for the message of the time-out
+            self.state.waiting_for = self.outer_wait
 
 
 def passes(error: BaseException, stops_run: bool = False) -> bool:
-    """Whether an exception of author code is raised as it is, and not as an ``EnvironmentFault``."""
+    """Whether an exception of author code is raised unchanged, not as an ``EnvironmentFault``."""
     if isinstance(error, asyncio.CancelledError):
         return is_cancelled()
     return isinstance(error, (RolloutError, RunError, *NEVER_FAULTS)) or (stops_run and isinstance(error, UsageError))
 
 
 def ends_the_run(error: BaseException) -> bool:
-    """Whether an exception concerns more than one rollout and must not be recorded as one's failure."""
+    """Whether an exception concerns the whole run and must not be recorded as the failure of one rollout."""
     if isinstance(error, asyncio.CancelledError):
         return is_cancelled()
     return isinstance(error, (RunError, UsageError, *NEVER_FAULTS))
 
 
 def is_cancelled() -> bool:
-    """Whether somebody asked the current task to stop; a stray ``CancelledError`` of an inner task is no such thing."""
+    """Whether cancellation of the current task was requested; a ``CancelledError`` of an inner task does not count."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def fault(name: str, error: BaseException) -> EnvironmentFault:
-    """The failure of the hook ``name``, chained to what it raised."""
+    """The failure of the hook ``name``, chained to the exception that it raised."""
     try:
-        said = str(error) or "no message"
-    except Exception as unsayable:  # noqa: BLE001 - an author's __str__; its class is said instead
-        said = f"its message cannot be shown: {type(unsayable).__name__}"
-    made = EnvironmentFault(f"{name} raised {type(error).__name__}: {said}", hook=name)
-    made.__cause__ = error
-    return made
+        message = str(error) or "no message"
+    except Exception as failure:  # noqa: BLE001 - an author's __str__ may raise anything
+        message = f"its message cannot be shown: {type(failure).__name__}"
+    environment_fault = EnvironmentFault(f"{name} raised {type(error).__name__}: {message}", hook=name)
+    environment_fault.__cause__ = error
+    return environment_fault
 
 
 async def call_handler(env: Any, handler: Callable[..., Any], state: State) -> Any:
-    """Call a marked method with ``state`` and what else it declares by name; sync or async."""
+    """Call a sync or async marked method with ``state`` and the ``EXTRA_PARAMETERS`` that it declares."""
     extras = extra_parameters(getattr(handler, "__func__", handler))
-    return await maybe_await(handler(state, **named(env, state, extras)) if extras else handler(state))
+    return await maybe_await(handler(state, **extra_arguments(env, state, extras)) if extras else handler(state))
 
 
 @functools.lru_cache(maxsize=1024)
 def extra_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """Which of ``EXTRA_PARAMETERS`` a function declares."""
-    declared = inspect.signature(function).parameters
-    return tuple(name for name in EXTRA_PARAMETERS if name in declared)
+    parameters = inspect.signature(function).parameters
+    return tuple(name for name in EXTRA_PARAMETERS if name in parameters)
 
 
-def named(env: Any, state: State, names: tuple[str, ...]) -> dict[str, Any]:
-    """Values of ``EXTRA_PARAMETERS``."""
+def extra_arguments(env: Any, state: State, names: tuple[str, ...]) -> dict[str, Any]:
+    """The values of the ``EXTRA_PARAMETERS`` in ``names``."""
     return {name: env if name == "env" else state[name] for name in names}

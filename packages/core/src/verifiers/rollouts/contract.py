@@ -1,7 +1,7 @@
 """What a rollout needs of an environment: ``RolloutEnvironment``, implemented by ``environments.Environment``.
 
-The arrow goes one way: the loop and the runner know this contract, the environments stand above them and offer both
-under their own names. ``runs.runner.RunEnvironment`` adds what scoring and storing need.
+Dependencies point one way: the loop and the runner depend on this protocol, environments on the loop and the runner.
+``runs.runner.RunEnvironment`` adds what scoring and storing need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LoadedFrom(NamedTuple):
 
 
 class RolloutEnvironment(Protocol):
-    """The methods that the loop calls, in the order of a rollout; those named ``Any`` may be sync or async."""
+    """The methods that the loop calls, in the order of a rollout; those that return ``Any`` may be sync or async."""
 
     logger: logging.Logger
     message_type: str
@@ -34,19 +34,19 @@ class RolloutEnvironment(Protocol):
     timeout_seconds: float | None
 
     def for_row(self, row: Mapping[str, Any]) -> RolloutEnvironment:
-        """The environment that runs this row; another one only in a group of environments."""
+        """The environment that runs this row: itself, or a member of an ``EnvGroup``."""
         ...
 
     def close_at_exit(self) -> None:
-        """Run the ``@teardown`` handlers when the interpreter ends, unless the environment is closed before."""
+        """Run the ``@teardown`` handlers when the interpreter ends, unless the environment is closed earlier."""
         ...
 
     def setup_state(self, state: State) -> Any:
         """Prepare the state before the first turn."""
         ...
 
-    def as_prompt(self, given: Any) -> Messages:
-        """Messages in any form as a prompt."""
+    def as_prompt(self, messages: Any, /) -> Messages:
+        """Convert messages in any accepted format to a prompt."""
         ...
 
     def get_prompt_messages(self, state: State) -> Any:

@@ -1,10 +1,8 @@
 """Marks on methods: ``@stop @setup @cleanup @teardown`` of environments, ``@reward @metric @advantage`` of rubrics.
 
-A mark only writes down what a method is for; environments and rubrics find marked methods with ``decorated`` when they
-are built. Every decorator works bare (``@stop``) and called (``@stop(priority=10)``). Marks are inherited with the
-method; overriding a marked method without a mark removes it from the hooks.
-
-This module calls nothing and validates nothing but the options themselves.
+A decorator only sets an attribute on the method; environments and rubrics collect marked methods with ``decorated``.
+Every decorator works bare (``@stop``) and called (``@stop(priority=10)``). Marks are inherited with the method; an
+override without the decorator removes the method from the hooks.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ STAGES = ("rollout", "group")
 
 
 class Options(AttributeDict):
-    """What a decorator was called with.
+    """The arguments of a decorator.
 
-    ``priority``: higher runs first, ties run in the order of the method names. ``stage``: "rollout", "group", or None
+    ``priority``: higher runs first, ties run in alphabetical order. ``stage``: "rollout", "group", or None
     where the parameters decide (rewards and metrics). ``weight``: of a reward.
     """
 
@@ -68,7 +66,7 @@ def cleanup(function: F) -> F: ...
 @overload
 def cleanup(*, priority: int = 0, stage: str = "rollout") -> Callable[[F], F]: ...
 def cleanup(function: F | None = None, *, priority: int = 0, stage: str = "rollout") -> Any:
-    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once when it is over.
+    """``f(self, state)``, or ``f(self, states)`` with ``stage="group"``: always runs once, at the end.
 
     >>> class Quiz(vf.SingleTurnEnv):
     ...     @vf.cleanup
@@ -117,7 +115,7 @@ def metric(function: F) -> F: ...
 @overload
 def metric(*, priority: int = 0, stage: str | None = None) -> Callable[[F], F]: ...
 def metric(function: F | None = None, *, priority: int = 0, stage: str | None = None) -> Any:
-    """A function of a ``Rubric`` subclass that is measured and has no weight in the reward.
+    """A function of a ``Rubric`` subclass that is recorded without weight in the reward.
 
     >>> class Measured(vf.Rubric):
     ...     @vf.metric
@@ -134,7 +132,7 @@ def advantage(function: F) -> F: ...
 @overload
 def advantage(*, priority: int = 0) -> Callable[[F], F]: ...
 def advantage(function: F | None = None, *, priority: int = 0) -> Any:
-    """``f(self, states) -> list[float]``: replaces the formula of the advantages of a group.
+    """``f(self, states) -> list[float]``: computes the advantages of a group instead of the default formula.
 
     >>> class Ranked(vf.Rubric):
     ...     @vf.advantage
@@ -166,14 +164,14 @@ def decorated(owner: Any, kind: str) -> list[tuple[str, Callable[..., Any], Opti
 
 @functools.lru_cache(maxsize=1024)
 def _marked(cls: type, kind: str) -> tuple[tuple[str, Options], ...]:
-    """(name, options) of a class's marked methods, sorted; a class is read once."""
-    found: dict[str, Options | None] = {}
+    """(name, options) of a class's marked methods, sorted; cached per class."""
+    options_by_name: dict[str, Options | None] = {}
     for base in cls.__mro__:
         for name, value in vars(base).items():
-            if name not in found:
+            if name not in options_by_name:
                 function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-                found[name] = getattr(function, f"__vf_{kind}__", None) if callable(function) else None
-    marked = [(name, options) for name, options in found.items() if options is not None]
+                options_by_name[name] = getattr(function, f"__vf_{kind}__", None) if callable(function) else None
+    marked = [(name, options) for name, options in options_by_name.items() if options is not None]
     return tuple(sorted(marked, key=lambda pair: (-pair[1].priority, pair[0])))
 
 

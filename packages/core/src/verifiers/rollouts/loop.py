@@ -1,14 +1,13 @@
-"""Run ONE rollout: the model completes and the environment responds until a stop condition holds.
+"""Run one rollout: the model completes and the environment responds until a stop condition holds.
 
-Promise: whatever a hook, a tool or the model endpoint does, ``generate`` returns the state with every finished turn; a
-failure is recorded on that state and never raised. Only errors that concern the whole run and cancellation pass
-through. Clean-up handlers run exactly once, and to their end even when the rollout is cancelled.
+Guarantee: when a hook, a tool or the model endpoint fails, ``generate`` still returns the state with every finished
+turn; the failure is recorded on that state. Only cancellation and errors that concern the whole run are raised.
+Clean-up handlers run exactly once and to completion, even when the rollout is cancelled.
 
-A rollout stops when a ``@stop`` method of the environment holds: by priority, then by name. ``is_completed`` stands for
-all of them, so an author may call it, or override it: an override is one more condition of that name.
+A rollout stops when a ``@stop`` method of the environment holds, checked by priority, then by name. ``is_completed``
+evaluates all of them; an override of it is one more condition of that name.
 
-This module does not score (``rubrics``), repeat, limit or store rollouts (``runs``). ``author_code`` calls what an
-author wrote.
+``rubrics`` scores rollouts; ``runs`` retries, limits and stores them; ``author_code`` calls author code.
 """
 
 from __future__ import annotations
@@ -27,7 +26,15 @@ from typing import Any
 from verifiers.data.examples import copy_row
 from verifiers.data.messages import normalize_messages
 from verifiers.errors import OverlongPromptError, RolloutError, RolloutTimeout
-from verifiers.rollouts.author_code import Hook, call_handler, ends_the_run, extra_parameters, fault, named, passes
+from verifiers.rollouts.author_code import (
+    Hook,
+    call_handler,
+    ends_the_run,
+    extra_arguments,
+    extra_parameters,
+    fault,
+    passes,
+)
 from verifiers.rollouts.contract import RolloutEnvironment
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State, TrajectoryStep
@@ -36,15 +43,15 @@ from verifiers.runtime.sync_async import Done, maybe_await
 from verifiers.types import StopReason
 
 TURN_GUARD = 1000
-"""Turns after which a rollout of an environment without a ``max_turns`` of its own is stopped."""
+"""Turn limit of an environment that sets no ``max_turns``."""
 CLEANUP_S = 60.0
-"""What each clean-up handler may take."""
+"""Time limit of each clean-up handler, in seconds."""
 
 current_run: ContextVar[tuple[Any, str] | None] = ContextVar("verifiers_run", default=None)
-"""(run, seed key) for states that an author's own ``rollout()`` makes inside a run."""
+"""(run, seed key) for states that an author's ``rollout()`` creates inside a run."""
 
 _ids = random.Random()
-"""Where rollouts get their ids from: a generator of its own, because asking the system for each costs more."""
+"""Source of rollout ids; cheaper than a system call for each."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ids.seed)
 
@@ -53,7 +60,7 @@ Condition = tuple[str, Callable[..., Any], tuple[str, ...]]
 
 
 async def generate(env: RolloutEnvironment, state: State, timeout_s: float | None = None) -> State:
-    """Play the rollout of ``state`` to its end; ``timeout_s`` is the run's guard, recorded as ``RolloutTimeout``."""
+    """Run the rollout of ``state``; ``timeout_s`` is the run's time limit, recorded as ``RolloutTimeout``."""
     env, started = env.for_row(state), time.perf_counter()
     state["timing"]["start_time"] = time.time()
     try:
@@ -84,11 +91,11 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
     return state
 
 
-# --- when it stops --------------------------------------------------------------------------------------------------
+# --- stop conditions ------------------------------------------------------------------------------------------------
 
 
 async def first_stop(env: Any, state: State) -> str | None:
-    """The name of the first stop condition that holds; None to go on."""
+    """The name of the first stop condition that holds; None to continue."""
     cls: Any = type(env)
     return await _first(env, state, stop_conditions(cls))
 
@@ -96,7 +103,7 @@ async def first_stop(env: Any, state: State) -> str | None:
 async def is_completed(env: Any, *args: Any, **named_arguments: Any) -> bool:
     """Whether a stop condition holds: ``is_completed(state)``, or in the older form ``is_completed(messages, state)``.
 
-    An override of this method is a condition itself; ``await super().is_completed(…)`` asks all the others.
+    An override of this method is a condition; ``await super().is_completed(…)`` evaluates all others.
     """
     state = named_arguments["state"] if "state" in named_arguments else args[-1]
     cls: Any = type(env)
@@ -108,7 +115,7 @@ async def _first(env: Any, state: State, conditions: list[Condition]) -> str | N
     name = ""
     try:
         for name, condition, extras in conditions:
-            holds = condition(env, state, **named(env, state, extras)) if extras else condition(env, state)
+            holds = condition(env, state, **extra_arguments(env, state, extras)) if extras else condition(env, state)
             if holds is not False and holds is not True and inspect.isawaitable(holds):
                 holds = await holds
             if holds:
@@ -125,19 +132,19 @@ async def _first(env: Any, state: State, conditions: list[Condition]) -> str | N
 @functools.lru_cache(maxsize=1024)
 def stop_conditions(cls: Any) -> list[Condition]:
     """(name, function, names of further parameters) of the ``@stop`` methods, and of an overridden ``is_completed``."""
-    found = [
+    conditions = [
         (options.priority, name, function, extra_parameters(function))
         for name, function, options in decorated(cls, "stop")
     ]
     override = getattr(cls, "is_completed", is_completed)
-    if override is not is_completed and not any(name == "is_completed" for _, name, _, _ in found):
-        function = functools.partial(_with_messages, override) if _wants_messages(override) else override
-        found.append((0, "is_completed", function, ()))
-    return [(name, function, extras) for _, name, function, extras in sorted(found, key=lambda e: (-e[0], e[1]))]
+    if override is not is_completed and not any(name == "is_completed" for _, name, _, _ in conditions):
+        function = functools.partial(_with_messages, override) if _takes_messages(override) else override
+        conditions.append((0, "is_completed", function, ()))
+    return [(name, function, extras) for _, name, function, extras in sorted(conditions, key=lambda e: (-e[0], e[1]))]
 
 
-def _wants_messages(override: Callable[..., Any]) -> bool:
-    """Whether an ``is_completed`` is of the form ``(self, messages, state)``, whatever its parameters are called."""
+def _takes_messages(override: Callable[..., Any]) -> bool:
+    """Whether an ``is_completed`` has the signature ``(self, messages, state)``, by any parameter names."""
     positional = [p for p in inspect.signature(override).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD,)]
     return len([p for p in positional[1:] if p.default is p.empty]) >= 2
 
@@ -153,19 +160,19 @@ def _with_messages(override: Callable[..., Any], env: Any, state: State) -> Any:
 class _Limits(Deadline):
     """The two time limits of a rollout: the environment's (a stop condition) and the run's (an error).
 
-    A ``TimeoutError`` of the author's own is neither: it arrives here as an ``EnvironmentFault`` already.
+    A ``TimeoutError`` of author code is neither: it is an ``EnvironmentFault`` by the time it gets here.
     """
 
-    __slots__ = ("is_guard", "state")
+    __slots__ = ("is_run_limit", "state")
 
-    def __init__(self, env: RolloutEnvironment, state: State, guard_s: float | None):
-        own_s = env.timeout_seconds
+    def __init__(self, env: RolloutEnvironment, state: State, run_limit_s: float | None):
+        env_limit_s = env.timeout_seconds
         self.state = state
-        self.is_guard = own_s is None or (guard_s is not None and guard_s < own_s)
-        super().__init__(guard_s if self.is_guard else own_s)
+        self.is_run_limit = env_limit_s is None or (run_limit_s is not None and run_limit_s < env_limit_s)
+        super().__init__(run_limit_s if self.is_run_limit else env_limit_s)
 
     def check(self) -> None:
-        """Stop where a hook swallowed the cancellation or the time-out that was meant to stop it."""
+        """*Raises* the cancellation or the time-out that a hook swallowed."""
         if self.expired:
             raise TimeoutError
         if self.is_cancelled:
@@ -177,14 +184,14 @@ class _Limits(Deadline):
         except TimeoutError as expired:
             self._record(expired)
             return True
-        if self.expired and error is not None and not ends_the_run(error):  # what a stopped hook made of it
+        if self.expired and error is not None and not ends_the_run(error):  # raised by a hook after the time-out
             self._record(error)
             return True
         return None
 
     def _record(self, expired: BaseException) -> None:
         self.state["stop_condition"] = StopReason.TIMEOUT.value
-        if self.is_guard:
+        if self.is_run_limit:
             awaited = self.state.waiting_for or "the environment"
             self.state["error"] = RolloutTimeout(
                 f"the rollout was stopped after {self.limit_s:g} s while waiting for {awaited}; raise "
@@ -196,34 +203,34 @@ class _Limits(Deadline):
 
 
 async def set_up(env: RolloutEnvironment, state: State) -> None:
-    """Run the ``@setup`` handlers and ``setup_state``; a mapping that the latter returns becomes the state.
+    """Run the ``@setup`` handlers and ``setup_state``; a mapping that the latter returns updates the state.
 
-    A ``UsageError`` that a handler raises here ends the run: it is a setting that no rollout can work with.
+    A ``UsageError`` that a handler raises here ends the run: an invalid setting fails every rollout.
     """
     for name, handler, _ in decorated(env, "setup"):
         with Hook(state, name, "setup_ms", stops_run=True):
             await call_handler(env, handler, state)
     with Hook(state, "setup_state", "setup_ms", stops_run=True):
-        replaced = await maybe_await(env.setup_state(state))
-        if replaced is not None and replaced is not state and type(replaced) is not Done:
-            if not isinstance(replaced, Mapping):
-                raise TypeError(f"it returned {type(replaced).__name__}; return the state, or nothing")
-            state.update(replaced)
+        updates = await maybe_await(env.setup_state(state))
+        if updates is not None and updates is not state and type(updates) is not Done:
+            if not isinstance(updates, Mapping):
+                raise TypeError(f"it returned {type(updates).__name__}; return the state, or nothing")
+            state.update(updates)
     with Hook(state, "setup_state", None):
         state["prompt"] = env.as_prompt(state["prompt"])
 
 
 async def clean_up(env: RolloutEnvironment, state: State) -> None:
-    """Render the completion, then run the ``@cleanup`` handlers; their failures are the rollout's error."""
+    """Render the completion, then run the ``@cleanup`` handlers; their failures are recorded as the rollout's error."""
     try:
         with Hook(state, "render_completion"):
             await maybe_await(env.render_completion(state))
     except RolloutError as error:
-        _note_failure(env, state, "render_completion", error)
+        _record_failure(env, state, "render_completion", error)
     finally:
         handlers = [(n, handler) for n, handler, options in decorated(env, "cleanup") if options.stage != "group"]
         if handlers:
-            await _to_its_end(_run_handlers(env, state, handlers))
+            await _uncancelled(_run_handlers(env, state, handlers))
 
 
 async def _run_handlers(env: RolloutEnvironment, state: State, handlers: list[tuple[str, Callable[..., Any]]]) -> None:
@@ -233,18 +240,18 @@ async def _run_handlers(env: RolloutEnvironment, state: State, handlers: list[tu
                 async with asyncio.timeout(CLEANUP_S):
                     await call_handler(env, handler, state)
         except RolloutError as error:
-            _note_failure(env, state, name, error)
+            _record_failure(env, state, name, error)
 
 
-async def _to_its_end(work: Awaitable[None]) -> None:
-    """Await ``work`` to its end however often this task is cancelled meanwhile; the cancellation is raised then."""
+async def _uncancelled(work: Awaitable[None]) -> None:
+    """Await ``work`` to completion even when this task is cancelled; raise the cancellation afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if task.cancelled():  # the loop itself is being closed
+            if task.cancelled():  # the event loop is closing
                 raise
             cancelled = error
     if cancelled is not None:
@@ -252,14 +259,14 @@ async def _to_its_end(work: Awaitable[None]) -> None:
     task.result()
 
 
-def _note_failure(env: RolloutEnvironment, state: State, name: str, error: RolloutError) -> None:
+def _record_failure(env: RolloutEnvironment, state: State, name: str, error: RolloutError) -> None:
     env.logger.warning("clean-up %s failed: %s", name, error)
     if state["error"] is None:
         state["error"] = error
 
 
 def conclude(state: State, started: float) -> None:
-    """Write down the facts of a finished rollout; ``started`` is of ``time.perf_counter``."""
+    """Set the final fields of a finished rollout; ``started`` is of ``time.perf_counter``."""
     state.waiting_for = None
     if state["trajectory"] and isinstance(state["trajectory"][-1], TrajectoryStep):
         state["trajectory"][-1].settle()
@@ -267,7 +274,7 @@ def conclude(state: State, started: float) -> None:
     state["is_completed"] = True
     state["is_truncated"] = state["is_truncated"] or StopReason.truncates(state["stop_condition"])
     error = state["error"]
-    if error is not None and not isinstance(error, RolloutError):  # an author wrote something else there
+    if error is not None and not isinstance(error, RolloutError):  # author code may assign any value
         raised = error if isinstance(error, BaseException) else RuntimeError(str(error))
         state["error"] = fault("the environment", raised)
 
@@ -275,7 +282,7 @@ def conclude(state: State, started: float) -> None:
 def new_state(
     env: RolloutEnvironment, row: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None
 ) -> State:
-    """The state a rollout of ``row`` starts from."""
+    """The initial state of a rollout of ``row``."""
     state = State(
         input=row,
         client=client,

@@ -1,15 +1,15 @@
-"""What happened in one rollout, for its author to read and write: ``State`` and its turns, ``TrajectoryStep``.
+"""The mutable record of one rollout: ``State`` and its turns, ``TrajectoryStep``.
 
-A state is a dict. A few keys are the state's own (``State.RESERVED``); the columns of its row stand beside them, and
-everything else belongs to the author. ``state.rollout()`` freezes it as ``types.Rollout``.
+A state is a dict of reserved keys (``State.RESERVED``), the columns of its row, and keys that the author adds.
+``state.rollout()`` freezes it as ``types.Rollout``.
 
-Every turn of a conversation repeats the turns before it, so a step keeps only what is new after the prefix that it
-shares with the step before; ``step["prompt"]`` and ``tokens["prompt_ids"]`` are composed when read. A rollout's memory
+Every turn of a conversation repeats the turns before it, so a step stores only what follows the prefix that it shares
+with the step before; ``step["prompt"]`` and ``tokens["prompt_ids"]`` are composed on reading. A rollout's memory
 therefore grows linearly with its turns. Only the newest step of a running rollout also holds its whole prompt, so that
-the next turn costs what is new in it. Token ids and log-probabilities are the arrays the server sent; nothing is
+the next turn costs only its new part. Token ids and log-probabilities are the arrays the server sent; nothing is
 encoded again.
 
-This module does not run rollouts (``loop``) and does not write them to disk (``results``).
+``loop`` runs rollouts; ``results`` writes them to disk.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Timing(AttributeDict):
         ("setup_ms", "generation_ms", "model_ms", "env_ms", "scoring_ms", "total_ms", "overhead_ms", "start_time"), 0.0
     )
 
-    def __init__(self, **given: float):
-        super().__init__(self._ZERO, **given)
+    def __init__(self, **times: float):
+        super().__init__(self._ZERO, **times)
 
 
 class InputView(MutableMapping[str, Any]):
     """``state["input"]``: the row's columns, live; reading and writing go to the state itself.
 
-    A column whose name is one of the state's own keys (a dataset may have a column "reward" or "id") is kept apart and
-    is seen only here.
+    A column with the name of a reserved key (a dataset may have a column "reward" or "id") is stored separately and
+    readable only here.
     """
 
     __slots__ = ("_state",)
@@ -86,9 +86,9 @@ class InputView(MutableMapping[str, Any]):
 
 
 class State(dict[str, Any]):
-    """Everything about one rollout, from its dataset row to its reward. Keys beyond the listed ones are the author's.
+    """Everything about one rollout, from its dataset row to its reward. Other keys belong to the author.
 
-    The row's columns stand at the top level, and ``state["input"]`` is a live view of them. ``reward`` is None until
+    The row's columns are at the top level, and ``state["input"]`` is a live view of them. ``reward`` is None until
     scored, NaN when unknown. ``oai_tools`` and ``tool_defs`` are one list. ``id``, ``turn`` and ``responses`` are
     computed when read and cannot be assigned.
 
@@ -100,15 +100,15 @@ class State(dict[str, Any]):
     run: Any = None
     """The run this rollout belongs to (``runner.RunContext``): its limits and seeds; None outside a run."""
     waiting_for: str | None = None
-    """What the rollout waits for at this moment, for progress displays and time-outs."""
+    """What the rollout currently awaits, for progress displays and time-outs."""
     turn_rewards: list[Any] | None = None
-    """What the environment gave for each turn, None where nothing, before scoring fills the steps with the reward."""
+    """The environment's reward of each turn (None = none), saved before scoring fills the steps with the reward."""
     seed_key: str = ""
-    """What the rollout's sampling seeds are derived from, beside the run's seed: its example and sibling."""
+    """Example and sibling, from which the sampling seeds are derived together with the run's seed."""
     attempts: int = 1
-    """How often the rollout was played."""
+    """How often the rollout was run."""
     cleaned_up: bool = False
-    """Whether the rubric's clean-up handlers have run for it already, in the process that played it."""
+    """Whether the rubric's clean-up handlers have already run, in the worker that ran the rollout."""
 
     INPUT_FIELDS = ("prompt", "answer", "task", "info", "example_id")
     COMPUTED = frozenset(("id", "turn", "responses"))
@@ -134,30 +134,30 @@ class State(dict[str, Any]):
         "judge_response": None,
     }
     RESERVED = COMPUTED | _DEFAULTS.keys() | {"input", "oai_tools"}
-    """Keys that are the state's own; a column of such a name is read through ``state["input"]``."""
+    """Reserved keys; a column of such a name is read through ``state["input"]``."""
 
     def __init__(self, *mappings: Mapping[str, Any], **fields: Any):
-        given = fields
+        values = fields
         if mappings:
-            given = {}
+            values = {}
             for mapping in mappings:
-                given.update(mapping)
-            given.update(fields)
-        row = given.pop("input", None)
+                values.update(mapping)
+            values.update(fields)
+        row = values.pop("input", None)
         if row is None:
-            row = {key: value for key, value in given.items() if key not in self._DEFAULTS and key != "oai_tools"}
-        if "oai_tools" in given:
-            given["tool_defs"] = given.pop("oai_tools")
+            row = {key: value for key, value in values.items() if key not in self._DEFAULTS and key != "oai_tools"}
+        if "oai_tools" in values:
+            values["tool_defs"] = values.pop("oai_tools")
         columns = {"prompt": [], "answer": "", "task": "default", "info": {}, "example_id": 0, **row}
         self.input_columns = list(columns)
         """Names of the row's columns."""
         hidden = () if self.RESERVED.isdisjoint(columns) else self.RESERVED.intersection(columns)
         self.hidden_columns = {key: columns.pop(key) for key in hidden}
-        """Columns whose names are the state's own keys."""
+        """Columns whose names are reserved keys."""
         super().__init__(self._DEFAULTS)
         dict.update(self, columns)
-        dict.update(self, given)
-        if not self.COMPUTED.isdisjoint(given):
+        dict.update(self, values)
+        if not self.COMPUTED.isdisjoint(values):
             for name in self.COMPUTED:
                 dict.pop(self, name, None)
         for key, fresh in _FRESH:
@@ -204,7 +204,7 @@ class State(dict[str, Any]):
         for key, value in dict(*mappings, **fields).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> State:  # type: ignore[override,misc]  # dict's own overloads give a dict
+    def __ior__(self, other: Any) -> State:  # type: ignore[override,misc]  # the overloads of dict return a dict
         self.update(other)
         return self
 
@@ -218,7 +218,7 @@ class State(dict[str, Any]):
         return {**self, "input": dict(self["input"])}
 
     def rollout(self) -> Rollout:
-        """The rollout as it stands, frozen: its turns as sampled and what it was worth."""
+        """An immutable copy of the rollout: its turns as sampled, reward and metrics."""
         error, reward = self["error"], self["reward"]
         return Rollout(
             turns=turns_of(self["trajectory"]),
@@ -228,17 +228,17 @@ class State(dict[str, Any]):
             stop=self["stop_condition"],
             is_truncated=bool(self["is_truncated"]),
             text={key: self[key] for key in ("prompt", "completion", "answer")},
-            turn_rewards=self._own_turn_rewards(),
+            turn_rewards=self._env_turn_rewards(),
         )
 
-    def _own_turn_rewards(self) -> tuple[float, ...]:
-        """Rewards that the environment gave to turns; scoring fills the others with the rollout's, counted there."""
-        steps, given = self["trajectory"], self.turn_rewards
-        if given is None or len(given) != len(steps):  # read from a file
-            given = [None if step.get("reward") in (None, self["reward"]) else step["reward"] for step in steps]
-        own = [r for step, r in zip(steps, given, strict=True) if dict.__getitem__(step, "tokens") is not None]
-        known = [0.0 if reward is None or math.isnan(reward) else float(reward) for reward in own]
-        return tuple(known) if any(known) else ()
+    def _env_turn_rewards(self) -> tuple[float, ...]:
+        """The environment's rewards of the turns with tokens; empty when all are 0. Scoring fills in the rollout's."""
+        steps, rewards = self["trajectory"], self.turn_rewards
+        if rewards is None or len(rewards) != len(steps):  # read from a file
+            rewards = [None if step.get("reward") in (None, self["reward"]) else step["reward"] for step in steps]
+        sampled = [r for step, r in zip(steps, rewards, strict=True) if dict.__getitem__(step, "tokens") is not None]
+        numbers = [0.0 if reward is None or math.isnan(reward) else float(reward) for reward in sampled]
+        return tuple(numbers) if any(numbers) else ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return State, (self.copy(),)
@@ -247,7 +247,7 @@ class State(dict[str, Any]):
 _FRESH = (("trajectory", list), ("metrics", dict), ("timing", Timing), ("usage", dict), ("judge_response", dict))
 
 
-# --- one model call of it -------------------------------------------------------------------------------------------
+# --- one model call -----------------------------------------------------------------------------------------------
 
 
 class TrajectoryStepTokens(AttributeDict):
@@ -301,7 +301,7 @@ class TrajectoryStepTokens(AttributeDict):
 
     @property
     def previous(self) -> TrajectoryStepTokens | None:
-        """The tokens of the step that these continue; None when they share nothing with it."""
+        """The tokens of the previous step; None when no prefix is shared with it."""
         previous: TrajectoryStepTokens | None = self._previous
         return previous
 
@@ -329,10 +329,10 @@ class TrajectoryStepTokens(AttributeDict):
             return np.concatenate([self._whole_prompt, dict.__getitem__(self, "completion_ids")])
         end = self.num_tokens
         ids, step = np.empty(end, np.int32), self
-        while step is not None:  # from the newest back: each fills what lies beyond the prefix it shares
-            own = np.concatenate([step.new_prompt_ids(), dict.__getitem__(step, "completion_ids")])
-            own = own[: max(0, end - step._shared)]
-            ids[step._shared : step._shared + len(own)] = own
+        while step is not None:  # newest first: each fills what follows its shared prefix
+            new = np.concatenate([step.new_prompt_ids(), dict.__getitem__(step, "completion_ids")])
+            new = new[: max(0, end - step._shared)]
+            ids[step._shared : step._shared + len(new)] = new
             end, step = min(end, step._shared), step._previous
         return ids
 
@@ -372,7 +372,7 @@ class TrajectoryStepTokens(AttributeDict):
     def get(self, key: str, default: Any = None) -> Any:
         return self[key] if key in self else default
 
-    def __iter__(self) -> Iterator[str]:  # an own __iter__ makes dict(x) read through __getitem__
+    def __iter__(self) -> Iterator[str]:  # with an overridden __iter__, dict(x) reads through __getitem__
         return super().__iter__()
 
     def items(self) -> Any:
@@ -389,11 +389,11 @@ def _rebuild(cls: type, fields: dict[str, Any]) -> Any:
     return cls(**fields)
 
 
-def _link(made: Any, previous: Any, shared: int, whole_prompt: Any) -> None:
-    """Let a step continue ``previous`` after ``shared`` of its parts; the whole prompt moves on to the newest."""
-    object.__setattr__(made, "_previous", previous if shared else None)
-    object.__setattr__(made, "_shared", shared)
-    object.__setattr__(made, "_whole_prompt", whole_prompt if shared else None)
+def _link(step: Any, previous: Any, shared: int, whole_prompt: Any) -> None:
+    """Link a step to ``previous``, sharing ``shared`` of its parts; only the newest step holds its whole prompt."""
+    object.__setattr__(step, "_previous", previous if shared else None)
+    object.__setattr__(step, "_shared", shared)
+    object.__setattr__(step, "_whole_prompt", whole_prompt if shared else None)
     if previous is not None:
         object.__setattr__(previous, "_whole_prompt", None)
 
@@ -409,8 +409,8 @@ def _common_prefix(left: np.ndarray, right: np.ndarray) -> int:
 class TrajectoryStep(AttributeDict):
     """One model call: ``prompt completion response tokens reward advantage is_truncated trajectory_id extras``.
 
-    Token data stand in ``tokens`` alone: a ``response`` whose tokens were recorded there is kept without them, because
-    every response repeats the ids of the whole prompt.
+    Token data are stored in ``tokens`` only: a ``response`` with recorded tokens is stored without them, because every
+    response repeats the ids of the whole prompt.
 
     >>> step = vf.TrajectoryStep([vf.UserMessage("hi")], [vf.AssistantMessage("hello")])
     >>> step["completion"][0].content, step.reward
@@ -469,24 +469,24 @@ class TrajectoryStep(AttributeDict):
         return conversation
 
     def settle(self) -> None:
-        """No step will continue this one: hold nothing twice any more."""
+        """Drop the copy of the whole prompt, when no step will continue this one."""
         object.__setattr__(self, "_whole_prompt", None)
         tokens = dict.__getitem__(self, "tokens")
         if isinstance(tokens, TrajectoryStepTokens):
             object.__setattr__(tokens, "_whole_prompt", None)
 
     def _composed(self) -> Messages:
-        """The prompt, from the pieces that the chain of steps holds; linear in the result."""
-        own = self.new_prompt()
-        pieces: list[Any] = [own]
+        """Compose the prompt from the chain of steps; linear in the result."""
+        new = self.new_prompt()
+        pieces: list[Any] = [new]
         end, step = self._shared, self._previous
-        while end:  # from the newest back: each gives what lies beyond the prefix it shares itself
+        while end:  # newest first: each adds what follows its own shared prefix
             if end > step._shared:
                 pieces.append((step.new_prompt() + dict.__getitem__(step, "completion"))[: end - step._shared])
                 end = step._shared
             step = step._previous
         pieces.reverse()
-        return "".join(pieces) if isinstance(own, str) else list(chain.from_iterable(pieces))
+        return "".join(pieces) if isinstance(new, str) else list(chain.from_iterable(pieces))
 
     def __getitem__(self, key: str) -> Any:
         if key != "prompt":
@@ -529,7 +529,7 @@ def _common_messages(before: Any, now: Any) -> int:
 
 
 def record_tokens(tokens: ResponseTokens | None, truncated: bool, previous: TrajectoryStep | None) -> Any:
-    """The step tokens of a response, sharing the previous step's prefix; None when the response has none."""
+    """The step tokens of a response, linked to the previous step; None when the response has none."""
     if tokens is None:
         return None
     before = previous["tokens"] if previous is not None else None
@@ -565,9 +565,9 @@ def turns_of(steps: Sequence[TrajectoryStep]) -> tuple[Turn, ...]:
 
 
 def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int]], num_shared: int) -> list[Turn]:
-    """Turns of which each begins with all of the one before: their prompts are views of one array.
+    """Turns whose prompts each begin with the whole turn before; the prompts are views of one array.
 
-    ``run``: tokens, whether a limit cut the turn, where the turn ends; ``num_shared``: of the first one.
+    ``run``: (tokens, whether a limit truncated the turn, end position) per turn; ``num_shared``: of the first turn.
     """
     pieces: list[np.ndarray] = []
     for tokens, _, _ in run:

@@ -1,1 +1,1 @@
-"""MANY rollouts: plan, run, resume, store; in this process or in workers."""
+"""Run many rollouts: plan, generate, score, store and resume, in this process or in workers."""

@@ -1,7 +1,7 @@
-"""How an environment is run, under its public names: every call here is one line into the modules that do it.
+"""The run methods of an environment: ``evaluate``, ``generate``, ``rollout``, with blocking and coroutine forms.
 
-``Runs`` is the part of ``Environment`` that runs rollouts. The modules that do the work (``run``, ``single_rollouts``)
-are imported when they are called, so that describing an environment loads none of them.
+``Runs`` is a base class of ``Environment``. Each method imports the module that does the work (``run``,
+``single_rollouts``) when it is called, so that constructing an environment loads none of them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from verifiers.results import GenerateOutputs
 
     class SyncOrAsyncOutputs(GenerateOutputs, Awaitable[GenerateOutputs]):
-        """What ``evaluate`` and ``generate`` return, for type checkers: the results, which may also be awaited.
+        """Return type of ``evaluate`` and ``generate`` for type checkers: results that may also be awaited.
 
-        At run time it is ``GenerateOutputs`` where no event loop runs and an awaitable of it where one does; a type
-        cannot tell the two places apart.
+        At run time it is ``GenerateOutputs`` where no event loop runs, else an awaitable of it; a static type cannot
+        express the difference.
         """
 
 
@@ -32,7 +32,7 @@ DEFAULTS = asdict(RunOptions())
 
 
 class Runs:
-    """``evaluate``, ``generate`` and ``rollout``, each with a blocking form and a coroutine; single runs."""
+    """``evaluate``, ``generate`` and ``rollout``, each also as a blocking and a coroutine form; single groups."""
 
     @spell_out(EvaluateOptions, DEFAULTS)
     def evaluate(
@@ -44,13 +44,13 @@ class Runs:
         rollouts_per_example: int | None = None,
         **options: Unpack[EvaluateOptions],
     ) -> SyncOrAsyncOutputs:
-        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` siblings of each.
+        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` rollouts of each.
 
         Blocks and returns ``GenerateOutputs``; inside a running event loop returns an awaitable of it. Options are
         those of ``verifiers.runs.options.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
 
-        *Raises* ConfigError before the first request for a call that cannot work, RunMismatch for a run directory of
-        another configuration, RunError when no rollout can succeed.
+        *Raises* ConfigError for invalid arguments, before the first request; RunMismatch when the run directory holds
+        another configuration; RunError when no rollout can succeed.
         """
         outputs = dual(
             lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
@@ -98,7 +98,7 @@ class Runs:
         n_samples: int | None = None,
         **options: Unpack[GenerateOptions],
     ) -> SyncOrAsyncOutputs:
-        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap round over them.
+        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap around the rows.
 
         Rows of equal ``example_id`` are siblings. Blocks, or returns an awaitable inside a running loop.
         """
@@ -135,7 +135,7 @@ class Runs:
         return await generate(env, inputs, client, model, sampling_args, n_samples, options)
 
     def rollout(self, *args: Any, **keywords: Any) -> Any:
-        """One rollout, not scored; blocks, or returns an awaitable inside a running loop.
+        """Run one rollout without scoring it; blocks, or returns an awaitable inside a running loop.
 
         ``rollout(input, client, model, sampling_args=None) -> State``, where ``input`` is a row; or
         ``rollout(client=…, model=…, prompt=…, answer=…, **sampling) -> (completion, state)``.
@@ -153,7 +153,7 @@ class Runs:
         return await _run_one(self, args, keywords)
 
     async def run_rollout(self, input: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any) -> Any:
-        """One rollout, scored; never raises for its own failure. Keywords of either age (``single.run_rollout``)."""
+        """Run and score one rollout; records its failure. Takes present and older keywords (``single_rollouts``)."""
         from verifiers.runs.single_rollouts import run_rollout
 
         env: Any = self
@@ -162,7 +162,7 @@ class Runs:
     async def run_group(
         self, group_inputs: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any
     ) -> list[Any]:
-        """Siblings of one example, scored, with advantages; never raises for a rollout's own failure."""
+        """Run and score siblings of one example, with advantages; records the failure of a rollout."""
         from verifiers.runs.single_rollouts import run_group
 
         env: Any = self
@@ -170,7 +170,7 @@ class Runs:
 
     @property
     def has_own_loop(self) -> bool:
-        """Whether the author wrote ``rollout``, which then runs in place of the loop."""
+        """Whether a subclass overrides ``rollout``, which then replaces the rollout loop."""
         return type(self).rollout is not Runs.rollout
 
     def make_dataset(self, results: Any, *args: Any, **options: Any) -> Any:
@@ -180,7 +180,7 @@ class Runs:
         return make_dataset(results, *args, **options)
 
     def process_env_results(self, *args: Any, **options: Any) -> Any:
-        """Token rows of rollouts given as columns; see ``verifiers.results.process_env_results``."""
+        """Convert columns of rollouts to token rows; see ``verifiers.results.process_env_results``."""
         from verifiers.results import process_env_results
 
         return process_env_results(*args, **options)

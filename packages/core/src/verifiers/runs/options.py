@@ -1,8 +1,8 @@
-"""The options of a run: one table of names, defaults and meanings for ``evaluate``, ``generate`` and the commands.
+"""The options of a run: names, defaults and meanings, for ``evaluate``, ``generate`` and the commands.
 
-``RunOptions`` is the table. ``EvaluateOptions`` and ``GenerateOptions`` say the same to type checkers and editors, with
-the sampling arguments that may stand beside the options. ``parse`` reads the keywords of a call, older names included.
-What an option does is done where it belongs (``run``, ``runner``).
+``RunOptions`` defines them. ``EvaluateOptions`` and ``GenerateOptions`` repeat them for type checkers and editors, with
+the sampling arguments that a call may name beside them. ``parse`` reads the keywords of a call, older names included.
+``run`` and ``runner`` implement the options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Sampling arguments that may be given by name beside the options; ``seed`` is the run's."""
+    """Sampling arguments that may be given by name beside the options; ``seed`` is an option of the run."""
 
     max_tokens: int | None
     temperature: float | None
@@ -45,17 +45,17 @@ class SamplingOptions(TypedDict, total=False):
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
 
 COUNTS = ("num_examples", "rollouts_per_example", "n_samples")
-"""How much a call runs: parameters of ``evaluate`` and ``generate``, here only for their older names."""
+"""Parameters of ``evaluate`` and ``generate`` that count rollouts; listed for their older names."""
 
 NO_LONGER_NEEDED = ("save_every", "use_tqdm", "batch_size")
-"""Options of older callers that are accepted and change nothing: what they tuned needs no tuning here."""
+"""Options of older versions that are accepted and ignored."""
 
 DEFAULT_CONCURRENCY = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run is played, scored and stored."""
+    """How a run generates, scores and stores rollouts."""
 
     max_concurrent: int = -1
     """Rollouts in flight; -1 = as many as are pending, at most 1024."""
@@ -68,13 +68,13 @@ class RunOptions:
     independent_scoring: bool = False
     """Score each rollout alone: no group functions, no advantages."""
     score_rollouts: bool | None = None
-    """False leaves rewards unknown; None asks the environment."""
+    """False leaves rewards unknown; None uses the environment's setting."""
     interleave_scoring: bool = True
-    """False: score only when all rollouts are played; none of them is durable before it is scored."""
+    """False: score after all rollouts are generated; a rollout is durable only once it is scored."""
     max_retries: int = 0
-    """Times a rollout is played again after a retryable fault that is not the model's."""
+    """Times a rollout is run again after a retryable error other than a ``ModelError``."""
     rollout_timeout_s: float | None = 3600.0
-    """Bound of one rollout's generation, in seconds; None = unbounded."""
+    """Time limit of one rollout's generation, in seconds; None = no limit."""
     abort_after: int = 32
     """Consecutive failures of one cause that stop the run; 0 = never."""
     seed: int | None = None
@@ -82,35 +82,35 @@ class RunOptions:
     results_path: str | Path | None = None
     """The run directory."""
     save_results: bool = False
-    """Save under the default place when no ``results_path`` is given."""
+    """Save in the default directory when ``results_path`` is None."""
     resume: bool = True
-    """Go on with the run that the directory holds; False refuses one that holds rows."""
+    """Resume the run in the directory; False refuses a directory that holds one."""
     retry_errors: bool = False
-    """Rollouts that ended in an error are pending again on resume."""
+    """On resume, run rollouts again that ended in an error."""
     state_columns: Sequence[str] = ()
-    """Further keys of the state to keep on every row."""
+    """State keys to save with every rollout."""
     keep_states: bool = True
     """Keep every rollout's state in memory for ``results["states"]``."""
     num_workers: int = 0
-    """Processes that play the rollouts; 0 = this one. The environment must have been loaded by its id."""
+    """Worker processes; 0 = run in this process. The environment must have been loaded by its id."""
     worker_backend: str = "process"
-    """Where they are: "process" on this machine, "ray" on a Ray cluster (extra ``ray``)."""
+    """Where workers run: "process" on this machine, "ray" on a Ray cluster (extra ``ray``)."""
     keep_raw_responses: bool = False
-    """Keep the provider's own object on every ``Response.raw``."""
+    """Keep the provider's response object in ``Response.raw``."""
     shuffle_seed: int | None = None
-    """Shuffle the examples by it before the first ``num_examples`` are taken."""
+    """Seed of the shuffle before the first ``num_examples`` are taken; None = dataset order."""
     preflight: bool = True
-    """Ask the endpoint whether it is there before the first rollout."""
+    """Check the endpoint before the first rollout."""
     progress: Progress | None = None
-    """An object that shows how far the run is, for displays."""
+    """Counters that the run updates, for displays."""
     on_start: Callable[[int], Any] | None = None
     """Called once as ``on_start(num_pending)``, before the first rollout. Sync or async, like the other callbacks."""
     on_progress: Callable[..., Any] | None = None
-    """Called as ``on_progress(outputs, metadata)`` with the rows that just became durable."""
+    """Called as ``on_progress(outputs, metadata)`` with the rollouts that just became durable."""
     on_log: Callable[[str], Any] | None = None
-    """Called as ``on_log(text)`` with what the run has to say: where it saves, what it found there, warnings."""
+    """Called as ``on_log(text)`` with log lines: the run directory, resumed rollouts, warnings."""
     push_to_hub: bool = False
-    """Publish the rows as the dataset ``hub_name`` at the end."""
+    """Publish the results as the dataset ``hub_name`` at the end."""
     hub_name: str | None = None
 
 
@@ -148,25 +148,26 @@ class EvaluateOptions(SamplingOptions, total=False):
 
 
 class GenerateOptions(EvaluateOptions, total=False):
-    """The keywords of ``generate``: those of ``evaluate``, and how often each input is run."""
+    """The keywords of ``generate``: those of ``evaluate``, and the rollouts per input."""
 
     rollouts_per_example: int | None
 
 
-def parse(env: Any, given: Mapping[str, Any], counts: Sequence[str] = COUNTS) -> tuple[RunOptions, dict[str, Any]]:
-    """(options, sampling arguments) out of the keywords of a call; the environment gives defaults.
+def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS) -> tuple[RunOptions, dict[str, Any]]:
+    """Split the keywords of a call into (options, sampling arguments), with the environment's defaults.
 
-    ``counts`` are those of ``COUNTS`` that the call has; ``count`` reads them. Raises ``ConfigError`` for unknown
-    keywords, with the nearest known ones, and for values that cannot be used.
+    ``counts``: the names of ``COUNTS`` that the call accepts; ``count`` reads their values.
+
+    *Raises* ConfigError for unknown keywords, with suggestions, and for invalid values.
     """
-    named = compat.rename(given, compat.RUN_OPTIONS, "evaluate/generate")
+    named = compat.rename(keywords, compat.RUN_OPTIONS, "evaluate/generate")
     sampling = compat.rename(
         {name: named.pop(name) for name in list(named) if name in SAMPLING_NAMES}, compat.SAMPLING_ARGS, "sampling"
     )
-    for accepted in (*NO_LONGER_NEEDED, *counts):
-        named.pop(accepted, None)
-    known = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
-    check_keywords(named, known, "evaluate/generate")
+    for name in (*NO_LONGER_NEEDED, *counts):
+        named.pop(name, None)
+    valid_names = (*(field.name for field in fields(RunOptions)), *counts, *SAMPLING_NAMES)
+    check_keywords(named, valid_names, "evaluate/generate")
     if "max_concurrent" not in named and getattr(env, "max_concurrent", None):
         named["max_concurrent"] = env.max_concurrent
     if named.get("state_columns") is None:
@@ -176,18 +177,20 @@ def parse(env: Any, given: Mapping[str, Any], counts: Sequence[str] = COUNTS) ->
     return options, sampling
 
 
-def count(given: Mapping[str, Any], name: str, value: int | None) -> int | None:
-    """How many of ``name`` (one of ``COUNTS``) a call asks for: ``value``, or what an older keyword says.
+def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | None:
+    """The value of ``name`` (one of ``COUNTS``): ``value``, or that of an older keyword.
 
-    Raises ``ConfigError`` when both are given, and for what is no positive whole number.
+    *Raises* ConfigError when both are given, or the value is not a positive integer.
     """
-    older = compat.rename({key: given[key] for key in given if compat.RUN_OPTIONS.get(key) == name}, compat.RUN_OPTIONS)
+    older = compat.rename(
+        {key: keywords[key] for key in keywords if compat.RUN_OPTIONS.get(key) == name}, compat.RUN_OPTIONS
+    )
     if older and value is not None:
         raise ConfigError(f"{name} is given twice, once by an older name; give one of them", key=name)
-    asked = older.get(name, value)
-    if asked is not None and (not _is_int(asked) or asked < 1):
-        raise ConfigError(f"{name} is {asked!r}; it must be a whole number, at least 1", key=name)
-    return asked
+    number = older.get(name, value)
+    if number is not None and (not _is_int(number) or number < 1):
+        raise ConfigError(f"{name} is {number!r}; it must be a whole number, at least 1", key=name)
+    return number
 
 
 WORKER_BACKENDS = ("process", "ray")
@@ -200,23 +203,23 @@ _AT_LEAST = {"max_retries": 0, "abort_after": 0, "num_workers": 0} | dict.fromke
 def _check(options: RunOptions) -> None:
     concurrency = options.max_concurrent
     if not _is_int(concurrency) or concurrency == 0 or concurrency < -1:
-        raise _refused("max_concurrent", concurrency, "at least 1, or -1 for the default")
+        raise _invalid("max_concurrent", concurrency, "at least 1, or -1 for the default")
     for name, least in _AT_LEAST.items():
         value = getattr(options, name)
         if value is None and least == 1:
             continue
         if not _is_int(value) or value < least:
-            raise _refused(name, value, f"at least {least}" + (", or None" if least == 1 else ""))
+            raise _invalid(name, value, f"at least {least}" + (", or None" if least == 1 else ""))
     limit_s = options.rollout_timeout_s
     if limit_s is not None and (not isinstance(limit_s, int | float) or not limit_s > 0):
-        raise _refused("rollout_timeout_s", limit_s, "a positive number of seconds, or None for no bound")
+        raise _invalid("rollout_timeout_s", limit_s, "a positive number of seconds, or None for no bound")
     for name in ("seed", "shuffle_seed"):
         if getattr(options, name) is not None and not _is_int(getattr(options, name)):
-            raise _refused(name, getattr(options, name), "a whole number, or None")
+            raise _invalid(name, getattr(options, name), "a whole number, or None")
     if options.worker_backend not in WORKER_BACKENDS:
-        raise _refused("worker_backend", options.worker_backend, " or ".join(map(repr, WORKER_BACKENDS)))
+        raise _invalid("worker_backend", options.worker_backend, " or ".join(map(repr, WORKER_BACKENDS)))
     if isinstance(options.state_columns, str):
-        raise _refused("state_columns", options.state_columns, f"a list of names: [{options.state_columns!r}]")
+        raise _invalid("state_columns", options.state_columns, f"a list of names: [{options.state_columns!r}]")
     if options.push_to_hub and not options.hub_name:
         raise ConfigError("push_to_hub needs hub_name, the name of the dataset to publish", key="hub_name")
 
@@ -225,5 +228,5 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _refused(name: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"{name} is {value!r}; it must be {wanted}", key=name)
+def _invalid(name: str, value: Any, requirement: str) -> ConfigError:
+    return ConfigError(f"{name} is {value!r}; it must be {requirement}", key=name)

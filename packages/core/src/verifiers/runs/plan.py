@@ -1,6 +1,6 @@
-"""What a run is to play: examples times siblings, in order, each with the name it has on disk.
+"""The plan of a run: examples times siblings, in order, each rollout with its key on disk.
 
-A ``Plan`` is pure: it reads no disk and plays nothing. ``pending`` compares it with durable rows.
+A ``Plan`` does no I/O and runs nothing. ``pending`` compares it with saved rollouts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Plan:
     examples: Sequence[Example]
     siblings: Sequence[int]
     """How many rollouts each example has."""
-    own_rows: Mapping[int, Sequence[Example]] = field(default_factory=dict)
-    """Place of an example -> one row per sibling, where siblings of one ``example_id`` differ."""
+    sibling_rows: Mapping[int, Sequence[Example]] = field(default_factory=dict)
+    """Index of an example -> one row per sibling, where the rows of one ``example_id`` differ."""
 
     @classmethod
     def of_rows(cls, rows: Sequence[Example]) -> Plan:
-        """Rows of equal ``example_id`` are siblings, in order of appearance; each is played as it is."""
+        """Rows of equal ``example_id`` are siblings, in order of appearance; each row is run unchanged."""
         groups: dict[int, list[Example]] = {}
         for row in rows:
             groups.setdefault(row.example_id, []).append(row)
@@ -37,11 +37,11 @@ class Plan:
 
     @classmethod
     def wrapped(cls, table: Table, n_samples: int) -> Plan:
-        """``n_samples`` rollouts over the rows in order, wrapping round; wrapped rows are siblings."""
+        """``n_samples`` rollouts over the rows in order, wrapping around; repeated rows are siblings."""
         if not len(table):
             raise ConfigError("n_samples cannot be taken from an empty dataset", key="n_samples")
         rounds, rest = divmod(n_samples, len(table))
-        counts = [rounds + (place < rest) for place in range(min(n_samples, len(table)))]
+        counts = [rounds + (index < rest) for index in range(min(n_samples, len(table)))]
         return cls(table.take(len(counts)), counts)
 
     def __len__(self) -> int:
@@ -49,20 +49,20 @@ class Plan:
 
     @property
     def columns(self) -> set[str]:
-        """The columns that every row has as far as the first one tells."""
+        """The columns of the first row; the others are assumed to have them too."""
         return set(self.examples[0].row)
 
     def groups(self) -> Iterator[list[Job]]:
         """The jobs of one example at a time.
 
-        Rows of equal content are told apart by their number, which stands behind the hash of the second and later
-        ones: ``9f86….2``. So each rollout has a name of its own on disk, and seeds of its own.
+        The second and later rows of equal content get their number as a suffix of the hash (``9f86….2``), so that
+        every rollout has a unique key on disk and separate seeds.
         """
-        seen: dict[str, int] = {}
+        counts: dict[str, int] = {}
         position = 0
-        for place, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
-            rows = self.own_rows.get(place) or [example]
-            numbered = {row.hash: _numbered(row, seen) for row in rows}
+        for index, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
+            rows = self.sibling_rows.get(index) or [example]
+            numbered = {row.hash: _numbered(row, counts) for row in rows}
             jobs = [Job(numbered[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
             position += count
             yield jobs
@@ -73,27 +73,27 @@ class Plan:
             yield from group
 
 
-def _numbered(row: Example, seen: dict[str, int]) -> Example:
-    number = seen[row.hash] = seen.get(row.hash, 0) + 1
+def _numbered(row: Example, counts: dict[str, int]) -> Example:
+    number = counts[row.hash] = counts.get(row.hash, 0) + 1
     return row if number == 1 else replace(row, hash=f"{row.hash}.{number}")
 
 
 @dataclass(slots=True)
 class Pending:
-    """What is left of a plan, and what is there already."""
+    """A plan split into pending and finished rollouts."""
 
     jobs: list[Job]
     done: list[tuple[Job, Mapping[str, Any]]]
-    """Jobs with their durable rows."""
+    """Finished jobs with their saved rollouts."""
     foreign: list[str]
-    """Keys of durable rows that belong to no rollout of the plan: of removed or edited examples, or beyond it."""
+    """Keys of saved rollouts outside the plan: of removed or edited examples, or of a larger plan."""
 
 
 def pending(plan: Plan, durable: Mapping[str, Mapping[str, Any]], *, whole_groups: bool, retry_errors: bool) -> Pending:
-    """Compare a plan with durable rows, by ``rollout_key``.
+    """Compare a plan with saved rollouts, by ``rollout_key``.
 
-    ``whole_groups``: siblings are scored together, so a group with a missing row is pending as a whole.
-    ``retry_errors``: a row with an error is pending again.
+    ``whole_groups``: siblings are scored together, so a group with a missing rollout is pending as a whole.
+    ``retry_errors``: a saved rollout with an error is pending again.
     """
     result = Pending([], [], [])
     if not durable:

@@ -1,13 +1,13 @@
-"""Run MANY rollouts: a fixed number of workers takes jobs from a lazy plan, plays, scores and stores them.
+"""Run many rollouts: a fixed number of workers takes jobs from a lazy plan, generates, scores and stores them.
 
-Promises: one rollout's failure costs no neighbour; a rollout is acknowledged (counted, reported, returned) only after
-its bytes are durable; memory grows with concurrency and not with the plan, kept states aside; after a cancellation
-nothing calls the model any more.
+Guarantees: a failed rollout does not affect others; a rollout is acknowledged (counted, reported, returned) only after
+its bytes are durable; memory grows with concurrency, not with the plan (apart from retained states); no model call
+starts after a cancellation.
 
-The flow of one job: ``generate_and_score`` returns a state, whatever happens. Without group functions the rollout is
+The flow of one job: ``generate_and_score`` returns a state, failed or not. Without group functions the rollout is
 stored at once. With them the group is the unit: its last member scores it, and its rollouts are one write.
 
-This module does not choose what to run, nor where results lie (``generate``).
+This module decides neither what to run (``plan``) nor where results are stored (``store``).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from verifiers.runtime.sync_async import is_awaitable
 from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
-TURN = 8
-"""Rollouts after which a worker lets the others have their turn, should none of its own ever have waited."""
+YIELD_EVERY = 8
+"""Jobs after which a worker yields to the event loop, in case none of them suspended."""
 
 
 class RunEnvironment(RolloutEnvironment, Protocol):
-    """What many rollouts need of an environment beside the loop: its data, its rubric and its identity."""
+    """What a run needs of an environment beside the loop: data, rubric and identity."""
 
     env_id: str
     env_args: dict[str, Any]
@@ -50,7 +50,7 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     sampling_args: dict[str, Any]
     rubric: Rubric
     monitor_rubric: Rubric
-    """Functions measured on every rollout beside the rubric's."""
+    """Metrics of every rollout beside the rubric's."""
     row_format: RowFormat
     score_rollouts: bool
     pass_threshold: float
@@ -59,7 +59,7 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     max_seq_len: int | None
     max_total_completion_tokens: int
     loaded_from: LoadedFrom | None
-    """How another process loads it again; None when it was made by hand."""
+    """How another process loads it; None when it was constructed directly."""
     changes: dict[str, Any]
     """Settings changed since it was loaded."""
 
@@ -90,13 +90,13 @@ class RunEnvironment(RolloutEnvironment, Protocol):
 
 
 def identity_of(env: RunEnvironment) -> dict[str, Any]:
-    """What identifies an environment: two that agree in this generate and score alike. Secrets are taken out.
+    """The identity of an environment, without secrets: equal identities generate and score alike.
 
-    The first entries are those that every version has stored; ``environment``, ``parser`` and ``rubric`` hold every
-    constructor parameter that they do not show.
+    Every version has stored the first entries; ``environment``, ``parser`` and ``rubric`` hold all other constructor
+    parameters.
     """
     rubric, described = env.rubric, env.identity()
-    shown = {
+    base = {
         "env_id": env.env_id,
         "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
         "env_version": env.env_version,
@@ -112,19 +112,19 @@ def identity_of(env: RunEnvironment) -> dict[str, Any]:
         "timeout_seconds": env.timeout_seconds,
     }
     parts = {name: described.pop(name) for name in ("parser", "rubric") if name in described}
-    of_the_run = ("class", "sampling_args", "score_rollouts")  # the class is env_class, the others a run may overrule
-    further = {name: value for name, value in described.items() if name not in shown and name not in of_the_run}
-    return shown | {"environment": further} | parts
+    excluded = ("class", "sampling_args", "score_rollouts")  # class is env_class; a run may override the others
+    further = {name: value for name, value in described.items() if name not in base and name not in excluded}
+    return base | {"environment": further} | parts
 
 
 class Sink(Protocol):
     """Where finished rollouts go."""
 
     async def store(self, jobs: list[Job], states: list[State]) -> None:
-        """Return only when these are durable; several at once are stored together or not at all."""
+        """Return once these are durable; several are stored atomically."""
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
-        """All siblings of one example are there, with their advantages; they were stored before."""
+        """Receive all siblings of one example with their advantages, after they were stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +135,27 @@ class Job:
     sibling: int
     siblings: int
     position: int
-    """Place in the plan; results are ordered by it."""
+    """Index in the plan; results are ordered by it."""
     num_pending: int | None = None
-    """How many of the siblings this run plays, when others are done already; None = all."""
+    """Siblings that this run generates when others are finished already; None = all."""
 
     @property
     def in_part(self) -> bool:
-        """Whether siblings of it were played by an earlier run."""
+        """Whether an earlier run finished some of the siblings."""
         return self.num_pending is not None and self.num_pending < self.siblings
 
 
 @dataclass(slots=True)
 class RunControl:
-    """What changes while a run goes on."""
+    """The mutable part of a run."""
 
     is_over: bool = False
-    """The run has returned or is being stopped; no model call may begin any more."""
+    """The run has returned or is stopping; no model call may start."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all rollouts of a run share: the client, and the limits they keep together. ``control`` alone changes."""
+    """What all rollouts of a run share: the client and the common limits. Only ``control`` changes."""
 
     client: Any
     model: str
@@ -171,12 +171,12 @@ class RunContext:
     scoring_slot: Slot = field(default_factory=nullcontext)
     tool_slot: Slot = field(default_factory=nullcontext)
     given_client: Any = None
-    """The client as the caller gave it, for ``state["client"]``; None = ``client``."""
+    """The client as the caller passed it, for ``state["client"]``; None = ``client``."""
     control: RunControl = field(default_factory=RunControl)
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has returned or is being stopped."""
+        """Whether the run has returned or is stopping."""
         return self.control.is_over
 
     def serves(self, client: Any, state: State) -> bool:
@@ -184,9 +184,9 @@ class RunContext:
         return client is None and state["client"] in (self.client, self.given_client)
 
     def check_open(self) -> None:
-        """Raises ``RunError`` when the run is over."""
+        """*Raises* RunError when the run is over."""
         if self.control.is_over:
-            raise RunError("the run is over: a hook that outlived it asked for another completion")
+            raise RunError("the run is over: a hook that outlived it requested another completion")
 
     def seed_of(self, state: State) -> int | None:
         """The sampling seed of the state's next turn: a function of run seed, example, sibling and turn alone."""
@@ -198,7 +198,7 @@ class RunContext:
 
 @dataclass(slots=True)
 class Progress:
-    """A view of a run for displays; every number counts durable rollouts."""
+    """Progress of a run, for displays. Only durable rollouts are counted."""
 
     total: int = 0
     done: int = 0
@@ -225,17 +225,17 @@ class Progress:
 
 
 async def generate_and_score(env: RunEnvironment, job: Job, context: RunContext) -> State:
-    """One rollout from its row to its individual scores; its own failure is a value on the state."""
+    """Run one rollout and score it individually; its failure is recorded on the state."""
     state = await generate_job(env, job, context)
     await score(env, state, context)
     return state
 
 
 async def generate_job(env: RunEnvironment, job: Job, context: RunContext) -> State:
-    """One rollout, not scored; its own failure is a value on the state.
+    """Run one rollout without scoring it; its failure is recorded on the state.
 
-    A ``retryable`` fault that is not the model's is played again, ``max_retries`` times; the attempts are counted.
-    (Model calls were repeated already, by the client.)
+    A ``retryable`` error other than a ``ModelError`` is retried up to ``max_retries`` times; the attempts are counted.
+    (The client has already retried model calls.)
     """
     for attempt in range(1, context.max_retries + 2):
         state = await _generate_once(env, job, context)
@@ -252,24 +252,24 @@ async def _generate_once(env: RunEnvironment, job: Job, context: RunContext) -> 
     state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
     if context.progress is not None:
         context.progress.running[job.position] = (time.monotonic(), state)
-    player = env.for_row(row)
-    if player.has_own_loop:
-        return await _generate_own_loop(player, row, state, context)
-    return await generate(player, state, context.rollout_timeout_s)
+    row_env = env.for_row(row)
+    if row_env.has_own_loop:
+        return await _generate_own_loop(row_env, row, state, context)
+    return await generate(row_env, state, context.rollout_timeout_s)
 
 
 async def _generate_own_loop(env: RunEnvironment, row: Mapping[str, Any], state: State, context: RunContext) -> State:
-    """Call an author's ``rollout()``; ``state`` stands for the rollout when that fails."""
+    """Call an author's ``rollout()``; return ``state`` with the error when it fails."""
     token, started = current_run.set((context, state.seed_key)), time.perf_counter()
     limit_s = context.rollout_timeout_s
     try:
         async with asyncio.timeout(limit_s) as scope:
             with Hook(state, "rollout", timing=None):
-                played = await env.rollout(row, state["client"], context.model, context.sampling_args)
-                if not isinstance(played, State):
-                    raise TypeError(f"it returned {type(played).__name__}, not a State")
-        played.run, played.seed_key = context, state.seed_key
-        state = played
+                result = await env.rollout(row, state["client"], context.model, context.sampling_args)
+                if not isinstance(result, State):
+                    raise TypeError(f"it returned {type(result).__name__}, not a State")
+        result.run, result.seed_key = context, state.seed_key
+        state = result
     except BaseException as error:
         if ends_the_run(error):
             raise
@@ -285,7 +285,7 @@ async def _generate_own_loop(env: RunEnvironment, row: Mapping[str, Any], state:
 
 
 async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
-    """Individual scores and monitored metrics of a finished rollout; unknown when scoring is off."""
+    """Compute individual scores and monitor metrics of a finished rollout; unknown when scoring is off."""
     if context.score:
         state.waiting_for = "scoring"
         try:
@@ -304,7 +304,7 @@ async def score(env: RunEnvironment, state: State, context: RunContext) -> None:
 
 
 async def score_together(env: RunEnvironment, states: Sequence[State], context: RunContext) -> None:
-    """Group scores and advantages of finished siblings."""
+    """Compute group scores and advantages of finished siblings."""
     if not context.score:
         return
     try:
@@ -323,7 +323,7 @@ def groups_are_units(rubric: Rubric) -> bool:
 
 
 def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
-    """An author's own ``score_rollout`` or ``score_group`` failed: the rewards are unknown."""
+    """Record the failure of an overridden ``score_rollout`` or ``score_group``: the rewards are unknown."""
     failure = scoring_error(error, "the rubric")
     for state in states:
         state["reward"] = math.nan
@@ -331,28 +331,28 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
 
 
 async def _monitor(env: RunEnvironment, state: State) -> None:
-    """Add the metrics of ``env.monitor_rubric`` that the rubric has none of the same name for."""
+    """Add the metrics of ``env.monitor_rubric`` whose names the rubric does not use."""
     resolver = ArgumentResolver(state)
     for function in env.monitor_rubric.functions:
         try:
             value = function(resolver)
             value = finite_value(await value if is_awaitable(value) else value, function.name)
-        except Exception as error:  # noqa: BLE001 - a monitor must not cost a rollout; its value is unknown, and logged
-            env.logger.warning("the monitored metric %s failed: %s", function.name, error)
+        except Exception as error:  # noqa: BLE001 - must not fail the rollout: logged, value unknown
+            env.logger.warning("monitor metric %s failed: %s", function.name, error)
             value = math.nan
         state["metrics"].setdefault(function.name, value)
 
 
 GenerateJob = Callable[[RunEnvironment, Job, RunContext], Coroutine[Any, Any, State]]
-"""Makes the finished state of a job, whatever became of it."""
+"""Returns the finished state of a job, failed or not."""
 
 
 async def generate_group(
     env: RunEnvironment, jobs: list[Job], context: RunContext, generate: GenerateJob = generate_and_score
 ) -> list[State]:
-    """All siblings of one example side by side, scored as a group, with advantages; ``generate`` runs each of them.
+    """Run all siblings of one example concurrently with ``generate``, score the group and set advantages.
 
-    When one of them raises (a ``RunError``), the others are cancelled and awaited before it is raised.
+    When one of them raises (a ``RunError``), the others are cancelled and awaited first.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -372,10 +372,10 @@ def _first_leaf(failures: BaseExceptionGroup) -> BaseException:
 
 
 class Runner:
-    """Plays a plan with bounded workers.
+    """Runs a plan with a fixed number of workers.
 
     ``abort_after`` consecutive failures of one cause with no success between them stop the run as ``TooManyFaults``
-    (0 = never). ``concurrency`` is the number of rollouts in flight. ``generate`` makes the finished state of a job.
+    (0 = never). ``concurrency`` is the number of rollouts in flight. ``generate`` returns the finished state of a job.
     """
 
     def __init__(
@@ -399,10 +399,10 @@ class Runner:
         self._by_group = groups_are_units(env.rubric) and context.score and not context.independent_scoring
 
     async def run(self, plan: Iterable[Job]) -> None:
-        """Play every job of ``plan``; returns when all are durable.
+        """Run every job of ``plan``; return when all are durable.
 
-        Raises ``RunError`` when the run cannot go on; everything acknowledged before is durable. However it ends, the
-        workers are awaited first, and no model call begins any more.
+        *Raises* RunError when the run cannot continue; everything acknowledged is durable. The workers are always
+        awaited first, and no model call starts afterwards.
         """
         jobs = iter(plan)
         workers = [asyncio.ensure_future(self._work(jobs)) for _ in range(self.concurrency)]
@@ -415,16 +415,16 @@ class Runner:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-            for members in self._groups.values():  # scored, and their siblings will not come
+            for members in self._groups.values():  # scored individually; their siblings will not finish
                 await self.env.rubric.run_cleanup([state for _, state in members])
 
     async def _work(self, jobs: Iterator[Job]) -> None:
         task = asyncio.current_task()
         assert task is not None
         for number, job in enumerate(jobs):
-            if number % TURN == 0:
+            if number % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-            if self.context.is_over or task.cancelling():  # the latter: a hook swallowed it
+            if self.context.is_over or task.cancelling():  # the latter: a hook swallowed the cancellation
                 return
             self.progress.running[job.position] = (time.monotonic(), None)
             try:
@@ -454,7 +454,7 @@ class Runner:
             del self._groups[job.example.example_id]
             members.sort(key=lambda member: member[0].sibling)
             jobs, states = [job for job, _ in members], [state for _, state in members]
-        if job.in_part:  # their advantages depend on rewards of an earlier run: whoever has those sets them
+        if job.in_part:  # advantages also depend on rewards of an earlier run: Run._finish sets them
             await self.env.rubric.run_cleanup(states)
             return
         await score_together(self.env, states, self.context)
@@ -468,7 +468,7 @@ class Runner:
             self.progress.count(state)
 
     def _guard(self, state: State) -> None:
-        """Stop the run when rollout after rollout fails with one cause; the model's own doing is no failure."""
+        """Stop the run after ``abort_after`` consecutive failures of one cause; ``scorable`` errors do not count."""
         error = state["error"]
         if error is None or error.scorable:
             self._streak = ("", 0)
@@ -476,10 +476,10 @@ class Runner:
         cause = type(error).__name__
         count = self._streak[1] + 1 if self._streak[0] == cause else 1
         self._streak = (cause, count)
-        if count == self.abort_after:  # once: others that fail at this moment change nothing
+        if count == self.abort_after:  # ==: concurrent failures must not raise it again
             raise TooManyFaults(
                 f"{count} rollouts in a row failed with {cause}, the last with: {error}. Finished rollouts are kept; "
-                "correct the cause and run the same command again (or set abort_after=0 to go on regardless)",
+                "correct the cause and run the same command again (or set abort_after=0 to continue regardless)",
                 cause=cause,
                 count=count,
             ) from error

@@ -1,7 +1,7 @@
-"""Single rollouts and single groups, by every historical form of the call: no plan, no disk.
+"""Single rollouts and single groups, without plan or disk, in the present and the older forms of the call.
 
-``rollout`` plays one and does not score it. ``run_rollout`` and ``run_group`` play and score, and never raise for a
-rollout's own failure.
+``rollout`` runs one rollout without scoring it. ``run_rollout`` and ``run_group`` run and score, and record the failure
+of a rollout on its state.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from verifiers.runs.options import RunOptions
 from verifiers.runs.runner import Job, RunContext, RunEnvironment, generate_and_score, generate_group, score_together
 from verifiers.runtime.suggest import check_keywords
 
-GUARD_S: float | None = RunOptions().rollout_timeout_s
+TIMEOUT_S: float | None = RunOptions().rollout_timeout_s
 
 
 async def rollout(env: RunEnvironment, *args: Any, **keywords: Any) -> Any:
-    """Both historical forms of ``Environment.rollout``: by row -> State, by prompt -> (completion, state)."""
+    """Both forms of ``Environment.rollout``: by row -> State, by prompt -> (completion, state)."""
     if (args and isinstance(args[0], Mapping)) or "input" in keywords:
         return await _rollout_of_row(env, *args, **keywords)
     return await _rollout_of_prompt(env, *args, **keywords)
@@ -42,10 +42,10 @@ async def _rollout_of_row(
     row = copy_row(examples_from([input], env.row_format)[0].row)
     async with client_for(client, model) as (resolved, name):
         state = await env.init_state(row, resolved if client is None else client, name, sampling_args)
-        if state.run is not None:  # an author's own rollout() calls this one: the run has its own guard
+        if state.run is not None:  # called by an author's rollout() inside a run, which has its time limit
             return await generate(env, state)
-        state.run = RunContext(resolved, name, given_client=client, rollout_timeout_s=GUARD_S)
-        return await generate(env, state, GUARD_S)
+        state.run = RunContext(resolved, name, given_client=client, rollout_timeout_s=TIMEOUT_S)
+        return await generate(env, state, TIMEOUT_S)
 
 
 async def _rollout_of_prompt(
@@ -68,33 +68,33 @@ async def _rollout_of_prompt(
 
 
 async def run_rollout(env: RunEnvironment, input: Any, client: Any, model: Any, *args: Any, **keywords: Any) -> Any:
-    """One scored rollout: a ``State`` for the keywords of one age, a ``RolloutOutput`` for those of the other.
+    """Run and score one rollout: returns a ``State`` for older keywords, a ``RolloutOutput`` for present ones.
 
-    The oldest form, with a semaphore before the row, is that of the former age.
+    The oldest form, with a semaphore before the row, also returns a ``State``.
     """
     if not isinstance(input, Mapping) and hasattr(input, "__aenter__"):
         keywords = {"gen_sem": input, **keywords}
         input, client, model, args = client, model, args[0] if args else None, args[1:]
-    wanted = _Wanted.of(args, keywords, "run_rollout")
+    arguments = _CallArguments.of(args, keywords, "run_rollout")
     async with client_for(client, model) as (resolved, name):
-        context, jobs = wanted.context(env, resolved, name, client), _jobs(env, [input])
+        context, jobs = arguments.context(env, resolved, name, client), _jobs(env, [input])
         state = await generate_and_score(env, jobs[0], context)
         if env.rubric.has_group_rewards:
             await score_together(env, [state], context)
             state["advantage"] = None
         else:
             await env.rubric.run_cleanup([state])
-    return wanted.shape([state])[0]
+    return arguments.shape([state])[0]
 
 
 async def run_group(
     env: RunEnvironment, group_inputs: Sequence[Mapping[str, Any]], client: Any, model: Any, *args: Any, **keywords: Any
 ) -> list[Any]:
-    """Scored siblings of one example with advantages, in either of the two historical shapes."""
-    wanted = _Wanted.of(args, keywords, "run_group")
+    """Run and score siblings of one example, with advantages; result types as in ``run_rollout``."""
+    arguments = _CallArguments.of(args, keywords, "run_group")
     async with client_for(client, model) as (resolved, name):
-        states = await generate_group(env, _jobs(env, group_inputs), wanted.context(env, resolved, name, client))
-    return wanted.shape(states)
+        states = await generate_group(env, _jobs(env, group_inputs), arguments.context(env, resolved, name, client))
+    return arguments.shape(states)
 
 
 def _jobs(env: RunEnvironment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
@@ -102,13 +102,13 @@ def _jobs(env: RunEnvironment, rows: Sequence[Mapping[str, Any]]) -> list[Job]:
     return [Job(example, n, len(examples), n) for n, example in enumerate(examples)]
 
 
-_OLDER = ("gen_sampling_args", "gen_sem", "score_sem", "score")
-_NEWER = ("sampling_args", "max_retries", "state_columns", "env_client")
+_OLDER_KEYWORDS = ("gen_sampling_args", "gen_sem", "score_sem", "score")
+_PRESENT_KEYWORDS = ("sampling_args", "max_retries", "state_columns", "env_client")
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What the keywords of ``run_rollout`` and ``run_group`` ask for, whichever age they are of."""
+class _CallArguments:
+    """The arguments of ``run_rollout`` and ``run_group``, from present or older keywords."""
 
     sampling_args: Mapping[str, Any]
     gen_sem: AbstractAsyncContextManager[Any]
@@ -119,21 +119,21 @@ class _Wanted:
     state_columns: Sequence[str]
 
     @classmethod
-    def of(cls, args: Sequence[Any], keywords: Mapping[str, Any], where: str) -> _Wanted:
-        given = {**dict(zip(_OLDER, args, strict=False)), **keywords}
-        check_keywords(given, (*_OLDER, *_NEWER), where)
+    def of(cls, args: Sequence[Any], keywords: Mapping[str, Any], where: str) -> _CallArguments:
+        named = {**dict(zip(_OLDER_KEYWORDS, args, strict=False)), **keywords}
+        check_keywords(named, (*_OLDER_KEYWORDS, *_PRESENT_KEYWORDS), where)
         return cls(
-            sampling_args=given.get("gen_sampling_args") or given.get("sampling_args") or {},
-            gen_sem=given.get("gen_sem") or nullcontext(),
-            score_sem=given.get("score_sem") or nullcontext(),
-            score=given.get("score", True),
-            max_retries=given.get("max_retries", 0),
-            as_states=not given.keys().isdisjoint(_OLDER),
-            state_columns=given.get("state_columns") or (),
+            sampling_args=named.get("gen_sampling_args") or named.get("sampling_args") or {},
+            gen_sem=named.get("gen_sem") or nullcontext(),
+            score_sem=named.get("score_sem") or nullcontext(),
+            score=named.get("score", True),
+            max_retries=named.get("max_retries", 0),
+            as_states=not named.keys().isdisjoint(_OLDER_KEYWORDS),
+            state_columns=named.get("state_columns") or (),
         )
 
     def context(self, env: RunEnvironment, client: Any, model: str, given_client: Any) -> RunContext:
-        """The run of one call; ``gen_sem`` bounds model calls, ``score_sem`` scorings."""
+        """The context of one call; ``gen_sem`` limits model calls, ``score_sem`` scoring."""
         return RunContext(
             client=client,
             model=model,

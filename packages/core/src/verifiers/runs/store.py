@@ -1,7 +1,7 @@
-"""Finished rollouts by their place in the plan: the runner's sink, with or without a journal.
+"""Finished rollouts by their index in the plan: the runner's sink, with or without a journal.
 
-Promise: a rollout is counted, reported and returned only after its row is durable (where there is a journal). What is
-returned does not depend on when a row was made: rows of an earlier run and of this one look the same.
+Guarantee: a rollout is counted, reported and returned only after it is durable (where there is a journal). Rollouts of
+an earlier run and of this one are returned in the same format.
 
 This module does not decide what is pending (``plan``) and computes no statistics (``results``).
 """
@@ -32,15 +32,15 @@ from verifiers.storage.identity import rollout_key
 from verifiers.storage.journal import Journal
 
 METADATA_EVERY_S = 10.0
-"""How often ``metadata.json`` is renewed while a run goes on."""
+"""Seconds between writes of ``metadata.json`` during a run."""
 REPORT_EVERY_S = 1.0
-"""How often the metadata that ``on_progress`` gets are renewed."""
+"""Seconds between updates of the metadata passed to ``on_progress``."""
 COST_SHARE = 0.02
-"""Renewing takes at most this share of the time: a run of many rows is summed up less often."""
+"""Largest share of the run time spent on computing metadata; a long run computes it less often."""
 
 
 class RunStore:
-    """The rows (and states) of one run; ``metadata(rows, status)`` sums them up."""
+    """The finished rollouts (and states) of one run; ``metadata(rows, status)`` summarises them."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class RunStore:
         self.options, self.metadata, self.logger, self.directory = options, metadata, logger, directory
         self.journal: Journal | None = None
         self.rows: dict[int, RolloutOutput] = {}
-        """By place in the plan."""
+        """By index in the plan."""
         self.states: dict[int, State] = {}
         self._metadata: GenerateMetadata | None = None
         self._next_report = 0.0
         self._next_write = time.monotonic() + METADATA_EVERY_S
 
     def in_order(self) -> list[RolloutOutput]:
-        """The rows so far, in the order of the plan."""
-        return [self.rows[place] for place in sorted(self.rows)]
+        """The finished rollouts, in the order of the plan."""
+        return [self.rows[index] for index in sorted(self.rows)]
 
     def take(self, job: Job, row: Mapping[str, Any]) -> None:
-        """A row of an earlier run, found by its content; the example may stand at another place by now."""
+        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ."""
         output = row_from_disk(row)
         for name in DISK_FIELDS:
             output.pop(name, None)
@@ -71,7 +71,7 @@ class RunStore:
         self.rows[job.position] = output
 
     async def store(self, jobs: list[Job], states: list[State]) -> None:
-        """Return only when these are durable; several at once are stored together or not at all."""
+        """Return once these are durable; several are stored atomically."""
         outputs = [state_to_output(state, self.options.state_columns) for state in states]
         if self.journal is not None:
             together = zip(outputs, jobs, states, strict=True)
@@ -85,7 +85,7 @@ class RunStore:
         await self._report(jobs, outputs)
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
-        """All siblings of one example are there, with their advantages; they were stored before."""
+        """Copy the advantages of siblings, after they were stored, to their outputs."""
         for job, state in zip(jobs, states, strict=True):
             row = self.rows[job.position]
             row["advantage"] = state["advantage"]
@@ -94,29 +94,29 @@ class RunStore:
                     step["advantage"] = state["advantage"]
 
     def outputs(self, status: str) -> GenerateOutputs:
-        """What the run returns."""
+        """The results that the run returns."""
         rows = self.in_order()
-        states = [self._state(place) for place in sorted(self.rows)] if self.options.keep_states else None
+        states = [self._state(index) for index in sorted(self.rows)] if self.options.keep_states else None
         return GenerateOutputs(outputs=rows, metadata=self.metadata(rows, status), states=states)
 
     def write_metadata(self, metadata: GenerateMetadata) -> None:
-        """Renew ``metadata.json``, where there is a directory. Raises ``JournalError`` when it cannot be written."""
+        """Write ``metadata.json`` if there is a run directory. *Raises* JournalError when it cannot be written."""
         if self.directory is None:
             return
         try:
             self.directory.write_metadata(dict(metadata))
         except OSError as error:
             raise JournalError(
-                f"{self.directory.path}/metadata.json could not be written ({error}); every acknowledged row is kept. "
-                "Free space or repair the disk, then run the same command again.",
+                f"{self.directory.path}/metadata.json could not be written ({error}); every acknowledged rollout is "
+                "saved. Free space or repair the disk, then run the same command again.",
                 path=str(self.directory.path),
             ) from error
 
-    def _state(self, place: int) -> State:
-        row = self.rows[place]
-        if (state := self.states.get(place)) is None:
+    def _state(self, index: int) -> State:
+        row = self.rows[index]
+        if (state := self.states.get(index)) is None:
             return output_to_state(row)
-        if state["advantage"] is None and row["advantage"] is not None:  # siblings of it are from an earlier run
+        if state["advantage"] is None and row["advantage"] is not None:  # some siblings are from an earlier run
             state["advantage"] = row["advantage"]
             for step in state["trajectory"]:
                 step["advantage"] = row["advantage"] if step["advantage"] is None else step["advantage"]
@@ -139,7 +139,7 @@ class RunStore:
 
 
 def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOutput]:
-    """The rows with what names them on disk: ``rollout_key example_hash sibling``."""
+    """The outputs with their keys on disk: ``rollout_key example_hash sibling``."""
     return [
         RolloutOutput(
             row,
@@ -152,6 +152,6 @@ def _with_keys(jobs: list[Job], outputs: list[RolloutOutput]) -> list[RolloutOut
 
 
 def _next_time(started: float, every_s: float) -> float:
-    """When to do again what was begun at ``started`` (monotonic clock) and is done now."""
+    """When to repeat work that began at ``started`` (monotonic clock) and ends now, in keeping with ``COST_SHARE``."""
     done = time.monotonic()
     return done + max(every_s, (done - started) / COST_SHARE)

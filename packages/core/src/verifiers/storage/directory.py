@@ -1,14 +1,14 @@
-"""The run directory: what a run is, what it has finished, and who is writing it.
+"""The run directory: the configuration of a run, its finished rollouts, and a lock.
 
     config.json     the frozen configuration and its fingerprint, written first, atomically, then never again
     results.jsonl   the journal
-    metadata.json   what a reader wants to know at a glance, replaced atomically; ``status`` says how the run stands
+    metadata.json   summary, replaced atomically; ``status`` is running, complete, interrupted or failed
     run.lock        an advisory lock with the pid and host of its holder
 
-Promises: rows of two configurations never share a directory, two processes never write one directory, and a refusal
-(``RunMismatch``, ``RunBusy``, ``ConfigError``) changes nothing on disk.
+Guarantees: a directory holds rollouts of one configuration and is written by one process at a time; a refused directory
+is not changed (``RunMismatch``, ``RunBusy``, ``ConfigError``).
 
-This module does not decide which rollouts are owed (``runner``), and does not read rows into results (``results``).
+``runs.plan`` decides which rollouts are pending; ``results`` reads saved rollouts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from verifiers.storage.journal import Journal
 CONFIG_NAME, RESULTS_NAME, METADATA_NAME = "config.json", "results.jsonl", "metadata.json"
 
 
-# --- places -----------------------------------------------------------------------------------------------------
+# --- paths ------------------------------------------------------------------------------------------------------
 
 
 def default_root(env_id: str) -> Path:
@@ -61,9 +61,9 @@ def run_path(
 ) -> Path:
     """The directory this run should use: ``<root>/outputs/evals/<env_id>--<model>/<run id>``. Creates nothing.
 
-    The run id is the first 8 hex digits of the fingerprint, then ``-2``, ``-3`` …: the first that is free or, with
-    ``resume``, that holds an unfinished run of this fingerprint. ``output_dir`` replaces ``<root>/outputs``. With
-    ``config``, an unfinished run of another version of this library or of Python is found by its configuration.
+    The run id is the first 8 hex digits of the fingerprint, with ``-2``, ``-3``, … appended until the directory is free
+    or, with ``resume``, holds an unfinished run of this fingerprint. ``output_dir`` replaces ``<root>/outputs``. With
+    ``config``, an unfinished run by another version of this library or of Python is found by its configuration.
     """
     first = next(_candidates(root, env_id, model, fingerprint, output_dir))
     if resume and config is not None and not first.exists() and first.parent.is_dir():
@@ -85,7 +85,7 @@ def find_resumable(
     output_dir: str | os.PathLike[str] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path | None:
-    """The directory of this run that was begun and is not complete; None when there is none."""
+    """The directory of the unfinished run; None when there is none."""
     candidate = run_path(root, env_id, model, fingerprint, output_dir=output_dir, config=config)
     return candidate if candidate.exists() else None
 
@@ -105,7 +105,7 @@ def _candidates(
 
 
 def _safe_name(name: str) -> str:
-    """One path component, whatever the name holds: ``/`` is spelt ``--``; nothing hidden, nothing longer than 200."""
+    """Convert to one path component: ``/`` becomes ``--``, no leading dot, at most 200 characters."""
     safe = re.sub(r"[^A-Za-z0-9._+=@-]", "_", name.replace("/", "--"))
     safe = f"_{safe[1:]}" if safe.startswith(".") else safe
     if len(safe) > 200:
@@ -118,7 +118,7 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None
         stored = read_config(path)
     except ConfigError:
         return False
-    if stored is None:  # stopped before its configuration was written: nothing in it yet
+    if stored is None:  # stopped before its configuration was written: empty
         return not (path / RESULTS_NAME).exists()
     is_same = stored["fingerprint"] == fingerprint if config is None else _is_same_run(stored, fingerprint, config)
     return is_same and not is_complete(path)
@@ -130,7 +130,7 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """``{"fingerprint", "config", "noted"}`` of a run directory, None when it has no ``config.json``.
 
-    Raises: ``ConfigError`` when the file is there and cannot be used.
+    *Raises* ConfigError when the file exists but is invalid.
     """
     file = Path(path, CONFIG_NAME)
     try:
@@ -142,13 +142,13 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{file} cannot be read as a run's configuration ({error}); restore it or choose another folder.",
+            f"{file} cannot be read as a run's configuration ({error}); restore it or choose another directory.",
             path=str(file),
         ) from error
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be made anew)."""
+    """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be recomputed)."""
     try:
         metadata = json.loads(Path(path, METADATA_NAME).read_bytes())
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def is_complete(path: str | os.PathLike[str]) -> bool:
-    """Whether the run in this directory says it is complete."""
+    """Whether the ``status`` of the run in this directory is "complete"."""
     return (read_metadata(path) or {}).get("status") == "complete"
 
 
@@ -165,7 +165,7 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
 
 
 class RunDirectory:
-    """One run directory, locked by this process; made by ``create_or_resume``, ended by ``close`` or a ``with`` block.
+    """One run directory, locked by this process; opened by ``create_or_resume``, closed by ``close`` or ``with``.
 
     >>> def save(path, rows):
     ...     with RunDirectory.create_or_resume(path, {"env_id": "sums", "model": "m"}) as run:
@@ -185,59 +185,58 @@ class RunDirectory:
     ):
         self.path = path
         self.config: dict[str, Any] = stored["config"]
-        """The frozen configuration, as JSON gives it back."""
+        """The frozen configuration, after a round trip through JSON."""
         self.fingerprint: str = stored["fingerprint"]
         self.resumed = resumed
         """Whether the directory already held this run."""
         self.noted_changes = config_differences(stored.get("noted") or {}, noted)
-        """Dotted key -> (stored, given) for what was noted, differs now, and does not stop the run."""
+        """Dotted key -> (stored, new) for notes that differ; they do not stop the run."""
         self.uncompared = uncompared_parts(stored["config"], config) if resumed else []
-        """Sections of the configuration that only the stored or only the given one has."""
+        """Sections that only the stored or only the new configuration has."""
         self._lock = lock
 
     @classmethod
     def create_or_resume(
         cls, path: str | os.PathLike[str], config: Mapping[str, Any], noted: Mapping[str, Any] | None = None
     ) -> RunDirectory:
-        """Take the directory for a run of ``config``: a new one, or the unfinished or extended run it holds.
+        """Open the directory for a run of ``config``: a new one, or one that resumes or extends the stored run.
 
-        ``config`` is what makes rows comparable, ``noted`` what a reader may want to know (library version, counts,
-        base URL). Both must be free of secrets.
+        ``config`` must be equal for rollouts of one run; ``noted`` is for readers (library version, counts, base URL).
+        Neither may contain secrets.
 
-        Raises: ``RunMismatch`` (``differences``: key -> (stored, given)) when it holds another configuration,
-        ``RunBusy`` when another process holds it, ``ConfigError`` when it cannot be written or holds rows without a
-        configuration.
+        *Raises* RunMismatch (``differences``: key -> (stored, new)) when it holds another configuration, RunBusy when
+        another process has locked it, ConfigError when it cannot be written or holds rollouts without a configuration.
         """
         path, noted = Path(path), noted or {}
-        given = {"fingerprint": fingerprint(config), "config": frozen_config(config), "noted": frozen_config(noted)}
-        _refuse_other(path, given)
-        with _undone_on_failure(path):
+        new_run = {"fingerprint": fingerprint(config), "config": frozen_config(config), "noted": frozen_config(noted)}
+        _stored_run(path, new_run)
+        with _removed_on_failure(path):
             path.mkdir(parents=True, exist_ok=True)
             lock, stored = HeldFile(path / LOCK_NAME), None
             try:
-                stored = _refuse_other(path, given)  # again: another process may have been first
+                stored = _stored_run(path, new_run)  # again, under the lock: another process may have been first
                 lock.write_holder()
-                for leftover in path.glob(".*.tmp"):  # of an atomic write that was killed
+                for leftover in path.glob(".*.tmp"):  # of a killed atomic_write
                     leftover.unlink(missing_ok=True)
                 if stored is None:
-                    atomic_write(path / CONFIG_NAME, _pretty(given))
-            except BaseException:  # the lock is let go and nothing new stays; raised again
+                    atomic_write(path / CONFIG_NAME, _pretty(new_run))
+            except BaseException:  # release the lock and remove new files; raised again
                 if stored is None and not (path / CONFIG_NAME).exists():
                     lock.path.unlink(missing_ok=True)
                 lock.release()
                 raise
-        return cls(path, lock, stored or given, stored is not None, config, noted)
+        return cls(path, lock, stored or new_run, stored is not None, config, noted)
 
     def open_journal(self, on_row: Callable[[dict[str, Any]], None] | None = None) -> Journal:
-        """The run's journal, open for appending; ``on_row`` gets each row already in it. Close it before this."""
+        """The run's journal, open for appending; ``on_row`` receives each saved row. Close it before the directory."""
         return Journal.open(self.path / RESULTS_NAME, on_row)
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace ``metadata.json`` atomically and durably. Raises: ``OSError``."""
+        """Replace ``metadata.json`` atomically and durably. *Raises* OSError."""
         atomic_write(self.path / METADATA_NAME, _pretty(metadata))
 
     def close(self) -> None:
-        """Give the directory up; another process may take it from now on."""
+        """Release the directory for other processes."""
         self._lock.release()
 
     def __enter__(self) -> RunDirectory:
@@ -247,64 +246,64 @@ class RunDirectory:
         self.close()
 
 
-def _refuse_other(path: Path, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The configuration stored in ``path`` when it is ``given``'s, None when there is none yet."""
+def _stored_run(path: Path, new_run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The stored run in ``path`` if it matches ``new_run``, None if there is none. *Raises* RunMismatch."""
     stored = read_config(path)
     if stored is None:
         if (path / RESULTS_NAME).exists():
             raise ConfigError(
-                f"{path} has {RESULTS_NAME} but no {CONFIG_NAME}, so its rows cannot be told from another "
-                "configuration's; choose another folder.",
+                f"{path} has {RESULTS_NAME} but no {CONFIG_NAME}, so the configuration of its rollouts is "
+                "unknown; choose another directory.",
                 path=str(path),
             )
         return None
-    if not _is_same_run(stored, given["fingerprint"], given["config"]):
-        differences = resume_differences(stored["config"], given["config"])
+    if not _is_same_run(stored, new_run["fingerprint"], new_run["config"]):
+        differences = resume_differences(stored["config"], new_run["config"])
         listed = "; ".join(
-            f"{key} was {old}, now {new}" for key, pair in differences.items() for old, new in [_shown(*pair)]
+            f"{key} was {old}, now {new}" for key, pair in differences.items() for old, new in [_excerpts(*pair)]
         )
         raise RunMismatch(
             f"{path} holds a run of another configuration: {listed or 'its fingerprint was changed by hand'}. "
-            "Repeat the old settings to resume it, or choose another folder.",
+            "Repeat the old settings to resume it, or choose another directory.",
             differences=differences,
             path=str(path),
         )
     return stored
 
 
-def _is_same_run(stored: Mapping[str, Any], given_fingerprint: str, given: Mapping[str, Any]) -> bool:
-    """Whether rows of ``given`` belong to a stored run; one of an older version is compared in what it stored."""
-    if stored["fingerprint"] == given_fingerprint:
+def _is_same_run(stored: Mapping[str, Any], new_fingerprint: str, new_config: Mapping[str, Any]) -> bool:
+    """Whether a run of ``new_config`` may resume a stored one; older versions are compared by what they stored."""
+    if stored["fingerprint"] == new_fingerprint:
         return True
     is_untouched = bool(stored["fingerprint"] == fingerprint(stored["config"]))
-    return is_untouched and not resume_differences(stored["config"], given)
+    return is_untouched and not resume_differences(stored["config"], new_config)
 
 
-def _shown(old: object, new: object) -> tuple[str, str]:
-    """Two values, each in at most 80 characters; of long texts the place where they begin to differ."""
+def _excerpts(old: object, new: object) -> tuple[str, str]:
+    """Two values, each in at most 80 characters; long texts from shortly before their first difference."""
     if isinstance(old, str) and isinstance(new, str):
         pairs = enumerate(zip(old, new, strict=False))
-        first = next((place for place, (a, b) in pairs if a != b), min(len(old), len(new)))
+        first = next((index for index, (a, b) in pairs if a != b), min(len(old), len(new)))
         if first > 60:
             old, new = (f"…{text[first - 20 :]}" for text in (old, new))
     return f"{old!r:.80}", f"{new!r:.80}"
 
 
 @contextlib.contextmanager
-def _undone_on_failure(path: Path) -> Iterator[None]:
-    """Leave no folder behind that was not there before, and turn ``OSError`` into one sentence."""
-    absent: list[Path] = []
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """On failure, remove the folders created since, and convert ``OSError`` to ``ConfigError``."""
+    missing_folders: list[Path] = []
     try:
-        absent = [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
+        missing_folders = [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
         yield
     except BaseException as error:
-        with contextlib.suppress(OSError):  # a folder that somebody filled meanwhile stays
-            for folder in absent:
+        with contextlib.suppress(OSError):  # a folder that is no longer empty stays
+            for folder in missing_folders:
                 folder.rmdir()
         if not isinstance(error, OSError):
             raise
         raise ConfigError(
-            f"results cannot be kept in {path}: {error.strerror or error}. Choose a folder you can write to "
+            f"results cannot be saved in {path}: {error.strerror or error}. Choose a writable directory "
             "(results_path, --output-dir).",
             path=str(path),
         ) from error

@@ -1,11 +1,11 @@
-"""Files that survive power loss, and files that only one process may hold.
+"""Durable atomic writes, and files locked by one process.
 
-Promises: after ``atomic_write`` returns, the new content is on disk, and a reader or a restart sees the old content or
-the new, never a mixture. A ``HeldFile`` belongs to one open at a time on this machine, ends with the process however
-it ends, and is not kept alive by forked children.
+Guarantees: after ``atomic_write`` returns, the new content is on disk; a reader or a restart sees the old or the new
+content, never a mixture. A ``HeldFile`` has one holder at a time on this machine; its lock ends with the process, and
+forked children do not keep it.
 
-Does not guard against a disk that lies about flushing, nor against programs that ignore advisory locks; locks on
-network file systems are as good as the file system's own.
+Not covered: disks that report a flush too early, programs that ignore advisory locks, and network file systems with
+unreliable locks.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ from verifiers.errors import ConfigError, RunBusy
 from verifiers.runtime.failpoints import failpoint
 
 LOCK_NAME = "run.lock"
-"""The file of a run directory whose lock says that the run is being written, with its holder's pid and host inside."""
+"""Lock file of a run directory that is being written; contains the pid and host of the holder."""
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replace the file at ``path`` by ``content``: all of it, or nothing, also after a power cut.
+    """Replace the file at ``path`` by ``content``, completely or not at all, even after a power cut.
 
-    Pattern: write a hidden neighbour, fsync it, rename it over the target, fsync the folder. Rename is atomic inside
-    one file system, which is why the neighbour is not in ``/tmp``; the last fsync makes the new name durable.
+    Writes a hidden file in the same folder, fsyncs it, renames it over the target, fsyncs the folder. Rename is atomic
+    inside one file system, so the temporary file is not in ``/tmp``; the last fsync makes the new name durable.
 
-    Trade-offs: two fsyncs, so milliseconds and not microseconds: for small files that change rarely. Permissions and
-    hard links of the old file are not carried over, a symbolic link is replaced by a file. Two processes that write
-    one path at once leave the content of one of them. Killed in between, a neighbour ``.<name>.<pid>.tmp`` may stay.
+    Two fsyncs take milliseconds: for small files that change rarely. Permissions and hard links of the old file are
+    lost, a symbolic link is replaced by a file. Of two concurrent writers, one wins. A kill may leave a temporary file
+    ``.<name>.<pid>.tmp``.
 
-    Raises: ``OSError`` with the old file untouched, the neighbour removed.
+    *Raises* OSError, with the old file unchanged and the temporary file removed.
 
     Example: ``atomic_write(run / "metadata.json", b'{"status": "complete"}')``
     """
     path = Path(path)
-    neighbour = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        fd = os.open(neighbour, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             write_all(fd, content)
             sync_file(fd)
         finally:
             os.close(fd)
         failpoint("atomic_write.before_rename")
-        os.replace(neighbour, path)
-    except BaseException:  # whatever it was, no half file stays beside the old one; raised again
-        neighbour.unlink(missing_ok=True)
+        os.replace(temporary, path)
+    except BaseException:  # remove the partial file; raised again
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write every byte, in one call unless the system takes fewer. Raises: ``OSError``."""
+    """Write every byte, in one call unless the system writes fewer. *Raises* OSError."""
     written = os.write(fd, content)
     while written < len(content):
         written += os.write(fd, memoryview(content)[written:])
 
 
 def sync_file(fd: int) -> None:
-    """Return when the file's content is on disk. Raises: ``OSError``; never call it again after that."""
+    """Return when the file's content is on disk. *Raises* OSError; do not retry after it."""
     if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync leaves the bytes in the drive's cache
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
     else:
@@ -74,7 +74,7 @@ def sync_file(fd: int) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Return when the names inside a folder are on disk. Raises: ``OSError``."""
+    """Return when the names inside a folder are on disk. *Raises* OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -85,11 +85,11 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 class HeldFile:
     """An open file under an exclusive advisory lock (``flock``); ``fd`` is -1 once released or in a forked child.
 
-    A child made by ``fork`` shares its parent's lock, and would keep it after the parent's death: the descriptor is
-    therefore closed in the child at once, which leaves the parent's lock in place.
+    A forked child shares its parent's lock and would hold it after the parent's death. The descriptor is therefore
+    closed in the child after the fork, which leaves the parent's lock in place.
 
-    Raises: ``RunBusy`` when another open file has the lock, ``OSError`` when the file cannot be opened,
-    ``ConfigError`` when its file system has no locks.
+    *Raises* RunBusy when another open file has the lock, OSError when the file cannot be opened, ConfigError when its
+    file system has no locks.
     """
 
     __slots__ = ("__weakref__", "fd", "path")
@@ -106,24 +106,24 @@ class HeldFile:
             raise ConfigError(
                 f"{path} is on a file system without locks ({error.strerror}); use a local disk."
             ) from error
-        _held.add(self)
+        _locked_files.add(self)
 
     def release(self) -> None:
-        """Close the file and give up its lock; nothing when that was done before."""
+        """Close the file and release its lock; repeated calls do nothing."""
         fd, self.fd = self.fd, -1
-        _held.discard(self)
+        _locked_files.discard(self)
         if fd >= 0:
             os.close(fd)
 
     def write_holder(self) -> None:
-        """Make this process's pid and host the file's content, for the message of ``RunBusy``."""
+        """Write the pid and host of this process to the file, for the message of ``RunBusy``."""
         os.ftruncate(self.fd, 0)
         write_all(self.fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
 
 
 def _busy(path: Path) -> RunBusy:
     holder: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # no lock file, or its holder is just writing it: nobody to name
+    with contextlib.suppress(OSError, ValueError):  # no lock file, or an incomplete one: the holder is unknown
         holder = json.loads((path.parent / LOCK_NAME).read_bytes())
     pid, host = holder.get("pid"), holder.get("host")
     who = f"process {pid} on {host}" if pid else "another process"
@@ -135,12 +135,12 @@ def _busy(path: Path) -> RunBusy:
     )
 
 
-_held: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+_locked_files: weakref.WeakSet[HeldFile] = weakref.WeakSet()
 
 
 def _release_in_child() -> None:
-    for held in list(_held):
-        held.release()
+    for file in list(_locked_files):
+        file.release()
 
 
 os.register_at_fork(after_in_child=_release_in_child)

@@ -1,13 +1,13 @@
-"""What a part of a run is, as JSON: which parameters it was built with, and the fingerprint of a whole configuration.
+"""The identity of a component as JSON (its constructor parameters), and the fingerprint of a whole configuration.
 
-Promises: two parts that were built alike have equal identities on every machine and in every process, and two that
-differ in a constructor parameter have different ones, unless the parameter is marked as ``Free``. An identity holds no
-address, no secret and no dataset (every row has a content hash), and making one never raises.
+Guarantees: components with equal parameters have equal identities on every machine and in every process; components
+that differ in a parameter have different ones, unless the parameter is marked as ``Free``. An identity contains no
+memory address, no secret and no dataset (every row has a content hash), and computing one never raises.
 
-Complete by default: ``Identified`` records the arguments of every constructor, an author's own subclass included.
-Nothing is hashed when a part is constructed; the identity is made once per run.
+Complete by default: ``Identified`` records the arguments of every constructor, including those of authors' subclasses.
+Construction hashes nothing; the identity is computed once per run.
 
-This module does not know what a run consists of (``runs.metadata``) and compares nothing on disk (``directory``).
+``runs.run`` assembles the configuration of a run; ``directory`` compares it with the stored one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from verifiers.runtime.json import canonical_json
 from verifiers.runtime.redaction import HIDDEN, MIN_SECRET_CHARS, redacted_text
 
 NOT_SET = "<not set>"
-"""Stands in ``config_differences`` for a key that one of the two configurations does not have."""
+"""Value in ``config_differences`` of a key that one of the two configurations lacks."""
 
 PARTS = ("client", "environment", "parser", "rubric")
-"""Sections of a configuration that are compared only where both runs have them: version 0.2.0 stored none of them, and
-a client without ``identity()`` has nothing to compare."""
+"""Sections of a configuration that are compared only when both runs have them: version 0.2.0 stored none of them, and
+a client without ``identity()`` has none."""
 
 MAX_STORED_CHARS = 10_000
-"""Longer data in an argument (a corpus, a word list) is stored as its hash; prompts are shorter."""
+"""Longer arguments (a corpus, a word list) are stored as hashes; prompts are shorter."""
 
 _OUR_PACKAGES = ("verifiers", "verifiers_trainer")
 _OLD_SPELLINGS = compat.ENVIRONMENT_PARAMETERS | compat.JUDGE_PARAMETERS
@@ -53,7 +53,7 @@ _SECRET_NAME = re.compile(
     r"|(?i:^(?:token|cookie|(?:proxy-)?authorization)$)"
     r"|^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*$"
 )
-"""Names of parameters, headers and environment variables; ``eos_token`` and ``question_key`` are none."""
+"""Names of parameters, headers and environment variables; does not match ``eos_token`` or ``question_key``."""
 _PYTHON = f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}"
 _CODE = re.compile(r"([a-z]+-\d+\.\d+):[0-9a-f]{16}")
 _in_progress: ContextVar[tuple[int, ...]] = ContextVar("verifiers_identity", default=())
@@ -63,7 +63,7 @@ _in_progress: ContextVar[tuple[int, ...]] = ContextVar("verifiers_identity", def
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """SHA-256 in hex of a configuration's canonical JSON; 1 and 1.0 are one number.
+    """SHA-256 in hex of a configuration's canonical JSON; 1 and 1.0 are equal.
 
     *Raises* ``ConfigError`` naming the key whose value JSON cannot hold.
     """
@@ -71,12 +71,12 @@ def fingerprint(config: Mapping[str, Any]) -> str:
 
 
 def rollout_key(example_hash: str, sibling: int) -> str:
-    """The name of one rollout in every run of its dataset: 32 hex digits from its row's hash and its number there."""
+    """The key of a rollout in every run of its dataset: 32 hex digits from the hash of its row and the sibling."""
     return hashlib.sha256(f"{example_hash}:{sibling}".encode()).hexdigest()[:32]
 
 
 def config_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> (stored, given) for every setting that is not the same in both.
+    """Dotted key -> (stored, new) for every setting that differs.
 
     >>> config_differences({"model": "a", "env_args": {"n": 1}}, {"model": "a", "env_args": {"n": 2}})
     {'env_args.n': (1, 2)}
@@ -87,15 +87,15 @@ def config_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
         for key in sorted(before.keys() | now.keys())
         if key not in before or key not in now or canonical_json(before[key]) != canonical_json(now[key])
     }
-    emptied = [key for key, pair in differences.items() if NOT_SET in pair and ([] in pair or {} in pair)]
-    for key in emptied:  # the other side's members say it: ``tools[0].function`` was <not set>
+    empty_values = [key for key, pair in differences.items() if NOT_SET in pair and ([] in pair or {} in pair)]
+    for key in empty_values:  # redundant when members differ: ``tools[0].function`` was <not set>
         if any(other.startswith((f"{key}[", f"{key}.")) for other in differences):
             del differences[key]
     return differences
 
 
 def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """``config_differences`` of what both runs can tell: what keeps rows of ``given`` out of the run ``stored``.
+    """``config_differences`` of the comparable parts: what prevents ``given`` from resuming ``stored``.
 
     Not compared: sections of ``PARTS`` that only one of the two has, and the bytecode of functions across versions of
     Python, which compile the same source differently.
@@ -103,9 +103,9 @@ def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     >>> resume_differences({"model": "a"}, {"model": "a", "parser": {"class": "verifiers.Parser"}})
     {}
     """
-    alone = uncompared_parts(stored, given)
-    before = {key: value for key, value in stored.items() if key not in alone}
-    now = {key: value for key, value in given.items() if key not in alone}
+    uncompared = uncompared_parts(stored, given)
+    before = {key: value for key, value in stored.items() if key not in uncompared}
+    now = {key: value for key, value in given.items() if key not in uncompared}
     differences = config_differences(before, now)
     return {key: pair for key, pair in differences.items() if not _is_code_of_two_pythons(key, *pair)}
 
@@ -116,14 +116,14 @@ def uncompared_parts(stored: Mapping[str, Any], given: Mapping[str, Any]) -> lis
 
 
 def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as JSON gives it back, whole floats as integers."""
+    """The configuration after a round trip through JSON, with whole floats as integers. *Raises* ConfigError."""
     for key, value in _leaves(config):
         try:
             canonical_json(value)
         except TypeError as error:
             raise ConfigError(
-                f"a run with {key}={value!r:.80} cannot be kept on disk: {error}, so a later run could not be compared "
-                "with it. Give a name or a number instead, or run without saving.",
+                f"a run with {key}={value!r:.80} cannot be saved: {error}, so a later run could not be compared with "
+                "it. Pass a name or a number instead, or run without saving.",
                 key=key,
             ) from error
     frozen: dict[str, Any] = _whole_numbers(json.loads(canonical_json(config)))
@@ -139,14 +139,14 @@ def _whole_numbers(value: object) -> Any:
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key -> value; the members of a list of mappings by their place, ``tools[0].function``."""
+    """Dotted key -> value; members of a list of mappings by index, ``tools[0].function``."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{name}.")
         elif isinstance(value, list) and value and all(isinstance(member, Mapping) and member for member in value):
-            for place, member in enumerate(value):
-                yield from _leaves(member, f"{name}[{place}].")
+            for index, member in enumerate(value):
+                yield from _leaves(member, f"{name}[{index}].")
         else:
             yield name, value
 
@@ -158,15 +158,15 @@ def _is_code_of_two_pythons(key: str, before: object, now: object) -> bool:
     return matches[0] is not None and matches[1] is not None and matches[0][1] != matches[1][1]
 
 
-# --- parts that tell their identity -------------------------------------------------------------------------------
+# --- components with an identity ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Marks a constructor parameter that a resumed run may change: ``Annotated[int | None, Free("only how fast")]``.
+    """Mark a constructor parameter that a resumed run may change: ``Annotated[int | None, Free("only how fast")]``.
 
-    Every parameter without this mark belongs to the identity. A class attribute may be marked the same way, for a
-    keyword that no constructor names.
+    Every other parameter belongs to the identity. An annotated class attribute marks a keyword that no constructor
+    names.
 
     >>> from typing import Annotated
     >>> class Lenient(vf.Parser):
@@ -180,10 +180,10 @@ class Free:
 
 
 class Identified:
-    """Base of environments, rubrics, parsers and clients: tells what the object was built with.
+    """Base class of environments, rubrics, parsers and clients: records the constructor arguments.
 
-    The arguments are recorded before ``__init__`` runs, so a subclass with its own constructor needs to do nothing. An
-    attribute with a parameter's name speaks for the parameter, so that what was changed later counts too.
+    The arguments are recorded before ``__init__`` runs, so a subclass with another constructor needs no extra code. An
+    attribute with the name of a parameter overrides the recorded argument, so that later changes count too.
     """
 
     _constructor_arguments: _Arguments
@@ -198,12 +198,12 @@ class Identified:
     def identity(self) -> dict[str, Any]:
         """``class`` and every constructor parameter that is not marked ``Free``, as JSON values without secrets.
 
-        Override it to add what the arguments do not show: ``return super().identity() | {"version": 2}``.
+        Override it to add facts that are not parameters: ``return super().identity() | {"version": 2}``.
         """
         constructor = constructor_of(type(self))
         described: dict[str, Any] = {"class": type_name(type(self))}
         names = dict.fromkeys((*constructor.names, *self._constructor_arguments, *self._changed_names()))
-        token = _in_progress.set((*_in_progress.get(), id(self)))  # a rubric may hold its environment
+        token = _in_progress.set((*_in_progress.get(), id(self)))  # a rubric may reference its environment
         try:
             values = {name: _parameter(self, name, constructor) for name in names if name not in constructor.free}
         finally:
@@ -216,7 +216,7 @@ class Identified:
 
 
 class _Arguments(dict[str, Any]):
-    """Recorded arguments; they stay behind when their object is pickled for another process or copied deeply."""
+    """Recorded arguments; dropped when their object is pickled, shared when it is deep-copied."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Arguments, ()
@@ -226,7 +226,7 @@ class _Arguments(dict[str, Any]):
 
 
 class _Unknown:
-    """No value: neither given nor a default."""
+    """Type of ``_UNKNOWN``: neither an argument nor a default."""
 
 
 _UNKNOWN: Any = _Unknown()
@@ -234,16 +234,16 @@ _UNKNOWN: Any = _Unknown()
 
 @dataclass(frozen=True, slots=True)
 class Constructor:
-    """The parameters of a class's constructor, and of the base constructors that its ``**kwargs`` reach."""
+    """The parameters of a constructor, and of the base constructors that its ``**kwargs`` reach."""
 
     positional: tuple[str, ...]
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
-    """Of the class's own constructor: what a base's parameter gets, the constructor decides."""
+    """Of the class itself; it determines the arguments of its base constructors."""
     free: AbstractSet[str]
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
-        """Arguments by name, without the free ones: a dataset is not kept alive for its identity."""
+        """Arguments by name, without free ones, so that recording does not keep a dataset alive."""
         arguments = _Arguments(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional):
             arguments["args"] = args[len(self.positional) :]
@@ -260,11 +260,11 @@ _constructors: weakref.WeakKeyDictionary[type, Constructor] = weakref.WeakKeyDic
 
 
 def constructor_of(cls: type) -> Constructor:
-    """What is known of a class's constructor; read once per class."""
-    known = _constructors.get(cls)
-    if known is None:
-        known = _constructors[cls] = _read_constructor(cls)
-    return known
+    """The ``Constructor`` of a class, cached."""
+    constructor = _constructors.get(cls)
+    if constructor is None:
+        constructor = _constructors[cls] = _read_constructor(cls)
+    return constructor
 
 
 def _read_constructor(cls: type) -> Constructor:
@@ -272,7 +272,7 @@ def _read_constructor(cls: type) -> Constructor:
     free: set[str] = set()
     positional: tuple[str, ...] = ()
     defaults: dict[str, Any] = {}
-    is_first = passes_on = True
+    is_first = has_kwargs = True
     for base in cls.__mro__:
         free |= {name for name, annotation in _annotations(base).items() if is_free(annotation)}
         init = vars(base).get("__init__")
@@ -280,20 +280,20 @@ def _read_constructor(cls: type) -> Constructor:
             continue
         annotations = _annotations(init)
         free |= {name for name, annotation in annotations.items() if is_free(annotation)}
-        if not passes_on:
+        if not has_kwargs:
             continue
         code = init.__code__
-        by_place = code.co_varnames[1 : code.co_argcount]
-        by_name = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        positional_names = code.co_varnames[1 : code.co_argcount]
+        keyword_only_names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
         if is_first:
-            positional, defaults = by_place, _defaults(init)
-        names |= dict.fromkeys((*by_place, *by_name))
-        is_first, passes_on = False, bool(code.co_flags & inspect.CO_VARKEYWORDS)
+            positional, defaults = positional_names, _defaults(init)
+        names |= dict.fromkeys((*positional_names, *keyword_only_names))
+        is_first, has_kwargs = False, bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return Constructor(positional, tuple(names), defaults, frozenset(free))
 
 
 def _parameter(part: Identified, name: str, constructor: Constructor) -> Any:
-    """A parameter's value, described; the argument where the attribute of that name tells less than it did."""
+    """Describe the value of a parameter: its attribute, or the argument where the attribute is less informative."""
     argument = part._constructor_arguments.get(name, constructor.defaults.get(name, _UNKNOWN))
     attribute = vars(part).get(name, _UNKNOWN)
     if attribute is _UNKNOWN and _is_our_property(type(part), name):
@@ -309,19 +309,19 @@ def _parameter(part: Identified, name: str, constructor: Constructor) -> Any:
 def _annotations(owner: Any) -> Mapping[str, Any]:
     try:
         return inspect.get_annotations(owner)
-    except Exception:  # noqa: BLE001  Python 3.14 evaluates them here, and an author's may name what is not imported
+    except Exception:  # noqa: BLE001  Python 3.14 evaluates annotations here; names may not be imported
         return {}
 
 
 def is_free(annotation: object) -> bool:
-    """Whether an annotation holds a ``Free`` mark; one kept as text is searched, because its names may not resolve."""
+    """Whether an annotation has a ``Free`` mark; text is searched, because its names may not resolve."""
     if isinstance(annotation, str):
         return _FREE.search(annotation) is not None
     return any(isinstance(mark, Free) for mark in get_args(annotation))
 
 
 def _is_our_property(cls: type, name: str) -> bool:
-    """Whether ``name`` is a property of one of our classes, which is cheap to read; an author's may not be."""
+    """Whether ``name`` is a property of a library class: those are cheap, an author's may not be."""
     for base in cls.__mro__:
         if name in vars(base):
             return isinstance(vars(base)[name], property) and base.__module__.partition(".")[0] in _OUR_PACKAGES
@@ -332,7 +332,7 @@ def _is_our_property(cls: type, name: str) -> bool:
 
 
 def type_name(cls: object) -> str:
-    """``module.qualname``; of our own packages ``verifiers.Name``, because their modules may move."""
+    """``module.qualname``; ``verifiers.Name`` for the library itself, whose modules may move."""
     return _qualified(getattr(cls, "__module__", None), getattr(cls, "__qualname__", type(cls).__qualname__))
 
 
@@ -344,10 +344,10 @@ def _qualified(module: object, name: str) -> str:
 
 
 def describe(value: object, name: str = "") -> Any:
-    """A value as JSON: equal for equal values in every process, without addresses and secrets. Never raises.
+    """Convert a value to JSON: equal for equal values in every process, without addresses and secrets. Never raises.
 
-    A part is its identity, a function its name and a hash of its bytecode, a class its name; what has no stable
-    representation is the name of its type. ``name`` is what the value is called: a text named like a secret is hidden.
+    A component becomes its identity, a function its name and a hash of its bytecode, a class its name, and a value
+    without a stable representation the name of its type. A text whose ``name`` looks like a secret is hidden.
 
     >>> describe({"pattern": re.compile("a+"), "api_key": "x", "at": float("inf"), "kind": int, "lock": object()})
     {'pattern': {'pattern': 'a+', 'flags': 32}, 'api_key': '***', 'at': 'inf', 'kind': {'type': 'int'}, \
@@ -360,12 +360,12 @@ def describe(value: object, name: str = "") -> Any:
     if type(value) is str:
         return _text(value, name)
     active = _in_progress.get()
-    if id(value) in active:  # a part that holds itself
+    if id(value) in active:  # a component that contains itself
         return {"class": type_name(type(value))}
     token = _in_progress.set((*active, id(value)))
     try:
         return _described(value, name)
-    except Exception:  # noqa: BLE001  an author's object may raise anything; its type is what can be said of it
+    except Exception:  # noqa: BLE001  an author's object may raise anything; describe its type
         return {"class": type_name(type(value))}
     finally:
         _in_progress.reset(token)
@@ -384,11 +384,11 @@ def _described(value: object, name: str) -> Any:
         return {"pattern": describe(value.pattern), "flags": value.flags}
     if isinstance(value, type):
         return {"type": type_name(value)}
-    if callable(tell := getattr(type(value), "identity", None)):
-        told = tell(value)
-        if isinstance(told, Mapping):
-            is_ours = str(getattr(tell, "__module__", "")).partition(".")[0] in _OUR_PACKAGES
-            return told if is_ours else _plain(told)
+    if callable(identity_method := getattr(type(value), "identity", None)):
+        identity = identity_method(value)
+        if isinstance(identity, Mapping):
+            is_ours = str(getattr(identity_method, "__module__", "")).partition(".")[0] in _OUR_PACKAGES
+            return identity if is_ours else _plain(identity)
     if (function := _function(value)) is not None:
         return function
     if dataclasses.is_dataclass(value):
@@ -403,7 +403,7 @@ def _described(value: object, name: str) -> Any:
         return _bounded(sorted((describe(member) for member in value), key=canonical_json), len(value))
     if isinstance(value, range | complex) or type_name(type(value)) in _NUMBERS_AND_TIMES:
         return str(value)
-    named = getattr(value, "name_or_path", None)  # a tokenizer or a model that lives in this process
+    named = getattr(value, "name_or_path", None)  # a tokenizer or a model in this process
     return {"class": type_name(type(value))} | ({"name_or_path": named} if isinstance(named, str) else {})
 
 
@@ -420,11 +420,11 @@ def _text(text: str, name: str = "") -> Any:
     return text if len(text) <= MAX_STORED_CHARS else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
 
 
-def _plain(told: object) -> Any:
-    """What an ``identity()`` told, made JSON: an author's may hold anything."""
-    if isinstance(told, Mapping):
-        return {_key(key): _plain(member) for key, member in told.items()}
-    return [_plain(member) for member in told] if isinstance(told, list) else describe(told)
+def _plain(identity: object) -> Any:
+    """Convert the result of an ``identity()`` to JSON; an author's may contain anything."""
+    if isinstance(identity, Mapping):
+        return {_key(key): _plain(member) for key, member in identity.items()}
+    return [_plain(member) for member in identity] if isinstance(identity, list) else describe(identity)
 
 
 def _key(key: object) -> str:
@@ -432,7 +432,7 @@ def _key(key: object) -> str:
 
 
 def _bounded(members: object, length: int) -> Any:
-    """The members, or their hash where they are long."""
+    """The members, or their hash if they are long."""
     encoded = canonical_json(members)
     return members if len(encoded) <= MAX_STORED_CHARS else _hashed(encoded, length)
 
@@ -445,7 +445,7 @@ def _hashed(content: bytes, length: int) -> dict[str, Any]:
 
 
 def _function(value: object) -> dict[str, Any] | None:
-    """A callable's name, its code, and what it was bound to; None for what is no function."""
+    """A callable's name, code hash and bound values; None if it is not a function."""
     if isinstance(value, functools.partial):
         bound = {"args": describe(value.args), "keywords": describe(value.keywords)}
         return {"function": "functools.partial", "of": describe(value.func)} | {k: v for k, v in bound.items() if v}
@@ -469,7 +469,7 @@ def _function(value: object) -> dict[str, Any] | None:
 
 
 _STABLE_MODULES = sys.stdlib_module_names | set(_OUR_PACKAGES)
-"""Their code changes with a version of Python or of this library, which a resumed run may change."""
+"""Modules without code hashes: a resumed run may use another version of Python or of this library."""
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -482,13 +482,13 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a name that was not bound yet
+    except ValueError:  # an unbound name
         return None
 
 
 @functools.lru_cache(maxsize=1024)
 def _code_hash(code: types.CodeType) -> str:
-    """16 hex digits of what a function does: bytecode, constants and names; not where it stands in which file."""
+    """16 hex digits of the hash of a function's bytecode, constants and names; independent of its file and line."""
     return hashlib.sha256(repr(_code_content(code)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -1,18 +1,17 @@
 """The journal: an append-only file of rows where *acknowledged* means *on disk*.
 
-Promises: when ``append`` returns, its rows survive kill -9 and power loss. The rows of one ``append`` are recovered
-together or not at all. A row that was damaged later is found, never read. After one failed write or fsync the journal
-takes nothing more, because what a failed fsync left on disk is unknown: every later ``append`` fails with the same
-error, and everything acknowledged stays readable.
+Guarantees: when ``append`` returns, its rows survive kill -9 and power loss. The rows of one ``append`` are recovered
+together or not at all. A damaged row is reported, never returned. After a failed write or fsync the content of the disk
+is unknown, so every later ``append`` fails with the same error; everything acknowledged stays readable.
 
 A line is one JSON object, ASCII only, ended by ``\\n``; its last key is ``crc32``, the checksum of every byte of the
-line before ``,"crc32":``. When ``append`` is given several rows, each also carries ``"write_part":[i,n]``, row i of
-the n that belong together, just before the checksum. Readers get rows without these two keys.
+line before ``,"crc32":``. When ``append`` gets several rows, each also has ``"write_part":[i,n]`` (row i of n)
+just before the checksum. Readers get rows without these two keys.
 
-Group commit: one thread writes everything that gathered while it was busy with one ``write`` and one fsync. When
-rows come from many at once it first waits ``linger_s``, so that a commit costs each of them little.
+Group commit: one thread writes all rows that arrived during the last commit with one ``write`` and one fsync. While
+several callers append concurrently it first waits ``linger_s``, so that they share a commit.
 
-This module does not know what a row means, never rewrites a row, and does not decide which rows are owed (``runner``).
+Here a *row* is any JSON object. Rows are never rewritten.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from verifiers.storage.files import HeldFile, sync_file, sync_folder, write_all
 
 Row: TypeAlias = Mapping[str, Any]
 RESERVED_KEYS = frozenset(("write_part", "crc32"))
-"""Keys the journal adds to a line; a row may not have them."""
+"""Keys that the journal adds to a line; rows may not have them."""
 
 MAX_LINGER_S = 0.05
-"""The longest a row may wait for company before its commit begins."""
+"""Upper limit of ``linger_s``, in seconds."""
 
 
 class Journal:
-    """One open journal; made by ``Journal.open``, ended by ``close`` or a ``with`` block.
+    """One open journal; opened by ``Journal.open``, closed by ``close`` or a ``with`` block.
 
     ``append`` may be called from any event loop and any thread of the process that opened it, not from a forked child.
 
@@ -63,7 +62,7 @@ class Journal:
         self._linger_s = linger_s
         self._file: HeldFile | None = None
         self._durable_bytes = 0
-        self._changed = threading.Condition()  # guards the four below
+        self._changed = threading.Condition()  # protects the next four
         self._pending: list[_Append] = []
         self._closing = False
         self._cause: Exception | None = None
@@ -76,13 +75,13 @@ class Journal:
         on_row: Callable[[dict[str, Any]], None] | None = None,
         linger_s: float = 0.005,
     ) -> Journal:
-        """Open for appending, and create the file when there is none. The only opener: the file itself is locked.
+        """Open for appending, exclusively (the file is locked); create the file when it does not exist.
 
-        ``on_row`` gets each recovered row in order; none is kept here. An unfinished write at the end (an
-        unterminated line, an incomplete set of rows given together) is cut off, and what remains is made durable.
+        ``on_row`` receives each recovered row in order; rows are not held in memory. An unfinished write at the end
+        (an unterminated line, an incomplete group of rows) is truncated, and the rest is made durable.
 
-        Raises: ``RunBusy`` when another process or journal has it open, ``JournalError`` with file and line for any
-        other damage (the file is left as it is), ``ConfigError`` when the file cannot be opened for writing.
+        *Raises* RunBusy when another process or journal has it open, JournalError with file and line for any other
+        damage (the file is not changed), ConfigError when the file cannot be opened for writing.
         """
         journal = cls(path, linger_s)
         existed = journal.path.exists()
@@ -97,7 +96,7 @@ class Journal:
         except OSError as error:
             journal._file.release()
             raise journal._failure(error) from error
-        except BaseException:  # the lock is let go, or nobody could open it again; raised again
+        except BaseException:  # release the lock, so that the file can be opened again; raised again
             journal._file.release()
             raise
         journal._writer = threading.Thread(target=journal._run_writer, name=f"journal {path}", daemon=True)
@@ -105,13 +104,13 @@ class Journal:
         return journal
 
     async def append(self, rows: Row | Iterable[Row]) -> None:
-        """Return when the rows are on disk. Rows given together are one write: all are recovered, or none.
+        """Return when the rows are on disk. The rows of one call are one write: all are recovered, or none.
 
-        Cancelling the wait does not take the rows back. The rows are encoded before the first suspension, so they
-        may be changed as soon as this coroutine waits.
+        Cancelling the wait does not undo the write. Rows are encoded before the first suspension and may be changed
+        afterwards.
 
-        Raises: ``JournalError`` when a write or fsync failed, now or before; ``UsageError`` for a closed journal, an
-        empty row or a reserved key.
+        *Raises* JournalError when this or an earlier write or fsync failed, UsageError for a closed journal, an empty
+        row or a reserved key.
         """
         if lines := _lines(rows):
             loop = asyncio.get_running_loop()
@@ -120,14 +119,14 @@ class Journal:
             await waiter
 
     def append_sync(self, rows: Row | Iterable[Row]) -> None:
-        """As ``append``, blocking the calling thread; not for use inside an event loop."""
+        """``append``, blocking the calling thread; not for use inside an event loop."""
         if lines := _lines(rows):
             waiter: concurrent.futures.Future[None] = concurrent.futures.Future()
             self._submit((lines, None, waiter))
             waiter.result()
 
     def close(self) -> None:
-        """Finish what was appended, stop the writer and release the file. Blocks for one commit at most."""
+        """Write pending rows, stop the writer and release the file. Blocks for one commit at most."""
         if self._file is None or self._file.fd < 0:
             return
         with self._changed:
@@ -147,7 +146,7 @@ class Journal:
         self.close()
 
     def _recover(self, on_row: Callable[[dict[str, Any]], None] | None) -> None:
-        fd = self._held_fd()
+        fd = self._open_fd()
         with open(self.path, "rb") as file:
             size = os.fstat(fd).st_size
             for ends, bodies in _whole_writes(file, self.path, size):
@@ -160,9 +159,9 @@ class Journal:
         self.cut_bytes = size - self._durable_bytes
         if self.cut_bytes:
             os.ftruncate(fd, self._durable_bytes)
-        sync_file(fd)  # rows of a killed process may still be on their way to the disk, and are about to count
+        sync_file(fd)  # rows of a killed process may still be in the page cache
 
-    def _held_fd(self) -> int:
+    def _open_fd(self) -> int:
         if self._closing or self._file is None or self._file.fd < 0:
             raise UsageError(f"{self.path} is closed, or was opened by another process; use Journal.open here.")
         return self._file.fd
@@ -171,23 +170,23 @@ class Journal:
         with self._changed:
             if self._cause is not None:
                 raise self._failure(self._cause) from self._cause
-            self._held_fd()
+            self._open_fd()
             self._pending.append(append)
             if len(self._pending) == 1:  # the writer waits only while nothing is pending
                 self._changed.notify()
 
     def _run_writer(self) -> None:
-        num_last = 0
+        last_batch_size = 0
         while True:
             with self._changed:
                 while not self._pending and not self._closing:
                     self._changed.wait()
-                if num_last > 1 and not self._closing:
+                if last_batch_size > 1 and not self._closing:
                     self._changed.wait(self._linger_s)
                 batch, self._pending = self._pending, []
             if not batch:
                 return
-            num_last = len(batch)
+            last_batch_size = len(batch)
             self._commit(batch)
             self._acknowledge(batch)
 
@@ -203,10 +202,10 @@ class Journal:
             sync_file(self._file.fd)
             failpoint("journal.after_fsync")
             self._durable_bytes += len(content)
-        except Exception as cause:  # noqa: BLE001  whatever stops the writer is what every waiter is told
+        except Exception as cause:  # noqa: BLE001  every waiter gets the error
             with self._changed:
                 self._cause = cause
-            with contextlib.suppress(OSError):  # best effort: rows nobody was promised should not count on resume
+            with contextlib.suppress(OSError):  # best effort: unacknowledged rows should not count on resume
                 os.ftruncate(self._file.fd, self._durable_bytes)
 
     def _acknowledge(self, batch: list[_Append]) -> None:
@@ -217,7 +216,7 @@ class Journal:
             if loop is None:
                 self._settle(waiters, self._cause)
             else:
-                with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # that loop is closed, with its waiters
                     loop.call_soon_threadsafe(self._settle, waiters, self._cause)
 
     def _settle(self, waiters: list[_Waiter], cause: Exception | None) -> None:
@@ -246,7 +245,7 @@ _Append: TypeAlias = "tuple[bytes, asyncio.AbstractEventLoop | None, _Waiter]"
 def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The rows of a journal in order, one at a time; while another process writes it, those durable at the call.
 
-    Never changes the file. Raises: ``FileNotFoundError``; ``JournalError`` with file and line for damage.
+    Never changes the file. *Raises* FileNotFoundError; JournalError with file and line for damage.
     """
     for _, bodies in scan_journal(path):
         for body in bodies:
@@ -256,16 +255,16 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 def scan_journal(
     path: str | os.PathLike[str], start: int = 0, first_line: int = 1
 ) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Each complete write from byte ``start`` on: where its lines end, and its rows as JSON; for readers with an index.
+    """Each complete write from byte ``start`` on: end offsets of its lines, and its rows as JSON; for indexed readers.
 
-    ``start`` is 0 or where a write ended, ``first_line`` the number of the line there. As ``read_journal`` otherwise.
+    ``start`` is 0 or the end of a write, ``first_line`` the number of the line there. Otherwise as ``read_journal``.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         try:
             sync_file(file.fileno())
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # there: nothing waits to be flushed
+            if error.errno not in (errno.EINVAL, errno.EROFS, errno.ENOTSUP):  # these: nothing to flush
                 raise JournalError(f"{path} could not be flushed before reading ({error}).", path=str(path)) from error
         file.seek(start)
         for ends, bodies in _whole_writes(file, Path(path), size - start, first_line):
@@ -292,9 +291,9 @@ def _line(row: Row, part: bytes = b"") -> bytes:
 def _whole_writes(
     file: BinaryIO, path: Path, size: int, first_line: int = 1
 ) -> Iterator[tuple[list[int], list[bytes]]]:
-    """Each complete write within the next ``size`` bytes: where its lines end, counted from here, and its rows as JSON.
+    """Each complete write within the next ``size`` bytes: relative end offsets of its lines, and its rows as JSON.
 
-    Stops at an unfinished write at the end. Raises: ``JournalError`` for any other damage.
+    Stops at an unfinished write at the end. *Raises* JournalError for any other damage.
     """
     end, expected = 0, 0
     bodies: list[bytes] = []
@@ -321,7 +320,7 @@ def _without_part(body: bytes) -> tuple[bytes, int, int]:
     if not body.endswith(b"]") or (start := body.rfind(b',"write_part":[')) < 0:
         return body, 1, 1
     index, _, total = body[start + len(b',"write_part":[') : -1].partition(b",")
-    if not (index.isdigit() and total.isdigit()):  # the row's own text
+    if not (index.isdigit() and total.isdigit()):  # a value of the row that only looks like the key
         return body, 1, 1
     return body[:start], int(index), int(total)
 
@@ -335,7 +334,7 @@ def _decoded(body: bytes, path: Path) -> dict[str, Any]:
 
 def _damage(path: Path, number: int, what: str) -> JournalError:
     return JournalError(
-        f"{path}:{number}: this row is damaged ({what}). The file was left as it is: restore it from a copy, or move "
+        f"{path}:{number}: this row is damaged ({what}). The file was not changed: restore it from a copy, or move "
         "it away and run the command again.",
         path=str(path),
         line=number,

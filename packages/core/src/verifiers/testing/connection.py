@@ -1,6 +1,6 @@
 """One connection of `FakeServer`: HTTP/1.1 requests off a socket, and the faults that answer them.
 
-It decides nothing: what a request is treated to is a `Behaviour` that the server chooses (``server``).
+The server selects the `Behaviour` of each request (``server``).
 """
 
 from __future__ import annotations

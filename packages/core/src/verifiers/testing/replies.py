@@ -1,4 +1,4 @@
-"""What a scripted model says next: one place that reads the forms in which a test writes replies.
+"""The next reply of a scripted model, from any accepted type of script.
 
 A reply is text, an assistant message, one tool call or a list of them, a `Response`, or an exception (raised).
 Replies come as one text, a list (in order, cycled unless ``strict``), a mapping from the last user text to a reply

@@ -1,4 +1,4 @@
-"""Clients that need no model: `ScriptedClient` says what a test tells it, and conversations are recorded and replayed.
+"""Clients that need no model: `ScriptedClient` returns scripted replies; conversations are recorded and replayed.
 
 They are real ``Client``s, so an environment, a rubric or a run is tested without mocks. None of them opens a socket
 (``testing.FakeServer`` does).
@@ -81,7 +81,7 @@ class ScriptedClient:
         self._errors = errors
 
     async def complete(self, request: ModelRequest) -> Response:
-        """The script's answer. Raises: what the script says; ``ConfigError`` when it says nothing."""
+        """The script's answer. Raises: the scripted error; ``ConfigError`` when the script has no reply."""
         call_number = len(self.requests)
         self.requests.append(request)
         self.in_flight += 1

@@ -6,7 +6,7 @@
     state = run_rollout_sync(env, ScriptedClient(["4"]))
     assert state["stop_condition"] == "max_turns_reached"
 
-Nothing here needs a model. What ``run_rollout_sync`` plays is what a run plays, without a journal.
+No model is needed. ``run_rollout_sync`` generates a rollout as a run does, without a journal.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def _steps(prompt: Messages, completion: Messages) -> list[TrajectoryStep]:
 
 
 def run_rollout_sync(env: Environment, client: ClientLike, row: Mapping[str, Any] | None = None) -> State:
-    """The state of one rollout, played and scored; blocks, also under a running event loop.
+    """Generate and score one rollout and return its state; blocks, also under a running event loop.
 
     ``row``: a dataset row (``{"question": …, "answer": …}``); default: the first training row, else evaluation row.
-    What went wrong in the rollout is in ``state["error"]``. Raises ``DatasetError`` when there is no row.
+    An error of the rollout is in ``state["error"]``. Raises ``DatasetError`` when there is no row.
     """
     if row is None:
         table = env.train_table if env.train_table is not None else env.eval_table
@@ -69,9 +69,9 @@ def run_rollout_sync(env: Environment, client: ClientLike, row: Mapping[str, Any
         row = table[0].row
     given = row
 
-    async def play() -> State:
+    async def generate() -> State:
         model = getattr(client, "model", None) or "scripted"
         state: State = await env.run_rollout(given, client, model, score=True)
         return state
 
-    return blocking(play)
+    return blocking(generate)

@@ -1,7 +1,7 @@
-"""Environments over other libraries, each behind an extra. Classes are imported on first use.
+"""Environments that wrap other libraries, each an optional extra. Classes are imported on first use.
 
-A class whose library is not installed is an ``AttributeError`` that names the extra; so is every use of ``hasattr``
-false. A library that is installed and broken is left to fail by itself, in the constructor, with its own error.
+Accessing a class whose library is not installed raises an ``AttributeError`` that names the extra, so ``hasattr`` is
+false. A library that is installed but broken raises its own error in the constructor.
 """
 
 from __future__ import annotations

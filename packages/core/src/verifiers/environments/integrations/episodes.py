@@ -1,10 +1,10 @@
-"""Datasets of seeds: rows for environments that deal a fresh episode to every rollout.
+"""Datasets of seeds: rows for environments that start a new episode for every rollout.
 
-Promise: rows differ, so that each has an identity on disk; siblings of one row play the same episode; training and
-evaluation rows never share a seed. The seed of a row is ``seed + example_id``; it is written into ``info["seed"]`` too,
-because a group of environments numbers its rows anew.
+Promise: rows differ, so that each has its own content hash; siblings get the same episode; training and evaluation rows
+never share a seed. The seed of a row is ``seed + example_id``, stored in ``info["seed"]`` as well because a group of
+environments renumbers its rows.
 
-This module makes no episode: what a seed means is the environment's business.
+This module creates no episode; the environment does, from the seed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Rows = Callable[[], list[dict[str, Any]]]
 
 
 def episode_rows(num_train: int, num_eval: int, seed: int) -> tuple[Rows | None, Rows | None]:
-    """Builders of the training and evaluation rows; None for an empty set.
+    """Return builders of the training and evaluation rows; None for an empty set.
 
-    *Raises* ConfigError for numbers that are no numbers of rows.
+    *Raises* ConfigError for a negative number, or when both are 0.
 
     >>> train, evaluation = episode_rows(2, 1, seed=5)
     >>> evaluation()
@@ -32,7 +32,7 @@ def episode_rows(num_train: int, num_eval: int, seed: int) -> tuple[Rows | None,
         if not isinstance(number, int) or number < 0:
             raise ConfigError(f"the number of episodes is {number!r}; it must be 0 or more")
     if not num_train and not num_eval:
-        raise ConfigError("no training and no evaluation episodes are asked for; ask for at least one")
+        raise ConfigError("no training and no evaluation episodes are requested; request at least one")
 
     def rows(first: int, number: int) -> Rows | None:
         ids = range(first, first + number)
@@ -42,13 +42,13 @@ def episode_rows(num_train: int, num_eval: int, seed: int) -> tuple[Rows | None,
 
 
 def seed_of(row: Mapping[str, Any], seed: int) -> int:
-    """The seed of a row or a state: its ``info["seed"]``, else ``seed + example_id``."""
-    given = row["info"].get("seed")
-    return given if isinstance(given, int) else seed + row["example_id"]
+    """Return the seed of a row or a state: its ``info["seed"]``, else ``seed + example_id``."""
+    stored = row["info"].get("seed")
+    return stored if isinstance(stored, int) else seed + row["example_id"]
 
 
 def opened(prompt: Messages, observation: Content) -> Messages:
-    """The prompt with the first observation at its end: in its last message when that is the user's, else as one."""
+    """Append the first observation to a prompt: to its last message if that is a user message, else as a new one."""
     if isinstance(prompt, str):
         return prompt + message_text({"content": observation})
     last = prompt[-1] if prompt else None

@@ -1,7 +1,7 @@
-"""The libraries that integrations stand on: whether one is installed, and what to install when it is not.
+"""Optional dependencies of the integrations: whether one is installed, and the command that installs it.
 
-Promise: "not installed" is said only of a library that is not there. One that is there and fails to import raises its
-own error, since installing it once more would not help.
+Promise: only an absent library is reported as not installed. One that is installed and fails to import raises its own
+error, since reinstalling would not help.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ class Extra:
     name: str
     """In ``pip install 'verifiers[name]'``."""
     package: str
-    """What is imported."""
+    """Name of the package to import."""
     title: str
-    """What people call it."""
+    """Name for messages."""
 
     @property
     def is_installed(self) -> bool:
-        """Whether the package can be found; it is not imported. A bare folder of that name is no package."""
-        found = importlib.util.find_spec(self.package)
-        return found is not None and found.origin is not None
+        """Whether the package can be found, without importing it. A plain folder of that name does not count."""
+        spec = importlib.util.find_spec(self.package)
+        return spec is not None and spec.origin is not None
 
     def is_missing_for(self, user: str) -> str:
-        """The sentence that says so."""
+        """Return the error message for a missing library."""
         return f"{user} needs {self.title}, which is not installed: pip install 'verifiers[{self.name}]'"
 
     def load(self, user: str) -> ModuleType:
-        """The imported package. *Raises* ConfigError when it is not installed, its own error when it is broken."""
+        """Import the package. *Raises* ConfigError when it is not installed, its own error when it is broken."""
         if not self.is_installed:
             raise ConfigError(self.is_missing_for(user))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of its source, which its users cannot mend
+            warnings.simplefilter("ignore", SyntaxWarning)  # caused by source that users cannot change
             return importlib.import_module(self.package)
 
 

@@ -1,11 +1,11 @@
-"""``GymEnv``: an environment of Gymnasium, or of its shape, played in text.
+"""``GymEnv``: a Gymnasium environment, or one with the same interface, through text.
 
-Promise: one environment object per rollout, reset with the row's seed and closed when the rollout is over. The reward
-of a step stands on the turn that earned it. Text that ``action_parser`` cannot read is the model's doing: the episode
-ends, that step is worth 0, and the rollout is scored. What the environment itself raises is its fault, not scored.
+Promise: one environment object per rollout, reset with the seed of the row and closed after the rollout. The reward of
+a step is stored on its turn. Text that ``action_parser`` cannot read ends the episode with reward 0 for that step, and
+the rollout is scored. An exception of the environment ends the rollout with an unknown reward.
 
 ``reset`` may take a seed or not, and return ``(observation, info)`` or the observation; ``step`` may return five
-values or, as before Gymnasium, four. Calls are made on the event loop: an environment that computes for long holds it.
+values or, as before Gymnasium, four. Calls run on the event loop: a slow environment blocks it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from verifiers.types import Messages
 
 
 def sum_step_rewards(state: State) -> float:
-    """What the steps of the episode earned together."""
+    """Return the sum of the rewards of the steps."""
     return sum((step["reward"] or 0.0 for step in state["trajectory"]), 0.0)
 
 
 class EpisodicSumRubric(Rubric):
-    """A rubric whose reward is the sum of the step rewards, beside functions of one's own."""
+    """A rubric with the sum of the step rewards as a reward function, in addition to those passed."""
 
     @spell_out(RubricOptions, Rubric.__init__)
     def __init__(self, **parameters: Unpack[RubricOptions]):
@@ -51,15 +51,15 @@ class GymEnv(MultiTurnEnv):
 
         env = GymEnv("FrozenLake-v1", env_kwargs={"is_slippery": False}, obs_to_text=lambda obs: f"You are on {obs}.")
 
-    ``env_cls`` is an id for ``gymnasium.make``, or a class or function that makes an environment of ``env_kwargs``.
-    ``action_parser(text)`` makes an action of the model's message; the default takes what the parser finds, as an
-    integer where the action space is discrete, and refuses what is not in that space. ``obs_to_text(observation)``
-    (default ``str``) makes the content of a user message. Both may be async. ``max_episode_steps`` ends an episode
-    after so many actions. Rows carry seeds: ``seed + example_id``; a row's question stands before the first
-    observation. Each turn has ``reward``, and ``extras["terminated"]``, ``extras["truncated"]``; the last ``info`` of
-    the environment is ``state["gym_info"]``. Further parameters are ``MultiTurnEnv``'s.
+    ``env_cls`` is an id for ``gymnasium.make``, or a class or function called with ``env_kwargs``.
+    ``action_parser(text)`` converts a message of the model to an action; the default takes the answer of the parser, as
+    an integer where the action space is discrete, and refuses actions outside that space. ``obs_to_text(observation)``
+    (default ``str``) returns the content of a user message. Both may be async. ``max_episode_steps`` bounds the actions
+    of an episode. The seed of a row is ``seed + example_id``; its question precedes the first observation. Each turn
+    has ``reward``, and ``extras["terminated"]``, ``extras["truncated"]``; the last ``info`` of the environment is
+    ``state["gym_info"]``. Further parameters are ``MultiTurnEnv``'s.
 
-    *Raises* ConfigError when Gymnasium is not installed or a setting cannot be used.
+    *Raises* ConfigError when Gymnasium is not installed or a setting is invalid.
     """
 
     @spell_out(MultiTurnOptions, MultiTurnEnv.__init__)
@@ -93,7 +93,7 @@ class GymEnv(MultiTurnEnv):
         self.max_episode_steps, self.seed = max_episode_steps, seed
 
     def make_env(self) -> Any:
-        """A new environment; override to wrap it."""
+        """Create a new environment; override to wrap it."""
         if isinstance(self.env_cls, str):
             return extras.GYM.load("GymEnv").make(self.env_cls, **self.env_kwargs)
         return self.env_cls(**self.env_kwargs)
@@ -101,13 +101,13 @@ class GymEnv(MultiTurnEnv):
     # --- one episode --------------------------------------------------------------------------------------------
 
     async def setup_state(self, state: State) -> None:
-        """Start the episode: ``state["gym_env"]``, and its first observation at the end of the prompt."""
+        """Create and reset ``state["gym_env"]``, and append its first observation to the prompt."""
         env = state["gym_env"] = self.make_env()
         observation, state["gym_info"] = _reset(env, seed_of(state, self.seed))
         state["prompt"] = opened(self.as_prompt(state["prompt"]), await maybe_await(self.obs_to_text(observation)))
 
     async def add_trajectory_step(self, state: State, step: TrajectoryStep) -> None:
-        """Take the action of the turn, before a limit of turns can end the rollout without it."""
+        """Perform the action of the turn here, before a turn limit can end the rollout."""
         await maybe_await(super().add_trajectory_step(state, step))
         completion = step["completion"]
         text = completion if isinstance(completion, str) else message_text(completion[-1])
@@ -124,19 +124,19 @@ class GymEnv(MultiTurnEnv):
         truncated = truncated or len(state["trajectory"]) == self.max_episode_steps
         step["reward"] = reward
         step["extras"] |= {"terminated": terminated, "truncated": truncated}
-        said = await maybe_await(self.obs_to_text(observation))
+        content = await maybe_await(self.obs_to_text(observation))
         if terminated or truncated:
-            self._end(state, said)
+            self._end(state, content)
         else:
-            state["gym_observation"] = said
+            state["gym_observation"] = content
 
     def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
-        """The observation after the last action."""
-        return self._said(state["gym_observation"])
+        """Return the observation after the last action."""
+        return self._user_message(state["gym_observation"])
 
     @cleanup
     def close_gym_env(self, state: State) -> None:
-        """Close the rollout's environment."""
+        """Close the environment of the rollout."""
         state.pop("gym_observation", None)
         close = getattr(state.get("gym_env"), "close", None)
         if close is not None:
@@ -147,15 +147,15 @@ class GymEnv(MultiTurnEnv):
             return await maybe_await(self.action_parser(text))
         return _default_action(await maybe_await(self.parser.parse_answer(step["completion"])), state["gym_env"])
 
-    def _end(self, state: State, said: object) -> None:
-        state["final_env_response"] = self._said(said)
+    def _end(self, state: State, content: object) -> None:
+        state["final_env_response"] = self._user_message(content)
 
-    def _said(self, content: Any) -> Messages:
+    def _user_message(self, content: Any) -> Messages:
         return content if self.message_type == "completion" else self.as_prompt([{"role": "user", "content": content}])
 
 
 def _require_known(gymnasium: Any, env_id: str) -> None:
-    """*Raises* ConfigError with Gymnasium's own words ("did you mean …") for an id that it does not know."""
+    """*Raises* ConfigError with the message of Gymnasium ("did you mean …") for an unknown id."""
     try:
         gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
@@ -167,7 +167,7 @@ def _text(observation: object) -> str:
 
 
 def _default_action(answer: Any, env: Any) -> Any:
-    """*Raises* ValueError for an answer that is no action of the environment."""
+    """Convert an answer to an action. *Raises* ValueError unless it is in the action space."""
     if answer is None:
         raise ValueError("there is no action in it")
     space = getattr(env, "action_space", None)
@@ -180,7 +180,7 @@ def _default_action(answer: Any, env: Any) -> Any:
 
 
 def _reset(env: Any, seed: int) -> tuple[Any, Any]:
-    """(observation, info) of a new episode; info is {} where the environment gives none."""
+    """Start an episode and return (observation, info); info is {} where the environment returns none."""
     parameters = inspect.signature(env.reset).parameters.values()
     if any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters):
         result = env.reset(seed=seed)
@@ -194,7 +194,7 @@ def _reset(env: Any, seed: int) -> tuple[Any, Any]:
 
 
 def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool, Any]:
-    """(observation, reward, terminated, truncated, info). *Raises* TypeError for another number of values."""
+    """Return (observation, reward, terminated, truncated, info). *Raises* TypeError for another number of values."""
     result = env.step(action)
     match result:
         case (observation, reward, terminated, truncated, info):
@@ -202,5 +202,5 @@ def _step(env: Any, action: Any) -> tuple[Any, float, bool, bool, Any]:
         case (observation, reward, done, info):
             cut = bool(done) and isinstance(info, Mapping) and bool(info.get("TimeLimit.truncated"))
             return observation, float(reward), bool(done) and not cut, cut, info
-    shown = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-    raise TypeError(f"step() returned {shown}; it must return (observation, reward, terminated, truncated, info)")
+    kind = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+    raise TypeError(f"step() returned {kind}; it must return (observation, reward, terminated, truncated, info)")

@@ -1,11 +1,11 @@
 """``MCPEnv``: a tool environment whose tools come from servers of the Model Context Protocol (stdio).
 
-Promise: constructing one starts nothing. The servers start with the first rollout, once for the environment, and stop
-at teardown; their tools then stand beside the environment's own, under names that are all different. A server sees no
-environment variable but the harmless ones and those it was given. Processes and connections are in ``mcp_servers``.
+Promise: the constructor starts nothing. The servers start with the first rollout, once per environment, and stop at
+teardown; their tools are added to those of the environment, under distinct names. A server sees only the basic
+environment variables and those configured for it. Processes and connections are in ``mcp_servers``.
 
-What a server reports as a tool's error is told to the model. A server that is gone is not the model's doing: the
-rollout ends with ``InfraError``, and its reward is unknown.
+Tool errors reported by a server become error texts for the model. A dead server ends the rollout with ``InfraError``,
+and its reward is unknown.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from verifiers.types import ImageUrlContentPart, InputAudioContentPart, TextCont
 
 
 def tell_error(error: Exception) -> str:
-    """The default text about an error for the model."""
+    """Format an error for the model; the default ``error_formatter``."""
     return f"Error: {error}"
 
 
 class ServerOptions(CallOptions, total=False):
-    """Parameters of ``ToolEnv`` that an environment of servers passes on as they are."""
+    """Parameters of ``ToolEnv`` that ``MCPEnv`` passes on unchanged."""
 
     stop_errors: Sequence[type[BaseException]] | None
     max_tool_result_chars: int
@@ -53,12 +53,12 @@ class MCPEnv(ToolEnv):
 
     ``mcp_servers``: mappings or objects with ``name``, ``command``, ``args``, ``env`` and ``description``. ``env`` maps
     variables to values, or lists variables of this process; the server sees these and ``HOME``, ``LOGNAME``, ``PATH``,
-    ``SHELL``, ``TERM``, ``USER``. A server must answer within ``start_timeout_s``; one that dies is started again, once
-    for the call that finds it dead, and that call is made again. Further parameters are ``ToolEnv``'s; its ``tools``
-    stand beside the servers'.
+    ``SHELL``, ``TERM``, ``USER``. A server must answer within ``start_timeout_s`` (seconds); a dead one is restarted
+    once per call, and that call is repeated. Further parameters are those of ``ToolEnv``; its ``tools`` are offered
+    together with those of the servers.
 
-    *Raises* ConfigError when the extra is not installed or a server is not described properly; at the first rollout
-    when a server does not start, or when two tools have one name.
+    *Raises* ConfigError when the extra is not installed or a server is described incorrectly; at the first rollout
+    when a server does not start, or when two tools have the same name.
     """
 
     @spell_out(ServerOptions, ToolEnv.__init__)
@@ -71,34 +71,37 @@ class MCPEnv(ToolEnv):
         **parameters: Unpack[ServerOptions],
     ):
         extras.MCP.load("MCPEnv")
-        specs = [ServerSpec.of(given) for given in mcp_servers]
+        specs = [ServerSpec.of(server) for server in mcp_servers]
         if not specs:
             raise ConfigError("MCPEnv needs at least one server in mcp_servers; without any, write a ToolEnv")
         names = [spec.name for spec in specs]
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"two MCP servers are called {repeated[0]!r}; names must differ", key="mcp_servers")
+            raise ConfigError(f"two MCP servers are named {repeated[0]!r}; names must differ", key="mcp_servers")
         super().__init__(max_turns=max_turns, error_formatter=error_formatter, **parameters)
         self.mcp_servers = specs
         self._servers = Servers(specs, start_timeout_s)
-        self._joining = threading.Lock()
-        self._joined: list[Tool] | None = None
+        self._join_lock = threading.Lock()
+        self._server_tools: list[Tool] | None = None
 
     def identity(self) -> dict[str, Any]:
-        """As every part; the servers stand for their tools, which are known only once they run."""
-        joined = {tool["name"] for tool in self._joined or ()}
-        own = [tool for name, tool in self._functions.items() if name not in joined]
-        offered = [tool for tool in self.tool_defs if field(tool.get("function") or tool, "name") not in joined]
-        return super().identity() | {"tools": describe([tool.function for tool in own]), "tool_defs": describe(offered)}
+        """Identity with the servers in place of their tools, which are unknown until the servers run."""
+        server_tools = {tool["name"] for tool in self._server_tools or ()}
+        functions = [tool for name, tool in self._functions.items() if name not in server_tools]
+        offered = [tool for tool in self.tool_defs if field(tool.get("function") or tool, "name") not in server_tools]
+        return super().identity() | {
+            "tools": describe([tool.function for tool in functions]),
+            "tool_defs": describe(offered),
+        }
 
     @setup(priority=100)
     async def offer_server_tools(self, state: State) -> None:
-        """Start the servers where they are not running; the rollout is offered their tools beside its own."""
+        """Start the servers that are not running, and add their tools to those of the rollout."""
         listed = await self._servers.tools()
-        with self._joining:
-            if self._joined is None:
-                self._joined = self._join(listed)
+        with self._join_lock:
+            if self._server_tools is None:
+                self._server_tools = self._join(listed)
         offered = {field(tool.get("function") or tool, "name") for tool in state["tool_defs"]}
-        new = [copy_row(tool) for tool in self._joined if tool["name"] not in offered]
+        new = [copy_row(tool) for tool in self._server_tools if tool["name"] not in offered]
         state["tool_defs"] = [*state["tool_defs"], *new]
 
     @teardown
@@ -107,7 +110,7 @@ class MCPEnv(ToolEnv):
         await self._servers.stop()
 
     def _join(self, listed: Sequence[tuple[str, Any]]) -> list[Tool]:
-        """Add the tools of the servers. *Raises* ConfigError for a name twice, before any is added."""
+        """Add the tools of the servers. *Raises* ConfigError for a duplicate name, before any is added."""
         owners = dict.fromkeys((field(t.get("function") or t, "name") for t in self.tool_defs), "the environment")
         functions = []
         for server, tool in listed:
@@ -143,7 +146,7 @@ class MCPEnv(ToolEnv):
 
 
 def content_of(result: Any) -> Any:
-    """The result of a tool call as message content: text where there is only text, else a list of parts."""
+    """Convert the result of a tool call to message content: text if all blocks are text, else a list of parts."""
     parts = [_part(block) for block in result.content]
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)

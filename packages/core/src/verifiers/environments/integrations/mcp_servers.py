@@ -1,11 +1,11 @@
 """Tool servers of the Model Context Protocol as child processes, one set for all event loops of this process.
 
-Promise: a server is started when it is first asked for, whatever loop asks, and runs until ``stop``. One that died is
-started again by the next call that meets its absence, once per call; a call that was under way is made again then, so
-a server may see a call twice. A server sees ``HOME LOGNAME PATH SHELL TERM USER`` and the variables it was given.
+Promise: a server starts on first use from any loop and runs until ``stop``. A dead server is restarted by the next
+call, once per call; a call interrupted by its death is repeated, so a server may see a call twice. A server sees ``HOME
+LOGNAME PATH SHELL TERM USER`` and the variables of its ``ServerSpec``.
 
-The connections belong to an event loop in a thread of their own, because blocking calls of an environment each have a
-loop that ends with them. This module knows nothing of models and messages (``mcp``). A child process is not a sandbox.
+The connections belong to an event loop in a dedicated thread, because each blocking call of an environment has its own
+loop that ends with the call. Models and messages are in ``mcp``. A child process is not a sandbox.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 FIELDS = ("name", "command", "args", "env", "description")
 STOP_LIMIT_S = 10.0
 MAX_STDERR_BYTES = 4000
-"""How much of what a server last wrote to its stderr is kept for error messages."""
+"""Bytes of the end of the stderr of a server to keep for error messages."""
 log = logging.getLogger("verifiers.mcp")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """How a server is started.
+    """Command, arguments and environment of a server.
 
     Example: ``ServerSpec("files", "npx", ("-y", "server-files"), {"ROOT": "/srv"})``.
     """
@@ -41,24 +41,24 @@ class ServerSpec:
     command: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
-    """Variables that the server sees beside the harmless ones."""
+    """Variables that the server sees in addition to the basic ones."""
     description: str = ""
 
     @classmethod
-    def of(cls, given: object) -> ServerSpec:
-        """From a mapping or an object with these fields.
+    def of(cls, server: object) -> ServerSpec:
+        """Build a spec from a mapping or an object with these fields.
 
-        ``env`` may also be a list of names, whose values are taken from this process. *Raises* ConfigError for
-        anything else, MissingKeyError for a listed variable that is not set.
+        ``env`` may also be a list of variables of this process. *Raises* ConfigError for anything else,
+        MissingKeyError for a listed variable that is not set.
         """
-        if not isinstance(given, Mapping):
-            given = {name: getattr(given, name) for name in FIELDS if hasattr(given, name)}
-        check_keywords(given, FIELDS, "an MCP server")
-        fields = {name: value for name, value in given.items() if value is not None}
+        if not isinstance(server, Mapping):
+            server = {name: getattr(server, name) for name in FIELDS if hasattr(server, name)}
+        check_keywords(server, FIELDS, "an MCP server")
+        fields = {name: value for name, value in server.items() if value is not None}
         for name in ("name", "command"):
             if not isinstance(fields.get(name), str) or not fields[name]:
                 raise ConfigError(
-                    f"an MCP server needs a {name}; found only: {', '.join(fields) or 'nothing'}", key=name
+                    f"an MCP server needs a {name}; its fields are: {', '.join(fields) or 'nothing'}", key=name
                 )
         args = fields.get("args", ())
         if isinstance(args, str) or not all(isinstance(one, str) for one in args):
@@ -67,18 +67,18 @@ class ServerSpec:
         return cls(fields["name"], fields["command"], tuple(args), env, fields.get("description", ""))
 
 
-def _environment(server: str, given: Any) -> dict[str, str]:
-    if not isinstance(given, Mapping):
-        names = [given] if isinstance(given, str) else list(given)
+def _environment(server: str, env: Any) -> dict[str, str]:
+    if not isinstance(env, Mapping):
+        names = [env] if isinstance(env, str) else list(env)
         if missing := [name for name in names if name not in os.environ]:
             raise MissingKeyError(
-                f"the MCP server {server!r} is to see {', '.join(missing)}, which this process does not have",
+                f"the MCP server {server!r} needs {', '.join(missing)}, which this process does not have",
                 names=missing,
             )
-        given = {name: os.environ[name] for name in names}
-    if not all(isinstance(part, str) for pair in given.items() for part in pair):
+        env = {name: os.environ[name] for name in names}
+    if not all(isinstance(part, str) for pair in env.items() for part in pair):
         raise ConfigError(f"the env of the MCP server {server!r} must map names to strings", key="env")
-    return dict(given)
+    return dict(env)
 
 
 class Servers:
@@ -91,18 +91,18 @@ class Servers:
         self._thread: threading.Thread | None = None
 
     async def tools(self) -> list[tuple[str, Any]]:
-        """(name of the server, tool) of all servers, which are started where they are not running.
+        """Start the servers that are not running and return (name of the server, tool) of all.
 
         *Raises* ConfigError for a server that does not start.
         """
         return await self._there(self._all_tools())
 
     async def call(self, server: str, tool: str, arguments: dict[str, Any]) -> Any:
-        """The result of a tool call. *Raises* InfraError when the server died and another start did not help."""
+        """Call a tool and return the result. *Raises* InfraError when the server died, also after a restart."""
         return await self._there(self.servers[server].call(tool, arguments))
 
     async def stop(self) -> None:
-        """Stop what is running, servers and thread; a later call starts them again."""
+        """Stop the servers and the thread; a later call starts them again."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
@@ -122,7 +122,7 @@ class Servers:
         await asyncio.gather(*(server.stop() for server in self.servers.values()))
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work`` on the servers' loop; cancelling this cancels that."""
+        """Await ``work`` on the loop of the servers; a cancellation is forwarded."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -154,7 +154,7 @@ class _Connection:
 
 
 class _Server:
-    """One server; lives on the servers' loop."""
+    """One server; used on the loop of the servers only."""
 
     def __init__(self, spec: ServerSpec, start_limit_s: float):
         self.spec, self.start_limit_s = spec, start_limit_s
@@ -163,12 +163,12 @@ class _Server:
         self._stderr = b""
 
     async def connection(self) -> _Connection:
-        """The running server, started where there is none. *Raises* ConfigError, for a later start InfraError."""
+        """Return the running server, starting it if needed. *Raises* ConfigError, on a restart InfraError."""
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
         starting = self._starting
         try:
-            return await asyncio.shield(starting)  # one caller's cancellation is not the others'
+            return await asyncio.shield(starting)  # cancelling one caller must not cancel the others
         except (UsageError, InfraError):
             if self._starting is starting:
                 self._starting = None
@@ -189,11 +189,11 @@ class _Server:
                 if error.code != CONNECTION_CLOSED:
                     raise
                 death = error
-            log.warning("the MCP server %r died%s", self.spec.name, "" if is_last else "; it is started again")
+            log.warning("the MCP server %r died%s", self.spec.name, "" if is_last else "; restarting it")
             await self._end(running)
         raise InfraError(
-            f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after it was started "
-            f"anew{self._said()}"
+            f"the MCP server {self.spec.name!r} died during the call of {tool!r}, and again after a "
+            f"restart{self._stderr_text()}"
         ) from death
 
     async def stop(self) -> None:
@@ -202,11 +202,11 @@ class _Server:
         try:
             running = await self._starting
         except (UsageError, InfraError):
-            return  # it has ended already, and who asked for it was told why
+            return  # the start failed, and its callers have the error
         await self._end(running)
 
     async def _end(self, running: _Connection) -> None:
-        """Let go of a run, and wait until its process is gone."""
+        """End a run of the server, and wait until its process has exited."""
         starting = self._starting
         if starting is not None and starting.done() and not starting.exception() and starting.result() is running:
             self._starting = None
@@ -215,22 +215,22 @@ class _Server:
             await asyncio.wait([running.life])
 
     async def _start(self) -> _Connection:
-        made, ready = _Connection(), asyncio.get_running_loop().create_future()
-        made.life = asyncio.ensure_future(self._live(made, ready))
+        connection, ready = _Connection(), asyncio.get_running_loop().create_future()
+        connection.life = asyncio.ensure_future(self._live(connection, ready))
         try:
             await ready
         except Exception as error:
-            await asyncio.wait([made.life])
+            await asyncio.wait([connection.life])
             failure = InfraError if self._has_run else ConfigError
             what = f"no answer within {self.start_limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
             raise failure(
-                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start: {what}{self._said()}"
+                f"the MCP server {self.spec.name!r} ({self.spec.command}) did not start: {what}{self._stderr_text()}"
             ) from error
         self._has_run = True
-        return made
+        return connection
 
-    async def _live(self, made: _Connection, ready: asyncio.Future[None]) -> None:
-        """Run the server until ``made.ended``; what kept it from starting goes to ``ready``."""
+    async def _live(self, connection: _Connection, ready: asyncio.Future[None]) -> None:
+        """Run the server until ``connection.ended``; an error of the start goes to ``ready``."""
         from mcp import ClientSession, StdioServerParameters
         from mcp.client.stdio import stdio_client
 
@@ -242,21 +242,21 @@ class _Server:
                     try:
                         async with asyncio.timeout(self.start_limit_s):
                             await session.initialize()
-                            made.tools = await _all_tools(session)
-                    except Exception as error:  # noqa: BLE001  handed to whoever waits for the start
+                            connection.tools = await _all_tools(session)
+                    except Exception as error:  # noqa: BLE001  raised in ``_start``, which awaits it
                         ready.set_exception(error)
                         return
-                    made.session = session
+                    connection.session = session
                     ready.set_result(None)
-                    await made.ended.wait()
-        except Exception as error:  # noqa: BLE001  handed on, or logged when nobody waits any more
+                    await connection.ended.wait()
+        except Exception as error:  # noqa: BLE001  raised in ``_start``, or logged after the start
             if not ready.done():
                 ready.set_exception(error)
             else:
                 log.warning("the connection to the MCP server %r ended: %s", spec.name, error)
 
-    def _said(self) -> str:
-        """The end of what the server wrote to stderr, for the end of an error message."""
+    def _stderr_text(self) -> str:
+        """Return the end of the stderr of the server, for the end of an error message."""
         text = redacted_text(self._stderr.decode(errors="replace")).strip()
         return f"; its stderr ends:\n{text[-1000:]}" if text else ""
 
@@ -275,7 +275,7 @@ async def _all_tools(session: Any) -> list[Any]:
 
 
 class _Stderr:
-    """A pipe for a server's stderr, whose end is kept; entered on the loop that reads it."""
+    """A pipe for the stderr of a server that keeps the last bytes; entered on the loop that reads it."""
 
     def __init__(self, server: _Server):
         self._server = server

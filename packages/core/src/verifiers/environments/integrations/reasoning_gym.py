@@ -1,11 +1,11 @@
-"""``ReasoningGymEnv``: questions of the generators of Reasoning Gym, scored by the generator that asked.
+"""``ReasoningGymEnv``: questions of Reasoning Gym, scored by the generator of the question.
 
-Promise: the rows are the generators', made on first use from one seed; training and evaluation rows are different
-indices of one sequence. An entry is generated again for its scoring, and a generator that then gives another question
-makes the reward unknown, never wrong. How model text reaches a scorer is in ``reasoning_gym_scoring``.
+Promise: rows are generated on first use from one seed; training and evaluation rows are disjoint indices of one
+sequence. Scoring generates the entry again; if the question then differs, the reward is unknown. The isolation of
+scorers from model text is in ``reasoning_gym_scoring``.
 
 A few generators (in 0.1.25: isomorphic_strings, knight_swap, polynomial_multiplication, ransom_note, word_ladder)
-depend on the hash seed of Python: with them, processes that share a run need one ``PYTHONHASHSEED``.
+depend on the hash seed of Python: with them, all processes of a run need the same ``PYTHONHASHSEED``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import call_in_thread
 from verifiers.storage.identity import Free
 
-MAX_KEPT_ENTRIES = 1024
+MAX_CACHED_ENTRIES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Generator:
 
 
 class QuestionOptions(RowOptions, total=False):
-    """Parameters of ``SingleTurnEnv`` that generated questions pass on as they are."""
+    """Parameters of ``SingleTurnEnv`` that ``ReasoningGymEnv`` passes on unchanged."""
 
     max_turns: int
     timeout_seconds: float | None
@@ -58,10 +58,10 @@ class ReasoningGymEnv(SingleTurnEnv):
         ReasoningGymEnv(["chain_sum", "leg_counting"])
         ReasoningGymEnv([{"name": "chain_sum", "weight": 2.0, "config": {"max_terms": 4}}, {"name": "leg_counting"}])
 
-    ``gym`` is a generator's name, a list of names, or a list of ``{name, weight, config}`` (weight 1.0 and no config
-    unless given). The reward ``generator_score`` is the generator's own score of the parser's answer; ``task`` is the
-    generator's name. Without a ``system_prompt`` the model is told the parser's format; ``system_prompt=""`` tells it
-    nothing. Further parameters are ``SingleTurnEnv``'s.
+    ``gym`` is a generator's name, a list of names, or a list of ``{name, weight, config}`` (default: weight
+    1.0, no config). The reward ``generator_score`` is the score of the parsed answer by the generator; ``task`` is the
+    name of the generator. The default ``system_prompt`` describes the format of the parser; ``""`` sets none. Further
+    parameters are those of ``SingleTurnEnv``.
 
     *Raises* ConfigError when Reasoning Gym is not installed, for an unknown or repeated generator and for a
     configuration that a generator refuses.
@@ -84,15 +84,15 @@ class ReasoningGymEnv(SingleTurnEnv):
             if not isinstance(number, int) or number < 0:
                 raise ConfigError(f"the number of examples is {number!r}; it must be 0 or more")
         if not num_train_examples + num_eval_examples:
-            raise ConfigError("no training and no evaluation examples are asked for; ask for at least one")
+            raise ConfigError("no training and no evaluation examples are requested; request at least one")
         parser = parser if parser is not None else XMLParser(["answer"])
         self.generators = _generators(gym)
         for generator in self.generators:
             _check(generator, library.factory.DATASETS)
         self._is_mixture = not isinstance(gym, str)
         self._common = {"seed": seed, "size": num_train_examples + num_eval_examples}
-        self._generating = threading.Lock()
-        self._entry = functools.lru_cache(maxsize=MAX_KEPT_ENTRIES)(self._generate)
+        self._generator_lock = threading.Lock()
+        self._entry = functools.lru_cache(maxsize=MAX_CACHED_ENTRIES)(self._generate)
         train, evaluation = range(num_train_examples), range(num_train_examples, self._common["size"])
         super().__init__(
             dataset=(lambda: [self._row(i) for i in train]) if train else None,
@@ -105,10 +105,10 @@ class ReasoningGymEnv(SingleTurnEnv):
         self.gym, self.seed = gym, seed
 
     async def generator_score(self, parser: Any, completion: Any, state: State) -> float:
-        """The score of the generator that asked.
+        """Return the score of the answer by the generator of the question.
 
-        *Raises* ScoringError when the generator does not give the row's question again, and when its scorer fails
-        on its own answer too.
+        *Raises* ScoringError when the generator does not reproduce the question of the row, and when its scorer fails
+        on the reference answer too.
         """
         from verifiers.environments.integrations.reasoning_gym_scoring import score
 
@@ -117,8 +117,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         name = entry["metadata"]["source_dataset"]
         if entry["question"] != state.get("question", entry["question"]):
             raise ScoringError(
-                f"the generator {name!r} asks another question in this process than in the one that made the row; set "
-                "PYTHONHASHSEED to one number for all of them",
+                f"the generator {name!r} generates another question in this process than in the one that created the "
+                "row; set PYTHONHASHSEED to the same number for both",
                 function="generator_score",
             )
         config = next((g.config for g in self.generators if g.name == name), {})
@@ -128,7 +128,7 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     @functools.cached_property
     def _questions(self) -> Any:
-        """The generator, or the mixture of them; made on first use."""
+        """The generator, or the mixture of generators; created on first use."""
         library = extras.REASONING_GYM.load("ReasoningGymEnv")
         if not self._is_mixture:
             (only,) = self.generators
@@ -139,7 +139,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         return library.create_dataset("composite", datasets=specs, **self._common)
 
     def _generate(self, index: int) -> dict[str, Any]:
-        with self._generating:
+        with self._generator_lock:
             entry: dict[str, Any] = self._questions[index]
             return entry
 
@@ -157,12 +157,12 @@ class ReasoningGymEnv(SingleTurnEnv):
 
 
 def _generators(gym: object) -> list[Generator]:
-    """The generators that ``gym`` names. *Raises* ConfigError for anything else."""
-    given = [gym] if isinstance(gym, str) else gym
-    if not isinstance(given, Sequence) or not given:
+    """Parse ``gym`` into generators. *Raises* ConfigError when it is invalid."""
+    entries = [gym] if isinstance(gym, str) else gym
+    if not isinstance(entries, Sequence) or not entries:
         raise ConfigError(f"gym is {gym!r}; give a generator's name, a list of names, or a list of {{name, weight}}")
-    found: list[Generator] = []
-    for one in given:
+    generators: list[Generator] = []
+    for one in entries:
         if not isinstance(one, str | Mapping):
             raise ConfigError(f"gym lists {one!r}; give a generator's name or {{name, weight, config}}", key="gym")
         fields: dict[str, Any] = {"name": one} if isinstance(one, str) else dict(one)
@@ -172,19 +172,19 @@ def _generators(gym: object) -> list[Generator]:
             raise ConfigError(f"gym lists {one!r}, which has no name", key="gym")
         if not isinstance(weight, int | float) or not weight > 0:
             raise ConfigError(f"the weight of the generator {name!r} is {weight!r}; it must be above 0", key="gym")
-        if any(other.name == name for other in found):
+        if any(other.name == name for other in generators):
             raise ConfigError(
                 f"gym lists the generator {name!r} twice; once is enough, with a larger weight", key="gym"
             )
-        found.append(Generator(name, float(weight), dict(fields.get("config") or {})))
-    return found
+        generators.append(Generator(name, float(weight), dict(fields.get("config") or {})))
+    return generators
 
 
 def _check(generator: Generator, registered: Mapping[str, tuple[Any, Any]]) -> None:
-    """*Raises* ConfigError for a generator that does not exist or refuses its configuration."""
+    """*Raises* ConfigError for an unknown generator, or one that refuses its configuration."""
     if generator.name not in registered:
-        found = closest(generator.name, registered)
-        raise ConfigError(f"Reasoning Gym has no generator {generator.name!r}{found}", key="gym")
+        hint = closest(generator.name, registered)
+        raise ConfigError(f"Reasoning Gym has no generator {generator.name!r}{hint}", key="gym")
     try:
         config = registered[generator.name][1](**generator.config)
         if hasattr(config, "validate"):

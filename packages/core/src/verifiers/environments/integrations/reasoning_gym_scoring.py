@@ -1,12 +1,12 @@
-"""Score answers with Reasoning Gym's scorers, in worker processes: model text reaches the scorers nowhere else.
+"""Score completions with the scorers of Reasoning Gym, in worker processes only.
 
-Some scorers evaluate the answer as Python, directly or through sympy, so an answer could be a program. A worker process
-therefore has a time limit per call after which it is killed, a memory limit, ``ast.literal_eval`` in place of ``eval``,
-and an audit hook that refuses to start processes, open connections and change files. This protects the machine from
-accidents and simple attacks; it is no boundary against an answer written to break out of Python itself.
+Some scorers evaluate the text of the model as Python, directly or through sympy. A worker process therefore has a time
+limit per call after which it is killed, a memory limit, ``ast.literal_eval`` in place of ``eval``, and an audit hook
+that refuses to start processes, open connections and change files. This protects the machine from accidents and simple
+attacks; it is not a security boundary against code written to escape from Python.
 
-When a scorer raises or does not end, the answer is worth 0.0 if the scorer accepts the generator's own answer; else the
-scorer is at fault and the reward is unknown.
+When a scorer raises or times out, the reward is 0.0 if the scorer accepts the reference answer; else the scorer is
+faulty and the reward is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verifiers.runtime.processes import process_pool
 LIMIT_S = 10.0
 MAX_MEMORY_BYTES = 4 << 30
 MAX_PROCESSES = 4
-"""Each has imported the whole library, about 200 MB."""
+"""Each imports the whole library, about 200 MB."""
 LITERALS = ("algorithmic.binary_matrix", "algorithmic.spiral_matrix", "algorithmic.string_insertion", "games.n_queens")
 """Modules that parse an answer with ``eval`` although only literals are valid."""
 REFUSED = (
@@ -37,11 +37,11 @@ REFUSED_MODULES = ("ctypes", "ftplib", "http", "shutil", "smtplib", "socket", "s
 
 
 async def score(name: str, config: Mapping[str, Any], entry: Mapping[str, Any], answer: str | None) -> float:
-    """The generator's score of an answer to its entry. *Raises* ScoringError when the scorer is at fault."""
+    """Return the score of the model's ``answer`` to an entry. *Raises* ScoringError when the scorer is faulty."""
     try:
         return await _call(name, config, entry, answer)
     except TimeoutError:
-        await _call(name, config, entry, entry["answer"])  # raises when the scorer is at fault
+        await _call(name, config, entry, entry["answer"])  # raises when the scorer is faulty
         return 0.0
 
 
@@ -52,11 +52,11 @@ async def _call(name: str, config: Mapping[str, Any], entry: Mapping[str, Any], 
 
 
 def plain_score(name: str, config: dict[str, Any], entry: dict[str, Any], answer: str | None) -> float:
-    """One score, in this process: for worker processes after ``guard``, and for answers that can be trusted."""
+    """Score in this process: for worker processes after ``guard``, and for trusted text."""
     scorer = _scorer(name, config)
     try:
         return float(scorer.score_answer(answer, entry))
-    except Exception:  # noqa: BLE001  the next line raises when the scorer is at fault, not the answer
+    except Exception:  # noqa: BLE001  the next line raises when the scorer is faulty, not the text
         scorer.score_answer(entry["answer"], entry)
         return 0.0
 
@@ -75,11 +75,13 @@ def _scorer(name: str, config: dict[str, Any]) -> Any:
 
 
 def guard() -> None:
-    """Take from this process, until it ends, the abilities that no scorer needs. Initializer of worker processes."""
+    """Restrict this process permanently to the operations that scorers need. Initializer of worker processes."""
     for module in LITERALS:
         if (scorers := sys.modules.get(f"reasoning_gym.{module}")) is not None:
             vars(scorers)["eval"] = ast.literal_eval
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not on this platform; the time limit remains
+    with contextlib.suppress(
+        ImportError, ValueError, OSError
+    ):  # unsupported on this platform; the time limit still applies
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]

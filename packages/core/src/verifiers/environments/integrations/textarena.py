@@ -1,11 +1,11 @@
 """``TextArenaEnv``: single-player games of TextArena.
 
-Promise: every rollout plays an independent game, dealt from its row's seed; whatever other rollouts do, the same moves
-give the same game. TextArena draws from the global random generators; here they are lent to a game for each of its
-moves and given back as they were. Nothing is downloaded when an environment is constructed: the game is made at the
-first rollout, once, and later games are copies of it that share its word lists.
+Promise: every rollout has an independent game, initialized from the seed of its row; the same moves give the same game,
+regardless of other rollouts. TextArena draws from the global random generators; each move sets them to the state of the
+game and restores them afterwards. The constructor downloads nothing: the first rollout creates the game once, and later
+games are copies that share its word lists.
 
-A game's dictionary may need files of NLTK, which TextArena then downloads. Games of several players are refused.
+The dictionary of a game may need files of NLTK, which TextArena then downloads. Multi-player games are refused.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from verifiers.storage.identity import Free
 from verifiers.types import Messages
 
 WORD_LIST_SIZE = 1000
-"""A collection of so many strings or more is a word list: games share it, and must not change it."""
+"""Minimum number of strings of a word list, which games share and must not change."""
 
 
 def game_reward(state: State) -> float:
-    """What the game says it was worth; 0.0 for a game that was not played to its end."""
+    """Return the reward of the game; 0.0 for an unfinished game."""
     rewards = state["ta_env"].state.rewards
     return float(rewards[0]) if rewards else 0.0
 
 
 class GameOptions(DataOptions, total=False):
-    """Parameters of ``MultiTurnEnv`` that a game passes on as they are."""
+    """Parameters of ``MultiTurnEnv`` that ``TextArenaEnv`` passes on unchanged."""
 
     max_turns: int
     timeout_seconds: float | None
@@ -57,16 +57,16 @@ class GameOptions(DataOptions, total=False):
 
 
 class TextArenaEnv(MultiTurnEnv):
-    """A game of TextArena, for example ``TextArenaEnv("GuessTheNumber-v0")``.
+    """A single-player game of TextArena, for example ``TextArenaEnv("GuessTheNumber-v0")``.
 
-    The parser's answer in the model's last message is the move; without one the move is empty, and the game's own
-    rules for invalid moves apply. ``feedback_fn(text)`` makes the user message of what the game said since the last
-    move (where the game shows its whole history each time, only what is new). ``rubric`` defaults to the game's own
-    reward. Without a ``system_prompt`` the model is told the parser's format; ``system_prompt=""`` tells it nothing.
-    Reward functions find the finished game in ``state["ta_env"]``. Further parameters are ``MultiTurnEnv``'s.
+    The move is the answer that the parser reads in the last message of the model; without one the move is empty, and
+    the rules of the game for invalid moves apply. ``feedback_fn(text)`` returns the user message for the output of the
+    game since the last move (only the new part, where the game repeats its history). ``rubric`` defaults to the reward
+    of the game. The default ``system_prompt`` describes the format of the parser; ``""`` sets none. Reward functions
+    read the finished game from ``state["ta_env"]``. Further parameters are those of ``MultiTurnEnv``.
 
-    *Raises* ConfigError when TextArena is not installed, has no such game, or a setting cannot be used; at the first
-    rollout for a game that cannot be made or is for several players.
+    *Raises* ConfigError when TextArena is not installed, the game is unknown, or a setting is invalid; at the first
+    rollout for a game that cannot be created or is for several players.
     """
 
     @spell_out(GameOptions, MultiTurnEnv.__init__)
@@ -97,94 +97,94 @@ class TextArenaEnv(MultiTurnEnv):
             **parameters,
         )
         if self.message_type != "chat":
-            raise ConfigError('TextArenaEnv plays in chat messages; drop message_type="completion"')
+            raise ConfigError('TextArenaEnv needs chat messages; drop message_type="completion"')
         self.game, self.feedback_fn, self.seed = game, feedback_fn, seed
-        self._making = threading.Lock()
+        self._prototype_lock = threading.Lock()
         self._prototype: Any = None
         self._word_lists: dict[int, Any] = {}
 
     # --- one game -----------------------------------------------------------------------------------------------
 
     async def setup_state(self, state: State) -> None:
-        """Deal the game: ``state["ta_env"]``, and its rules at the end of the prompt."""
+        """Create the game ``state["ta_env"]``, and append its first observation to the prompt."""
         if self._prototype is None:
             await call_in_thread(self._make_prototype)
         game = state["ta_env"] = copy.deepcopy(self._prototype, dict(self._word_lists))
         seed = seed_of(state, self.seed)
         state["ta_random"] = _seeded(seed)
-        with _lent(state):
+        with _game_generators(state):
             try:
                 game.reset(num_players=1, seed=seed)
             except AssertionError as error:
                 raise ConfigError(f"the game {self.game!r} is not for one player: {error}") from error
-        state["prompt"] = opened(self.as_prompt(state["prompt"]), self._news(state))
+        state["prompt"] = opened(self.as_prompt(state["prompt"]), self._new_text(state))
 
     async def add_trajectory_step(self, state: State, step: TrajectoryStep) -> None:
-        """Make the move of the turn, before a limit of turns can end the rollout without it."""
+        """Make the move of the turn here, before a turn limit can end the rollout."""
         await maybe_await(super().add_trajectory_step(state, step))
         move = await maybe_await(self.parser.parse_answer(step["completion"]))
         game = state["ta_env"]
-        with Hook(state, f"the move in {self.game}", timing=None), _lent(state):
+        with Hook(state, f"the move in {self.game}", timing=None), _game_generators(state):
             done, _info = game.step("" if move is None else str(move))
-            news = self._news(state)
+            news = self._new_text(state)
         if done:
             news = "\n".join(filter(None, (news, game.state.game_info[0].get("reason"))))
-        said = self.as_prompt([{"role": "user", "content": await maybe_await(self.feedback_fn(news))}])
-        state["final_env_response" if done else "ta_feedback"] = said
+        feedback = self.as_prompt([{"role": "user", "content": await maybe_await(self.feedback_fn(news))}])
+        state["final_env_response" if done else "ta_feedback"] = feedback
 
     def env_response(self, messages: Messages, state: State, **_: Any) -> Messages:
-        """What the game said to the last move."""
-        said: Messages = state["ta_feedback"]
-        return said
+        """Return the feedback of the game to the last move."""
+        feedback: Messages = state["ta_feedback"]
+        return feedback
 
     @cleanup
     def forget_the_dealing(self, state: State) -> None:
-        """Drop what only the playing needed."""
+        """Drop the keys that only a running game needs."""
         for key in ("ta_random", "ta_observation", "ta_feedback"):
             state.pop(key, None)
 
-    def _news(self, state: State) -> str:
-        """What the game shows the player beyond what it showed before."""
-        shown = _as_text(state["ta_env"].get_observation()[1])
-        before, state["ta_observation"] = state.get("ta_observation") or "", shown
-        return shown.removeprefix(before).strip()
+    def _new_text(self, state: State) -> str:
+        """Return the part of the observation that is new since the last one."""
+        observation = _as_text(state["ta_env"].get_observation()[1])
+        before, state["ta_observation"] = state.get("ta_observation") or "", observation
+        return observation.removeprefix(before).strip()
 
     def _make_prototype(self) -> None:
-        """Make the game the copies are of. *Raises* ConfigError when TextArena cannot."""
-        with self._making:
+        """Create the game that rollouts copy. *Raises* ConfigError when TextArena fails."""
+        with self._prototype_lock:
             if self._prototype is not None:
                 return
             try:
-                made = extras.TEXTARENA.load("TextArenaEnv").make(self.game)
+                game = extras.TEXTARENA.load("TextArenaEnv").make(self.game)
             except Exception as error:
                 raise ConfigError(
-                    f"the game {self.game!r} cannot be made: {type(error).__name__}: {_gist(error)} (games with a "
+                    f"the game {self.game!r} cannot be created: {type(error).__name__}: {_gist(error)} (games with a "
                     "dictionary download it; where there is no network, run `python -m nltk.downloader words "
                     "averaged_perceptron_tagger_eng` elsewhere and copy its nltk_data folder)"
                 ) from error
-            self._word_lists = {id(words): words for words in _word_lists(made)}
-            self._prototype = made
+            self._word_lists = {id(words): words for words in _word_lists(game)}
+            self._prototype = game
 
 
 def format_prompt(parser: Parser) -> str | None:
-    """The format that a parser reads, as an instruction; None for a parser without one."""
+    """Return an instruction with the format of a parser; None for a parser without one."""
     show = getattr(parser, "get_format_str", None)
     return f"Write every message in this format:\n{show()}" if callable(show) else None
 
 
 def _gist(error: Exception) -> str:
-    """The first line with words of an error's text, which NLTK frames and colours."""
+    """Return the first line of an error with letters in it: NLTK frames and colours its messages."""
     lines = re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()
     return next((line.strip() for line in lines if any(map(str.isalpha, line))), "no message")
 
 
 def _as_text(observation: Any) -> str:
-    """An observation of the game: text as its wrappers made it, or the messages of a game without wrappers."""
+    """Return an observation as text: that of the wrappers, or the joined messages of a game without wrappers."""
     return observation if isinstance(observation, str) else "\n".join(message for _, message, _ in observation or ())
 
 
 def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:
-    """The word lists among the attributes of a game, its wrappers and its helpers."""
+    """Yield the word lists among the attributes of a game, its wrappers and its helpers."""
     for value in list(getattr(game, "__dict__", {}).values()):
         if isinstance(value, list | tuple | set | frozenset):
             if len(value) >= WORD_LIST_SIZE and all(isinstance(word, str) for word in value):
@@ -197,20 +197,20 @@ def _word_lists(game: object, depth: int = 4) -> Iterator[Any]:
 
 
 def _seeded(seed: int) -> tuple[Any, Any]:
-    """States of the two global generators as they are after seeding them."""
+    """Return the states that the two global generators have after seeding."""
     return random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
 
 
 @contextlib.contextmanager
-def _lent(state: State) -> Iterator[None]:
-    """Run a block with the game's own random generators in the place of the global ones."""
-    lenders = random.getstate(), np.random.get_state()
-    own = state["ta_random"]
-    random.setstate(own[0])
-    np.random.set_state(own[1])
+def _game_generators(state: State) -> Iterator[None]:
+    """Run a block with the global generators set to the state of the game, and restore them."""
+    before = random.getstate(), np.random.get_state()
+    python_state, numpy_state = state["ta_random"]
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
     try:
         yield
     finally:
         state["ta_random"] = random.getstate(), np.random.get_state()
-        random.setstate(lenders[0])
-        np.random.set_state(lenders[1])
+        random.setstate(before[0])
+        np.random.set_state(before[1])

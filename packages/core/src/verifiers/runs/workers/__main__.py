@@ -1,7 +1,6 @@
 """A worker process: ``python -m verifiers.runs.workers FD``, started by ``channels.ProcessChannel``.
 
-The descriptor is one end of a socket pair. The process ends when the other end closes, and with the process that
-started it, however that dies.
+FD is one end of a socket pair. The process exits when the other end closes, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from verifiers.runs.workers.serving import serve
 async def _main(descriptor: int) -> None:
     channel = await StreamChannel.over(socket.socket(fileno=descriptor))
     try:
-        with contextlib.suppress(WorkerLost):  # the run is over before it began
+        with contextlib.suppress(WorkerLost):  # the caller ended before the first message
             await serve(channel)
     finally:
         await channel.close()

@@ -1,8 +1,8 @@
-"""How messages travel: the protocol, and the pair of ends of a worker process on this machine.
+"""Transport of worker messages: the ``Channel`` protocol, and its two ends for worker processes on this machine.
 
-A worker process is a fresh interpreter (nothing is forked, so no lock, thread or event loop is inherited) that talks
-over a socket of its own: what an environment prints goes to the terminal and never into a message. When either end
-dies the other reads the end of the stream: a worker never outlives its run.
+A worker process is a fresh interpreter (not forked, so it inherits no lock, thread or event loop). It uses a separate
+socket, so output that an environment prints never mixes with messages. When either end dies the other reads the end of
+the stream: a worker never outlives its run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verifiers.errors import WorkerLost
 from verifiers.runs.workers.messages import Message
 
 GRACE_S = 5.0
-"""What a worker may take to end when it is told to."""
+"""Seconds a worker may take to exit before it is killed."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -27,11 +27,11 @@ class Channel(Protocol):
     """One end of a connection between a pool and a worker."""
 
     async def send(self, message: Message) -> None:
-        """Raises ``WorkerLost`` when the other end is gone."""
+        """*Raises* WorkerLost when the other end is closed."""
         ...
 
     async def receive(self) -> Message:
-        """The next message. Raises ``WorkerLost``, which says how the other end ended, when it is gone."""
+        """The next message. *Raises* WorkerLost, with the cause, when the other end is closed."""
         ...
 
     async def close(self) -> None:
@@ -43,22 +43,24 @@ OpenChannel = Callable[[], Awaitable[Channel]]
 
 
 class StreamChannel:
-    """Messages as length and pickle over a socket."""
+    """Messages over a socket, each as its length (8 bytes) and its pickle."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
 
     @classmethod
     async def over(cls, end: socket.socket) -> StreamChannel:
-        """The channel of one end of a socket pair."""
+        """A channel over one end of a socket pair."""
         return cls(*await asyncio.open_connection(sock=end))
 
     async def send(self, message: Message) -> None:
         packed = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        if self._writer.is_closing():  # writing on would be a line of asyncio's log each time
+        if self._writer.is_closing():  # asyncio logs a warning for every further write
             raise WorkerLost("the other end is gone")
         try:
-            self._writer.write(_LENGTH.pack(len(packed)))  # both are buffered without a switch of tasks
+            self._writer.write(
+                _LENGTH.pack(len(packed))
+            )  # no await between the two: writes of tasks must not interleave
             self._writer.write(packed)
             await self._writer.drain()
         except ConnectionError as error:
@@ -77,7 +79,7 @@ class StreamChannel:
 
 
 class ProcessChannel(StreamChannel):
-    """The pool's end, with the worker process at the other."""
+    """The pool's end of the channel to a worker process."""
 
     process: asyncio.subprocess.Process
 
@@ -92,7 +94,7 @@ class ProcessChannel(StreamChannel):
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_file(sys.stderr) else asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C at the terminal is the caller's to handle
+                start_new_session=True,  # so that only the caller receives a Ctrl-C
             )
         channel = cls(*await asyncio.open_connection(sock=ours))
         channel.process = process
@@ -102,18 +104,18 @@ class ProcessChannel(StreamChannel):
         try:
             return await super().receive()
         except WorkerLost as error:
-            code = await self._ended()
-            died = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-            raise WorkerLost(f"the worker process {self.process.pid} {died}") from error
+            code = await self._exit_code()
+            cause = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            raise WorkerLost(f"the worker process {self.process.pid} {cause}") from error
 
     async def close(self) -> None:
         await super().close()
-        if await self._ended() is None:
+        if await self._exit_code() is None:
             self.process.kill()
             await self.process.wait()
 
-    async def _ended(self) -> int | None:
-        """The exit code; None when the process goes on after its grace time."""
+    async def _exit_code(self) -> int | None:
+        """The exit code; None when the process has not exited after ``GRACE_S``."""
         try:
             return await asyncio.wait_for(self.process.wait(), GRACE_S)
         except TimeoutError:

@@ -1,10 +1,10 @@
-"""What a pool and a worker say to each other. Everything is plain data that pickles.
+"""The messages between a pool and its workers: plain data that pickles.
 
-    pool -> worker      Setup once, then Generate and Cancel by job number, Answer by question number
-    worker -> pool      Ready once (or Failed with number 0), then Finished or Failed, Ask and Withdraw
+    pool -> worker      Setup once, then Generate and Cancel by job number, ModelReply by call number
+    worker -> pool      Ready once (or Failed with number 0), then Finished or Failed, CallModel and CancelCall
 
-The bytes between the two ends are trusted: both are this program with the same environment packages. What a model
-wrote is in them as text only.
+The bytes between the two ends are trusted: both run this program with the same environment packages. Model output
+appears in them only as text.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from verifiers.types import ModelRequest, Response
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker builds before it plays: the environment, by its id, and what all rollouts of the run share."""
+    """What a worker needs to load the environment by its id, and what all rollouts of the run share."""
 
     loaded_from: LoadedFrom
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that were changed after the environment was loaded, for ``set_kwargs``."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """What the caller's environment says of itself; a worker whose own says something else refuses to play."""
+    """Identity of the caller's environment; a worker with another one refuses to start."""
     model: str = ""
     sampling_args: Mapping[str, Any] = field(default_factory=dict)
     score: bool = True
     cleans_up: bool = True
-    """Whether the rubric's clean-up handlers run in the worker; False when scoring is still to come."""
+    """Whether the rubric's clean-up handlers run in the worker; False when scoring comes later."""
     independent_scoring: bool = False
     require_tokens: bool = False
     seed: int | None = None
     rollout_timeout_s: float | None = 3600.0
     max_retries: int = 0
     max_scoring: int | None = None
-    """This worker's share of the limit of rollouts being scored."""
+    """This worker's share of the limit of concurrently scored rollouts."""
     max_tools: int | None = None
-    """This worker's share of the limit of tool calls in flight."""
+    """This worker's share of the limit of concurrent tool calls."""
     max_threads: int | None = None
     shows_tools: bool | None = None
-    """What the caller's client says of it."""
+    """The caller's ``client.shows_tools()``."""
     import_paths: Sequence[str] = ()
     """The caller's ``sys.path``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The environment stands."""
+    """The environment is loaded."""
 
     pid: int
 
@@ -64,19 +64,19 @@ class Generate:
     number: int
     job: Job
     seed: int | None = None
-    """What its sampling seeds derive from; a run may play an example again with other draws."""
+    """Base of the sampling seeds; a run may sample an example again with another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop a rollout; nobody waits for it any more."""
+    """Stop a rollout that is no longer needed."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished rollout, whatever became of it (``packing``)."""
+    """A finished rollout, failed or not, as bytes (``packing``)."""
 
     number: int
     state: bytes
@@ -84,44 +84,44 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rollout that ends the run, or (number 0) a worker that cannot begin."""
+    """An error that ends the run, or (number 0) a worker that cannot start."""
 
     number: int
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A model call of a rollout; the caller's client answers it."""
+class CallModel:
+    """A model call of a rollout, for the caller's client."""
 
     number: int
     request: ModelRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Nobody waits for the answer any more."""
+class CancelCall:
+    """Cancel a model call."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A completion, or what the client raised."""
+class ModelReply:
+    """The completion of a model call, or the exception that the client raised."""
 
     number: int
     response: Response | None = None
     error: BaseException | None = None
 
 
-Message = Setup | Ready | Generate | Cancel | Finished | Failed | Ask | Withdraw | Answer
+Message = Setup | Ready | Generate | Cancel | Finished | Failed | CallModel | CancelCall | ModelReply
 
 
 def portable(error: BaseException) -> BaseException:
-    """``error`` as it is when it survives pickling, else a ``RunError`` that says the same."""
+    """``error`` when it survives pickling, else a ``RunError`` with the same message."""
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error
-    except Exception:  # noqa: BLE001 - an exception class of somebody else's; what it says is kept
+    except Exception:  # noqa: BLE001 - a foreign exception class may raise anything; its message is sent
         pass
     return RunError(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Open the workers that the options of a run ask for, and tell them what they need."""
+"""Open the workers of a run according to its options."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def open_workers(
     *,
     scores_later: bool = False,
 ) -> AsyncIterator[GenerateJob]:
-    """What generates a job in workers, which live as long as the block; ``scores_later`` leaves scoring to the caller.
+    """Yield the function that generates jobs in workers; ``scores_later`` leaves scoring to the caller.
 
-    Raises ``ConfigError`` for an environment that no other process can build, and what a worker raises building it.
+    *Raises* ConfigError for an environment that was not loaded by its id, and what a worker raises loading it.
     """
     setup = setup_of(
         env, identity, context, options, score=context.score and not scores_later, cleans_up=not scores_later
@@ -47,11 +47,11 @@ def setup_of(
     score: bool,
     cleans_up: bool,
 ) -> Setup:
-    """What the workers of a run are told."""
+    """The ``Setup`` message of a run. *Raises* ConfigError for an environment that was not loaded by its id."""
     if env.loaded_from is None:
         raise ConfigError(
-            f"num_workers={options.num_workers}: a worker builds its environment by id, and this {type(env).__name__} "
-            "was made by hand; get it with vf.load_environment(id, ...), or use num_workers=0",
+            f"num_workers={options.num_workers}: a worker loads its environment by id, and this {type(env).__name__} "
+            "was constructed directly; load it with vf.load_environment(id, ...), or use num_workers=0",
             key="num_workers",
         )
     return Setup(

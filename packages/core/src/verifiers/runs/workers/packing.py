@@ -1,8 +1,7 @@
 """A finished rollout as bytes, and back.
 
-Live objects of the author's (a game, a connection) stay behind in the worker, as does the client; everything else of
-the state arrives, and its turns share their prefixes again as they did where they were played. An error arrives with
-the chain and the traceback it had.
+Objects that do not pickle (a game, a connection) stay in the worker, as does the client; everything else of the state
+is sent. Turns share their prefixes again after unpacking, and an error keeps its chain and traceback.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ PROTOCOL = pickle.HIGHEST_PROTOCOL
 
 
 def pack_state(state: State) -> bytes:
-    """The rollout without what cannot leave its process."""
+    """Serialise the state without the values that do not pickle."""
     fields = {key: value for key, value in state.copy().items() if key != "client"}
     error = fields["error"]
-    noted = {
+    attributes = {
         "attempts": state.attempts,
         "cleaned_up": state.cleaned_up,
         "recorded": ErrorInfo.of(error) if error is not None else None,
@@ -29,24 +28,24 @@ def pack_state(state: State) -> bytes:
     if isinstance(error, BaseException):
         fields["error"] = portable(error)
     try:
-        return pickle.dumps((fields, noted), PROTOCOL)
-    except Exception:  # noqa: BLE001 - pickle raises whatever an author's object does; the rest is sent without it
-        return pickle.dumps(({key: value for key, value in fields.items() if _pickles(value)}, noted), PROTOCOL)
+        return pickle.dumps((fields, attributes), PROTOCOL)
+    except Exception:  # noqa: BLE001 - an author's object may raise anything; it is left out
+        return pickle.dumps(({key: value for key, value in fields.items() if _pickles(value)}, attributes), PROTOCOL)
 
 
 def unpack_state(packed: bytes) -> State:
-    """The rollout again; its ``client`` is None."""
-    fields, noted = pickle.loads(packed)
+    """The state of ``pack_state``; its ``client`` is None."""
+    fields, attributes = pickle.loads(packed)
     fields["trajectory"] = _linked(fields.get("trajectory") or [])
     state = State(fields)
-    state.attempts, state.cleaned_up = noted["attempts"], noted["cleaned_up"]
+    state.attempts, state.cleaned_up = attributes["attempts"], attributes["cleaned_up"]
     if isinstance(state["error"], BaseException):
-        state["error"].recorded = noted["recorded"]  # type: ignore[attr-defined]  # read by ``rows.ErrorInfo.of``
+        state["error"].recorded = attributes["recorded"]  # type: ignore[attr-defined]  # read by ``rows.ErrorInfo.of``
     return state
 
 
 def _linked(steps: list[Any]) -> list[Any]:
-    """The steps with their common prefixes stored once."""
+    """Link each step to the one before, so that common prefixes are stored once."""
     linked: list[Any] = []
     for step in steps:
         if not isinstance(step, TrajectoryStep):

@@ -1,12 +1,11 @@
-"""The caller's side: as many workers as were asked for, kept alive, each rollout with the one that holds the fewest.
+"""The caller's side of the workers: starts them, replaces dead ones, sends each rollout to the least busy.
 
-Promises: a worker that dies costs only the rollouts it held, and those are played again by others; what has lost its
-worker ``MAX_DEATHS`` times is played once more with a worker to itself, so that a rollout which brings its worker down
-fails, and fails alone; every completion is asked for here, with the
-run's own client and limits; when the pool closes no worker is left.
+Guarantees: the rollouts of a worker that dies are run again by others; a rollout that has lost ``MAX_DEATHS``
+workers is run once more alone in a worker, so that a rollout which crashes its worker fails without affecting others;
+every model call is made here, with the client and the limits of the run; closing the pool ends all workers.
 
-``WorkerPool.generate`` has the signature of ``runner.generate_and_score`` and is used in its place. The caller scores
-whole groups, from what the workers sent.
+``WorkerPool.generate`` has the signature of ``runner.generate_and_score`` and replaces it. The caller does the group
+scoring of the states that workers return.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from verifiers.rubrics.scoring import leave_unscored
 from verifiers.runs.runner import Job, RunContext, RunEnvironment
 from verifiers.runs.workers.channels import Channel, OpenChannel
 from verifiers.runs.workers.messages import (
-    Answer,
-    Ask,
+    CallModel,
     Cancel,
+    CancelCall,
     Failed,
     Finished,
     Generate,
+    ModelReply,
     Ready,
     Setup,
-    Withdraw,
     portable,
 )
 from verifiers.runs.workers.packing import unpack_state
@@ -44,17 +43,17 @@ from verifiers.types import StopReason
 log = logging.getLogger(__name__)
 
 MAX_DEATHS = 2
-"""Workers that may die with a rollout among others before it is played alone."""
+"""Workers that a rollout may lose before it is run alone in one."""
 START_S = 120.0
-"""What a worker may take until its environment stands."""
+"""Seconds a worker may take to load its environment."""
 START_AGAIN_S = (0.5, 5.0)
-"""Pauses before another worker is started in place of one that died while it started."""
+"""Pauses in seconds before a worker that died during its start is replaced."""
 
 
 class WorkerPool:
     """Workers of one run. ``async with WorkerPool(...) as pool: Runner(..., generate=pool.generate)``.
 
-    *Raises*, on entering, what a worker raises while it builds the environment, and ``RunError`` when none starts.
+    *Raises*, on entry, what a worker raises while it loads the environment, and RunError when none starts.
     """
 
     def __init__(self, setup: Setup, context: RunContext, open_channel: OpenChannel, num_workers: int):
@@ -63,7 +62,7 @@ class WorkerPool:
         self._workers: list[_Remote] = []
         self._starting: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._alone: _Remote | None = None
+        self._isolated_worker: _Remote | None = None
         self._one_at_a_time = asyncio.Lock()
         self._is_closing = False
         self._last_failure: BaseException | None = None
@@ -84,32 +83,32 @@ class WorkerPool:
         self._is_closing = True
         starting, workers = list(self._starting), list(self._workers)
         for task in starting:
-            if not task.cancelling():  # a second cancellation would cut the closing of its worker short
+            if not task.cancelling():  # a second cancellation would interrupt the closing of its worker
                 task.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
-        workers += [self._alone] if self._alone is not None else []
+        workers += [self._isolated_worker] if self._isolated_worker is not None else []
         await asyncio.gather(*(worker.close() for worker in workers), *self._closing)
 
     async def generate(self, env: RunEnvironment, job: Job, context: RunContext) -> State:
-        """The finished state of a job, played and scored by a worker; its own failure is a value on it."""
+        """Run and score a job in a worker; its failure is recorded on the state."""
         for _ in range(MAX_DEATHS):
             worker = await self._least_busy()
             with contextlib.suppress(WorkerLost):
-                return _adopted(await worker.generate(job, context.seed), job, context)
+                return _attached(await worker.generate(job, context.seed), job, context)
         async with self._one_at_a_time:
             try:
-                return _adopted(await (await self._lonely()).generate(job, context.seed), job, context)
-            except WorkerLost as died:
-                return await _lost(env, job, context, died)
+                return _attached(await (await self._isolated()).generate(job, context.seed), job, context)
+            except WorkerLost as error:
+                return await _failed(env, job, context, error)
 
-    # --- keeping them alive ---------------------------------------------------------------------------------------
+    # --- start and replace workers ------------------------------------------------------------------------------------
 
     async def _least_busy(self) -> _Remote:
         while not self._workers:
             if not self._starting:
                 raise RunError(f"no environment worker is left: {self._last_failure}") from self._last_failure
             await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
-        return min(self._workers, key=_Remote.num_held)
+        return min(self._workers, key=_Remote.num_running)
 
     def _start_one(self) -> None:
         task = asyncio.create_task(self._start())
@@ -121,21 +120,21 @@ class WorkerPool:
         if not task.cancelled() and (failure := task.exception()) is not None:
             self._last_failure = failure
 
-    async def _lonely(self) -> _Remote:
-        """The worker that plays suspects, one at a time."""
-        if self._alone is None:
-            self._alone = await self._open()
-        return self._alone
+    async def _isolated(self) -> _Remote:
+        """The worker for rollouts that may crash it, one at a time."""
+        if self._isolated_worker is None:
+            self._isolated_worker = await self._open()
+        return self._isolated_worker
 
     async def _start(self) -> None:
         for pause_s in (*START_AGAIN_S, None):
             try:
                 self._workers.append(await self._open())
                 return
-            except RunError as error:  # its process or its node died; what the environment raises is final
+            except RunError as error:  # its process or node died; an error of the environment is not retried
                 if pause_s is None:
                     raise
-                log.warning("%s; another is started", error)
+                log.warning("%s; starting another", error)
                 await asyncio.sleep(pause_s)
 
     async def _open(self) -> _Remote:
@@ -143,7 +142,7 @@ class WorkerPool:
         try:
             async with asyncio.timeout(START_S):
                 await channel.send(self.setup)
-                said = await channel.receive()
+                reply = await channel.receive()
         except (TimeoutError, WorkerLost) as error:
             await channel.close()
             why = f"not within {START_S:g} s" if isinstance(error, TimeoutError) else str(error)
@@ -151,49 +150,49 @@ class WorkerPool:
         except BaseException:
             await channel.close()
             raise
-        if not isinstance(said, Ready):
+        if not isinstance(reply, Ready):
             await channel.close()
-            raise said.error if isinstance(said, Failed) else RunError(f"an environment worker said {said!r}")
-        return _Remote(channel, said.pid, self.context, self._died)
+            raise reply.error if isinstance(reply, Failed) else RunError(f"an environment worker sent {reply!r}")
+        return _Remote(channel, reply.pid, self.context, self._died)
 
     def _died(self, worker: _Remote, why: str) -> None:
         if not self._is_closing:
             closing = asyncio.create_task(worker.channel.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        if worker is self._alone:
-            self._alone = None
+        if worker is self._isolated_worker:
+            self._isolated_worker = None
             return
         self._workers.remove(worker)
         if not self._is_closing and not self.context.is_over:
-            log.warning("%s; the %d rollouts it held are played again", why, worker.num_held())
+            log.warning("%s; running its %d rollouts again", why, worker.num_running())
             self._start_one()
 
 
 class _Remote:
-    """One living worker, as the pool sees it."""
+    """One running worker, as the pool sees it."""
 
-    def __init__(self, channel: Channel, pid: int, context: RunContext, died: Any):
-        self.channel, self.pid, self.context, self._died = channel, pid, context, died
+    def __init__(self, channel: Channel, pid: int, context: RunContext, on_death: Any):
+        self.channel, self.pid, self.context, self._on_death = channel, pid, context, on_death
         self._numbers = itertools.count(1)
-        self._held: dict[int, asyncio.Future[State]] = {}
-        self._questions: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Future[State]] = {}
+        self._calls: dict[int, asyncio.Task[None]] = {}
         self._listening = asyncio.create_task(self._listen())
 
-    def num_held(self) -> int:
-        """Rollouts it plays at this moment."""
-        return len(self._held)
+    def num_running(self) -> int:
+        """Rollouts that it is running."""
+        return len(self._running)
 
     async def generate(self, job: Job, seed: int | None) -> State:
-        """Raises ``WorkerLost``, and what ends the run."""
+        """Run one job. *Raises* WorkerLost, and errors that end the run."""
         number = next(self._numbers)
         future: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        self._held[number] = future
+        self._running[number] = future
         try:
             await self.channel.send(Generate(number, job, seed))
             return await future
         except WorkerLost:
-            self._listening.cancel()  # nothing comes from it any more: the pool must know before it chooses again
+            self._listening.cancel()  # remove it from the pool before the next worker is selected
             await asyncio.wait([self._listening])
             raise
         except asyncio.CancelledError:
@@ -201,18 +200,18 @@ class _Remote:
                 await self.channel.send(Cancel(number))
             raise
         finally:
-            self._held.pop(number, None)
+            self._running.pop(number, None)
             if future.done() and not future.cancelled():
-                future.exception()  # it may have been set while the message was still being sent
+                future.exception()  # mark it retrieved: it may have been set during the send
 
     async def close(self) -> None:
-        """End the worker, and what it asked."""
+        """End the worker and its model calls."""
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
         await self.channel.close()
 
     async def _listen(self) -> None:
-        why = "an environment worker was told to end"
+        why = "the environment worker was closed"
         try:
             while True:
                 match await self.channel.receive():
@@ -220,22 +219,22 @@ class _Remote:
                         self._settle(number, unpack_state(packed))
                     case Failed(number, error):
                         self._settle(number, error)
-                    case Ask() as question:
-                        self._begin(question.number, self._answer(question))
-                    case Withdraw(number):
-                        if number in self._questions:
-                            self._questions[number].cancel()
-        except WorkerLost as gone:
-            why = str(gone)
+                    case CallModel() as call:
+                        self._begin(call.number, self._call_model(call))
+                    case CancelCall(number):
+                        if number in self._calls:
+                            self._calls[number].cancel()
+        except WorkerLost as error:
+            why = str(error)
         finally:
-            for asked in self._questions.values():
-                asked.cancel()
-            self._died(self, why)
-            for number in list(self._held):
+            for task in self._calls.values():
+                task.cancel()
+            self._on_death(self, why)
+            for number in list(self._running):
                 self._settle(number, WorkerLost(why))
 
     def _settle(self, number: int, outcome: State | BaseException) -> None:
-        future = self._held.get(number)
+        future = self._running.get(number)
         if future is None or future.done():
             return
         if isinstance(outcome, BaseException):
@@ -243,35 +242,35 @@ class _Remote:
         else:
             future.set_result(outcome)
 
-    def _begin(self, number: int, answering: Coroutine[Any, Any, None]) -> None:
-        task = self._questions[number] = asyncio.create_task(answering)
-        task.add_done_callback(lambda _: self._questions.pop(number, None))
+    def _begin(self, number: int, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._calls[number] = asyncio.create_task(coroutine)
+        task.add_done_callback(lambda _: self._calls.pop(number, None))
 
-    async def _answer(self, question: Ask) -> None:
+    async def _call_model(self, call: CallModel) -> None:
         try:
             async with self.context.generation_slot:
                 self.context.check_open()
-                answer = Answer(question.number, response=await self.context.client.complete(question.request))
+                reply = ModelReply(call.number, response=await self.context.client.complete(call.request))
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever a client raises is the answer
-            answer = Answer(question.number, error=portable(error))
-        with contextlib.suppress(WorkerLost):  # the worker died meanwhile: its rollouts are played again
-            await self.channel.send(answer)
+        except BaseException as error:  # noqa: BLE001 - sent to the worker, which raises it
+            reply = ModelReply(call.number, error=portable(error))
+        with contextlib.suppress(WorkerLost):  # the worker died: its rollouts are run again
+            await self.channel.send(reply)
 
 
-def _adopted(state: State, job: Job, context: RunContext) -> State:
-    """A state from a worker as one of this run."""
+def _attached(state: State, job: Job, context: RunContext) -> State:
+    """Attach a state from a worker to this run."""
     state["client"] = context.given_client or context.client
     state.run, state.seed_key = context, f"{job.example.hash}:{job.sibling}"
     return state
 
 
-async def _lost(env: RunEnvironment, job: Job, context: RunContext, death: WorkerLost) -> State:
-    """The state of a rollout that no worker survived."""
+async def _failed(env: RunEnvironment, job: Job, context: RunContext, error: WorkerLost) -> State:
+    """The state of a rollout that crashed every worker."""
     state = await env.init_state(dict(job.example.row), context.given_client or context.client, context.model)
     state.run, state.seed_key, state.cleaned_up = context, f"{job.example.hash}:{job.sibling}", True
-    state["error"], state["stop_condition"] = death, StopReason.ERROR.value
+    state["error"], state["stop_condition"] = error, StopReason.ERROR.value
     conclude(state, time.perf_counter())
     leave_unscored([state])
     return state

@@ -1,8 +1,8 @@
-"""Workers on a Ray cluster: the same worker, as an actor on any node.
+"""Workers on a Ray cluster: each is an actor on any node.
 
-The cluster needs this project and the environment's package installed on every node. Where no cluster was joined
-before (``ray.init(address=…)``, or the variable ``RAY_ADDRESS``), Ray starts one on this machine. Model calls still go
-out from the caller. Needs the extra ``ray``; this module imports it when a worker is opened.
+Every node needs this project and the environment's package. Unless a cluster was joined before (``ray.init(address=…)``
+or the variable ``RAY_ADDRESS``), Ray starts one on this machine. Model calls are made by the caller. Needs the extra
+``ray``, which is imported when a worker is opened.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from verifiers.runs.workers.channels import GRACE_S
 from verifiers.runs.workers.messages import Message
 from verifiers.runs.workers.serving import serve
 
-_JOINING = threading.Lock()
-"""Several workers open at once, and a cluster is joined once."""
+_JOIN_LOCK = threading.Lock()
+"""Workers open concurrently; the cluster must be joined once."""
 
 
 def _join_cluster(ray: Any) -> None:
-    with _JOINING:
+    with _JOIN_LOCK:
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=True)
 
@@ -33,11 +33,11 @@ class RayChannel:
 
     def __init__(self, ray: Any, actor: Any):
         self._ray, self._actor = ray, actor
-        self._received: list[bytes] = []
+        self._inbox: list[bytes] = []
 
     @classmethod
     async def open(cls) -> RayChannel:
-        """Start an actor with one core of its own. Raises ``ConfigError`` when ray is not installed."""
+        """Start an actor that reserves one core. *Raises* ConfigError when ray is not installed."""
         try:
             import ray
         except ImportError as error:
@@ -50,22 +50,22 @@ class RayChannel:
         try:
             await self._actor.send.remote(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
         except self._ray.exceptions.RayError as error:
-            raise WorkerLost(_how(error)) from error
+            raise WorkerLost(_death_message(error)) from error
 
     async def receive(self) -> Message:
         try:
-            while not self._received:
-                self._received = (await self._actor.receive.remote())[::-1]
+            while not self._inbox:
+                self._inbox = (await self._actor.receive.remote())[::-1]
         except self._ray.exceptions.RayError as error:
-            raise WorkerLost(_how(error)) from error
-        message: Message = pickle.loads(self._received.pop())
+            raise WorkerLost(_death_message(error)) from error
+        message: Message = pickle.loads(self._inbox.pop())
         return message
 
     async def close(self) -> None:
         try:
             await asyncio.wait_for(self._actor.end.remote(), GRACE_S)
         except (self._ray.exceptions.RayError, TimeoutError):
-            pass  # it is gone, or it is made to go
+            pass  # dead already, or killed below
         finally:
             self._ray.kill(self._actor)
 
@@ -85,14 +85,14 @@ class _Actor:
         self._incoming.put_nowait(packed)
 
     async def receive(self) -> list[bytes]:
-        """The messages for the pool, as soon as there is one."""
+        """Wait for messages for the pool and return all of them."""
         messages = [await self._outgoing.get()]
         while not self._outgoing.empty():
             messages.append(self._outgoing.get_nowait())
         return messages
 
     async def end(self) -> None:
-        """Stop what is played."""
+        """Stop all rollouts."""
         self._incoming.put_nowait(None)
         if self._serving is not None:
             await self._serving
@@ -119,8 +119,8 @@ class _ActorEnd:
         return message
 
     async def close(self) -> None:
-        """Nothing to close: the actor ends with its pool."""
+        """Do nothing: the pool kills the actor."""
 
 
-def _how(error: BaseException) -> str:
-    return f"a worker on the Ray cluster is gone: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+def _death_message(error: BaseException) -> str:
+    return f"a worker on the Ray cluster died: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

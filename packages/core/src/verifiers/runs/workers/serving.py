@@ -1,7 +1,7 @@
-"""The worker's side: build the environment, play what comes, ask the caller for every completion.
+"""The worker's side: load the environment, generate the requested rollouts, send every model call to the caller.
 
-Promises: it ends when its channel does, and then nothing plays on; what one rollout does costs no other; it never calls
-the model of the run itself. It keeps no results and decides nothing about the run.
+Guarantees: when its channel closes, all rollouts are cancelled and it returns; a failed rollout does not affect others;
+the worker never calls the model of the run itself. It stores no results.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from verifiers.errors import ConfigError, ModelUnavailable, VerifiersError, Work
 from verifiers.runs.runner import RunContext, RunEnvironment, generate_and_score, identity_of
 from verifiers.runs.workers.channels import Channel
 from verifiers.runs.workers.messages import (
-    Answer,
-    Ask,
+    CallModel,
     Cancel,
+    CancelCall,
     Failed,
     Finished,
     Generate,
+    ModelReply,
     Ready,
     Setup,
-    Withdraw,
     portable,
 )
 from verifiers.runs.workers.packing import pack_state
@@ -37,10 +37,10 @@ from verifiers.types import ModelRequest, Response
 
 
 async def serve(channel: Channel) -> None:
-    """Generate what the channel asks for until it ends."""
+    """Run the requests of the channel until it closes."""
     setup = await channel.receive()
     if not isinstance(setup, Setup):
-        raise TypeError(f"a worker is told its set-up first, not {type(setup).__name__}")
+        raise TypeError(f"the first message to a worker must be Setup, not {type(setup).__name__}")
     try:
         env = build(setup)
     except VerifiersError as error:
@@ -52,16 +52,17 @@ async def serve(channel: Channel) -> None:
 
 
 def build(setup: Setup) -> RunEnvironment:
-    """The environment of a set-up. Raises as its loader; ``ConfigError`` for another than the caller's."""
+    """Load the environment. *Raises* what its loader raises; ConfigError when it differs from the caller's."""
     sys.path.extend(path for path in setup.import_paths if path not in sys.path)
     load, env_id, env_args = setup.loaded_from
     env: RunEnvironment = load(env_id, **env_args)
     env.set_kwargs(**setup.changes)
-    own = identity_of(env)
-    if differing := [name for name in own if own[name] != setup.identity.get(name, own[name])]:
+    identity = identity_of(env)
+    if differences := [name for name in identity if identity[name] != setup.identity.get(name, identity[name])]:
         raise ConfigError(
-            f"num_workers: a worker that loads {env_id!r} gets another environment than this one: "
-            f"{', '.join(differing)} differ. Give the settings to load_environment or set_kwargs, or use num_workers=0"
+            f"num_workers: a worker that loads {env_id!r} gets a different environment: "
+            f"{', '.join(differences)} differ. Pass the settings to load_environment or set_kwargs, or use "
+            "num_workers=0"
         )
     return env
 
@@ -90,87 +91,87 @@ class _Serving:
             loop_workers().max_threads = setup.max_threads
 
     async def run(self) -> None:
-        """Generate until the channel ends; then nothing of it goes on."""
+        """Handle messages until the channel closes, then cancel all rollouts."""
         try:
             while True:
                 match await self.channel.receive():
-                    case Generate() as order:
-                        self.tasks[order.number] = asyncio.create_task(self._generate(order))
+                    case Generate() as request:
+                        self.tasks[request.number] = asyncio.create_task(self._generate(request))
                     case Cancel(number):
                         if (running := self.tasks.get(number)) is not None:
                             running.cancel()
-                    case Answer() as answer:
-                        self.client.take(answer)
+                    case ModelReply() as reply:
+                        self.client.take(reply)
         except WorkerLost:
             pass
         finally:
             self.context.control.is_over = True
-            left = list(self.tasks.values())
-            for task in left:
+            tasks = list(self.tasks.values())
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _context_of(self, seed: int | None) -> RunContext:
-        """The context whose draws derive from ``seed``."""
+        """The context with the sampling seed ``seed``."""
         return self.context if seed == self.context.seed else replace(self.context, seed=seed)
 
-    async def _generate(self, order: Generate) -> None:
+    async def _generate(self, request: Generate) -> None:
         env = self.env
-        said: Finished | Failed
+        reply: Finished | Failed
         try:
-            state = await generate_and_score(env, order.job, self._context_of(order.seed))
+            state = await generate_and_score(env, request.job, self._context_of(request.seed))
             if self.cleans_up:
                 await env.rubric.run_cleanup([state])
                 state.cleaned_up = True
-            said = Finished(order.number, pack_state(state))
+            reply = Finished(request.number, pack_state(state))
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - it ends the run: the caller raises it
-            said = Failed(order.number, portable(error))
+        except BaseException as error:  # noqa: BLE001 - ends the run: the caller raises it
+            reply = Failed(request.number, portable(error))
         finally:
-            del self.tasks[order.number]
-        with contextlib.suppress(WorkerLost):  # the caller is gone, and so is this worker at once
-            await self.channel.send(said)
+            del self.tasks[request.number]
+        with contextlib.suppress(WorkerLost):  # the caller is gone: this worker is about to exit
+            await self.channel.send(reply)
 
 
 class _CallersClient:
-    """The caller's client, seen from a worker: every request is a question to the other end."""
+    """A client that sends every request to the caller's client."""
 
     def __init__(self, channel: Channel, shows_tools: bool | None = None):
         self._channel, self._shows_tools = channel, shows_tools
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Response]] = {}
+        self._futures: dict[int, asyncio.Future[Response]] = {}
 
     async def complete(self, request: ModelRequest) -> Response:
-        """What the caller's client answers, or raises."""
+        """The response of the caller's client. *Raises* what that client raises."""
         number = next(self._numbers)
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._asked[number] = future
+        self._futures[number] = future
         try:
-            await self._channel.send(Ask(number, request))
+            await self._channel.send(CallModel(number, request))
             return await future
         except WorkerLost as error:
             raise ModelUnavailable("the process that runs the evaluation is gone") from error
         except asyncio.CancelledError:
             with contextlib.suppress(WorkerLost):
-                await self._channel.send(Withdraw(number))
+                await self._channel.send(CancelCall(number))
             raise
         finally:
-            del self._asked[number]
+            del self._futures[number]
 
     async def shows_tools(self) -> bool | None:
-        """What the caller's client said of it."""
+        """The value of the caller's client."""
         return self._shows_tools
 
-    def take(self, answer: Answer) -> None:
-        """Give an answer to whoever asked, unless it was withdrawn."""
-        future = self._asked.get(answer.number)
+    def take(self, reply: ModelReply) -> None:
+        """Resolve the call that a reply belongs to, unless it was cancelled."""
+        future = self._futures.get(reply.number)
         if future is None or future.done():
             return
-        if answer.error is not None:
-            future.set_exception(answer.error)
-        elif answer.response is not None:
-            future.set_result(answer.response)
+        if reply.error is not None:
+            future.set_exception(reply.error)
+        elif reply.response is not None:
+            future.set_result(reply.response)
 
 
 def _slots(limit: int | None) -> AbstractAsyncContextManager[Any]:
