@@ -226,7 +226,7 @@ def test_another_version_is_warned_of_once(caplog):
     with caplog.at_level(logging.WARNING):
         assert peer.load("types").__name__ == "openai.types"
         peer.load()
-    assert [record.message.split(";")[1] for record in caplog.records] == [" this adapter was run with 0.0.1"]
+    assert [record.message.split(";")[1] for record in caplog.records] == [" this adapter was tested with 0.0.1"]
 
 
 def test_importing_an_adapter_imports_no_peer_and_no_torch():

@@ -228,8 +228,8 @@ def test_three_files_are_one_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[weight_broadcast]\ntype = 'nccl'", "weight_broadcast: known to prime-rl, has no counterpart here"),
-        ("[environment]\nid = 'x'\nname = 'y'\nweight = 2", "environment.weight: known to prime-rl"),
+        ("[weight_broadcast]\ntype = 'nccl'", "weight_broadcast: a key of prime-rl without a counterpart here"),
+        ("[environment]\nid = 'x'\nname = 'y'\nweight = 2", "environment.weight: a key of prime-rl"),
         ("[orchestrator.buffer]\nsize = 1", "orchestrator.buffer"),
         ("[trainer.optim]\nlr = 1.0\nbetas1 = 0.9", "trainer.optim.betas1"),
         ("[trainer.model.lora]\nrank = 8\nbias = true", "trainer.model.lora.bias"),
@@ -237,7 +237,7 @@ def test_three_files_are_one_run(tmp_path):
         ("[model]\nimpl = 'custom'", "model.impl"),
         ("[orchestrator.train]\nnum_workers = 2", "orchestrator.train.num_workers"),
         ("[environment.args]\na = 1", "environment has no id"),
-        ("max_steps = 3\n[orchestrator]\nmax_steps = 4", "orchestrator.max_steps is 4, and was 3 before"),
+        ("max_steps = 3\n[orchestrator]\nmax_steps = 4", "orchestrator.max_steps is 4, but 3 earlier"),
         ("max_steps = ", "is not valid TOML"),
         ("sampling = 3\n[environment]\nid = 'x'", "sampling must be a table"),
     ],
@@ -295,7 +295,7 @@ def test_the_command_names_the_files(tmp_path):
         ),
         ({"trainer": {"args": {"oversample": 1.5}}}, "2025", "2025 has no key for trainer.args.oversample"),
         ({"inference": {"args": {"swap_space": 4}}}, "v0.4", "inference.args.swap_space"),
-        ({"env": [{"id": "a"}, {"id": "b"}]}, "2025", "hold one environment"),
+        ({"env": [{"id": "a"}, {"id": "b"}]}, "2025", "have one environment"),
         ({}, "v9", "era is 'v9'"),
         ({"model": "builtin:tiny"}, "v0.4", "cannot load 'builtin:tiny'"),
     ],

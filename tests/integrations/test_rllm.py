@@ -217,10 +217,16 @@ def test_the_keys_of_the_configuration():
     ("given", "problem"),
     [
         ({"backend": "verl"}, "verifiers.env_id is missing"),
-        (config(env_arg={}), "verifiers.env_arg is no key"),
+        (config(env_arg={}), "verifiers.env_arg is unknown"),
         (config() | {"backend": "vllm"}, "backend is 'vllm'"),
-        (config() | {"backend": "tinker", "sampling": {"temperature": 0.7}}, "temperature 1.0 alone"),
-        (config(sampling_args={"temperature": 0.7}) | {"backend": "tinker"}, "temperature 1.0 alone"),
+        (
+            config() | {"backend": "tinker", "sampling": {"temperature": 0.7}},
+            "trains only on samples of temperature 1.0",
+        ),
+        (
+            config(sampling_args={"temperature": 0.7}) | {"backend": "tinker"},
+            "trains only on samples of temperature 1.0",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(given, problem):

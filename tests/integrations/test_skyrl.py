@@ -131,7 +131,7 @@ async def test_a_failure_is_its_own_rollouts(generate, caplog):
 
 
 async def test_a_training_batch_of_failures_stops_and_an_evaluation_does_not(generate):
-    with pytest.raises(RunError, match=r"no rollout of this batch can be trained.*ModelUnavailable"):
+    with pytest.raises(RunError, match=r"every token of this batch is masked.*ModelUnavailable"):
         await generate(tool_env(), [3])
     output, _ = await generate(tool_env(), [3], phase="eval")
     assert output["rewards"] == [0.0, 0.0]
@@ -156,7 +156,7 @@ class Forgets(vf.MultiTurnEnv):
 
 async def test_a_fork_is_a_step_each_and_the_last_carries_the_reward(generate, server):
     env = Forgets(max_turns=2, dataset=[{"question": "0"}], rubric=vf.Rubric(funcs=[lambda: 0.5]))
-    with pytest.raises(vf.ConfigError, match=r"2 token rows.*step_wise_trajectories=true"):
+    with pytest.raises(vf.ConfigError, match=r"2 token samples.*step_wise_trajectories=true"):
         await generate(env, [0])
     output, _ = await generate(env, [0], step_wise_trajectories=True)
     assert output["is_last_step"] == [False, True] * 2

@@ -133,7 +133,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path, service):
     with pytest.raises(RunMismatch, match="seed was 42, is 7"):
         trained(tmp_path, service, resume=True, max_steps=2, seed=7)
     service.states.clear()
-    with pytest.raises(CheckpointError, match="does not give tinker://run/0/step-1 back"):
+    with pytest.raises(CheckpointError, match="cannot load tinker://run/0/step-1"):
         trained(tmp_path, service, resume=True, max_steps=2)
     with pytest.raises(CheckpointError, match="holds no valid checkpoint"):
         trained(tmp_path / "other", service, resume=True)
@@ -169,7 +169,7 @@ def test_a_tool_environment_is_trained_on_what_the_model_said(tmp_path, service)
     ("settings", "said"),
     [
         ({"temperature": 0.7}, "temperature is 0.7"),
-        ({"batch_size": 30}, "no multiple of rollouts_per_example"),
+        ({"batch_size": 30}, "not a multiple of rollouts_per_example"),
         ({"loss": "cross_entropy"}, "loss is 'cross_entropy'"),
         ({"model": ""}, "model is missing"),
         ({"rollouts_per_example": 1}, "compares siblings"),

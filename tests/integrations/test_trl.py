@@ -102,7 +102,7 @@ def test_a_step_without_a_token_is_an_error_that_says_why(engine):
         raise OSError("connection refused")
 
     env = tool_env(1)
-    with pytest.raises(vf.RunError, match=r"no rollout of this step can be trained.*connection refused"):
+    with pytest.raises(vf.RunError, match=r"every token of this step is masked.*connection refused"):
         make_rollout_func(env, TokenClient(dead, engine.tokenizer))(prompts(env, 0, 0), trainer(engine))
 
 

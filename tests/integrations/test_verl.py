@@ -154,7 +154,7 @@ class Forgets(vf.MultiTurnEnv):
 
 def test_a_fork_is_refused_where_the_worker_takes_one_row(play):
     env = Forgets(max_turns=2, dataset=[{"question": "a"}] * 3, rubric=vf.Rubric(funcs=[lambda: 1.0]))
-    with pytest.raises(vf.ConfigError, match=r"gave 2 token rows.*history: exact"):
+    with pytest.raises(vf.ConfigError, match=r"has 2 token samples.*history: exact"):
         play(env, ScriptedTokens(lambda prompt: "so it is"))
     rows, _ = play(env, ScriptedTokens(lambda prompt: "so it is"), forks="list")
     assert [row.reward_score for row in rows] == [1.0, 1.0]

@@ -126,7 +126,7 @@ def test_a_file_in_the_words_of_grpo_is_explained_and_tried_out():
     result = command("@", file(GRPO), "--dry-run")
     assert result.exit_code == 0, result.output
     assert "ignored: trainer.args.gae_lambda (there is no critic" in result.stderr
-    assert "chosen: num_generations is a setting of GRPO" in result.stdout
+    assert "derived: num_generations is a setting of GRPO" in result.stdout
     assert "8 rollouts = 2 examples x 4, in micro-batches of 4" in result.stdout
     assert "ok      checkpoint: " in result.stdout
 

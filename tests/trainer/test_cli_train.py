@@ -206,7 +206,7 @@ def test_an_unexpected_error_is_one_sentence_and_exit_3(capsys):
 def test_a_dry_run_loads_everything_shows_it_and_writes_nothing(run):
     result = run("@", "run.toml", "--dry-run", "--env.args.size=12")
     assert result.exit_code == 0, result.output
-    for expected in ("builtin:tiny", "vowel-task(size=12)", "4 examples x 4", "12 to train on", "outputs/test"):
+    for expected in ("builtin:tiny", "vowel-task(size=12)", "4 examples x 4", "12 for training", "outputs/test"):
         assert expected in result.stdout
     assert not Path("outputs").exists()
     assert json.loads(run("@", "run.toml", "--dry-run", "--json").stdout)["plan"]["device"] == "cpu"
@@ -254,7 +254,7 @@ def test_a_run_trains_goes_on_and_begins_again(run):
     for expected in ("step 2/2", "reward", "outputs/test/metrics.jsonl", "vf-train @ run.toml"):
         assert expected in first.stderr
 
-    assert "is trained already" in run("@", "run.toml").stderr
+    assert "is already trained" in run("@", "run.toml").stderr
 
     longer = run("@", "run.toml", "--trainer.args.max_steps", "3")
     assert longer.exit_code == 0, longer.output
@@ -276,7 +276,7 @@ def test_ctrl_c_ends_after_the_step_saves_and_the_same_command_goes_on(run):
     before = signal.getsignal(signal.SIGINT)
     result = run("@", "run.toml", "--trainer.args.max_steps", "50", "--env.args.interrupt_at", "20")
     assert result.exit_code == 130, result.output
-    assert "press Ctrl-C again to leave at once" in result.stderr
+    assert "press Ctrl-C again to exit immediately" in result.stderr
     steps = [row["step"] for row in read_metrics(Path("outputs/test/metrics.jsonl"))]
     assert 1 <= len(steps) < 50
     assert Path(f"outputs/test/checkpoint-{steps[-1]}").is_dir()

@@ -57,15 +57,15 @@ def test_a_name_means_the_same_as_keyword_and_as_attribute(kind, name, value, me
 
 
 def test_every_row_is_a_case():
-    twins = {other for _, other in compat.TWINS}
-    assert {name for name, _, _ in ROWS} == compat.SPELLINGS | twins
+    duplicates = {other for _, other in compat.DUPLICATES}
+    assert {name for name, _, _ in ROWS} == compat.SPELLINGS | duplicates
 
 
 def test_every_row_leads_to_a_field_and_hides_none():
     targets = {*compat.RENAMED.values(), *(field for field, _ in compat.TRANSLATED.values())}
     assert targets <= field_names()
     assert not compat.SPELLINGS & field_names()
-    assert {name for pair in compat.TWINS for name in pair} <= field_names()
+    assert {name for pair in compat.DUPLICATES for name in pair} <= field_names()
 
 
 def test_a_name_that_was_not_set_reads_as_the_setting_it_bears_on():

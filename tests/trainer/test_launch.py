@@ -152,7 +152,7 @@ def test_several_devices_train_in_a_process_each_also_without_a_server(monkeypat
         words = trainer_words(decision, ["@", "run.toml"])
         assert words[words.index("--num_processes") + 1] == "2"
         assert words[-2:] == ["@", "run.toml"]
-    with pytest.raises(ConfigError, match=r"trainer\.gpus is 3, and there are 2 devices"):
+    with pytest.raises(ConfigError, match=r"trainer\.gpus is 3, but there are 2 devices"):
         decide("auto", None, {"trainer": 3}, ("4", "5"))
     assert "accelerate" not in " ".join(trainer_words(decide("auto", None, {}, ("0",)), []))
 
@@ -181,7 +181,7 @@ def test_a_server_that_dies_ends_the_trainer_and_its_last_lines_are_said(start):
     process = start("--engine", "vllm", steps=10_000, FAKE_VLLM_DIES_AFTER_S="20")
     _, err = process.communicate(timeout=500)
     assert process.returncode == 3
-    last = err[err.index("the inference server ended with exit code") :]
+    last = err[err.index("the inference server exited with code") :]
     assert "fake vllm: out of memory" in last
     assert "the trainer was stopped" in last
 

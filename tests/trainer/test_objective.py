@@ -142,10 +142,10 @@ def test_stacked_it_would_count_twice():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"anchor": "recomputed"}, "the loss 'cispo' compares with the sampler only, so nothing would read it"),
-        ({"anchor": "recomputed", "loss": "reinforce"}, "nothing would read it"),
+        ({"anchor": "recomputed"}, "the loss 'cispo' uses the sampler's log-probabilities only"),
+        ({"anchor": "recomputed", "loss": "reinforce"}, "uses the sampler's log-probabilities only"),
         ({"delta": 3.0}, "delta is 3.0, a bound of the loss 'ppo', and the loss is 'cispo'"),
-        ({"delta": 3.0, "loss": "dppo_kl"}, "its own delta is a parameter in loss_kwargs"),
+        ({"delta": 3.0, "loss": "dppo_kl"}, "its delta is a key of loss_kwargs"),
         ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip is 3.0, a bound of the loss 'ppo'"),
         ({"geo_mask": [1.1, 1.2]}, r"geo_mask is \[1.1, 1.2\]; it must be two numbers on both sides of 1"),
         ({"geo_mask": 0.5}, "geo_mask is 0.5"),

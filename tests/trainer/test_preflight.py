@@ -31,7 +31,7 @@ def test_everything_is_tried_and_found_in_order(findings):
     assert list(found) == [name for name, _ in CHECKS]
     assert all(finding.ok for finding in found.values()), found
     assert "reward digits" in found["environment"].message.replace("rewards", "reward")
-    assert "version 1 is served" in found["weight push"].message
+    assert "serves version 1" in found["weight push"].message
 
 
 def test_a_model_that_earns_nothing_yet_is_tried_all_the_same(findings):
@@ -91,7 +91,7 @@ def test_answers_that_name_no_policy_version_are_found(findings, monkeypatch):
 def test_a_tokenizer_of_another_model_is_found(findings):
     model = small_policy()
     model.resize_token_embeddings(60)
-    assert last(findings(model=model)) == ("tokenizer", "110 tokens, of which the model knows 60")
+    assert last(findings(model=model)) == ("tokenizer", "110 tokens, 60 of them with an embedding")
 
 
 def test_a_prompt_that_leaves_no_room_is_found(findings):

@@ -92,7 +92,12 @@ def test_a_short_run_measures_trains_and_reports(name, tmp_path, monkeypatch):
     rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if "reward/mean" in row]
     assert len(rows) == 2
     assert all(f"reward/{preset.exact}" in row for row in rows)
-    for expected in (f"2/4 before: 16 rollouts on 4 held-out {preset.noun}", f"Held-out {preset.noun}", "±", "asked: "):
+    for expected in (
+        f"2/4 before: 16 rollouts on 4 held-out {preset.noun}",
+        f"Held-out {preset.noun}",
+        "±",
+        "prompt: ",
+    ):
         assert expected in result.stderr
 
 

@@ -185,7 +185,7 @@ def test_a_section_that_is_no_table_is_refused(read, section):
 
 def test_a_plain_setting_has_no_parts(read):
     _, problems = read(VF_RL, "--trainer.args.max_steps.x", "3")
-    assert problems == ["--trainer.args.max_steps.x: max_steps has no parts; it must be a whole number"]
+    assert problems == ["--trainer.args.max_steps.x: max_steps is not a table; it must be a whole number"]
 
 
 def test_several_environments_are_a_mixture_and_foreign_sections_are_refused_by_name(read):

@@ -67,7 +67,7 @@ class GRPOConfig(RLConfig):
         if batch != self.batch_size or steps != 1:
             self.__dict__["batch_is"] = f" ({product})"
         self._set(batch_size=batch, gradient_accumulation_steps=1)
-        self._given.add("batch_size")
+        self._explicit.add("batch_size")
 
 
 class GRPOTrainer(RLTrainer):
@@ -105,7 +105,7 @@ def grpo_defaults(run_name: str = "grpo", **overrides: Any) -> GRPOConfig:
     }
     made = compat.canonical(overrides, lambda name: settings.get(name, GRPOConfig.default_of(name)))
     config = GRPOConfig(**{**settings, **made})
-    config._given = {"run_name", *made}
+    config._explicit = {"run_name", *made}
     return config
 
 

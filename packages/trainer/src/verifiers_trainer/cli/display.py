@@ -1,7 +1,7 @@
-"""The display of a training run: messages, one line of progress, and a closing table. All of it goes to stderr.
+"""Display of a training run on stderr: messages, a progress line, and a closing table.
 
-On a terminal the line is redrawn in place; elsewhere a plain line appears every ten seconds. The numbers are those of
-``trainer.last_step`` and of ``metrics.jsonl``; nothing is computed here but rates and the time that is left.
+On a terminal the line is redrawn in place; elsewhere a plain line is printed every ten seconds. The numbers come from
+``trainer.last_step`` and ``metrics.jsonl``; only rates and the remaining time are computed here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 PLAIN_INTERVAL_S = 10.0
 RATE_STEPS = 20
-"""Steps over which rates are averaged."""
+"""Number of steps over which rates are averaged."""
 EDGE_STEPS = 10
-"""Steps at the beginning and at the end whose rewards the closing table compares."""
+"""Number of first and of last steps whose rewards the closing table compares."""
 LOGGERS = ("verifiers", "verifiers_trainer")
 
 
 class ConsoleHandler(logging.Handler):
-    """Log lines on the console, above the line of progress."""
+    """Print log records on the console, above the progress line."""
 
     def __init__(self, console: Console):
         super().__init__()
@@ -63,7 +63,7 @@ def show_logs(console: Console, level: int) -> Iterator[None]:
 
 @contextmanager
 def quiet_libraries(enabled: bool = True) -> Iterator[None]:
-    """Keep transformers and warnings about libraries' own future off the screen inside the block."""
+    """Silence transformers and the FutureWarnings of libraries inside the block."""
     if not enabled:
         yield
         return
@@ -73,7 +73,9 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings("ignore", category=UserWarning, module="peft")  # it looks for builtin models
+            warnings.filterwarnings(
+                "ignore", category=UserWarning, module="peft"
+            )  # it searches the Hub for builtin models
             yield
     finally:
         transformers_logging.set_verbosity(level)
@@ -82,7 +84,7 @@ def quiet_libraries(enabled: bool = True) -> Iterator[None]:
 
 
 class ProgressLine(TrainerCallback):
-    """Shows how far training is. ``stop_after_step`` makes it end, with a checkpoint, after the step that runs."""
+    """Shows the progress of training. ``stop_after_step`` ends training, with a checkpoint, after the current step."""
 
     def __init__(self, trainer: Any, console: Console, quiet: bool = False):
         self.trainer, self.console, self.quiet = trainer, console, quiet
@@ -135,7 +137,7 @@ class ProgressLine(TrainerCallback):
         steps = max(1, len(self._ends) - 1)
         tokens = sum(end[1] for end in list(self._ends)[1:])
         waited = sum(end[2] for end in list(self._ends)[1:])
-        shown = [
+        columns = [
             f"step {self.step}/{max_steps}",
             f"reward {_number(numbers, 'reward/mean'):.3f}",
             f"loss {_number(numbers, 'loss'):+.4f}",
@@ -146,8 +148,8 @@ class ProgressLine(TrainerCallback):
             f"left {duration(seconds / steps * max(0, max_steps - self.step))}",
         ]
         if self.evaluation is not None:
-            shown.append(f"eval {self.evaluation:.3f}")
-        return "  ".join(shown)
+            columns.append(f"eval {self.evaluation:.3f}")
+        return "  ".join(columns)
 
     def _show(self, line: str, last: bool) -> None:
         if self.quiet:
@@ -165,7 +167,7 @@ def _number(numbers: Mapping[str, Any], name: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a clock.
+    """Format seconds as a clock.
 
     >>> duration(75), duration(3725), duration(float("nan"))
     ('1:15', '1:02:05', '?')
@@ -178,7 +180,7 @@ def duration(seconds: float) -> str:
 
 
 def two_columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values as lines of text, control characters escaped.
+    """Format names and values as lines of text, control characters escaped.
 
     >>> print(two_columns([("model", "builtin:tiny"), ("steps", "60")]))
     model  builtin:tiny
@@ -189,7 +191,7 @@ def two_columns(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def edge_rewards(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] | None:
-    """(mean reward of the first steps, of the last, how many steps each) of a run's metrics; None without any.
+    """Return (mean reward of the first steps, of the last steps, number of steps in each); None without rewards.
 
     >>> edge_rewards([{"reward/mean": 0.0}, {"reward/mean": 1.0}])
     (0.0, 1.0, 1)
@@ -204,7 +206,7 @@ def edge_rewards(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int] 
 def closing_rows(
     folder: Path, checkpoint: Path | None, picture: Path | None, next_commands: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """What a finished or stopped run leaves: rewards at both ends, where everything is, what to do next."""
+    """Return the closing table: first and last rewards, paths of the results, next commands."""
     metrics = folder / METRICS
     rows: list[tuple[str, str]] = []
     ends = edge_rewards(read_metrics(metrics)) if metrics.is_file() else None

@@ -1,8 +1,8 @@
-"""One command, two kinds of processes: an inference server and the trainer, each on its devices, with both logs shown.
+"""Start an inference server and the trainer from one command, each on its devices, and show both logs.
 
-Inference gets the first ``inference.gpus`` devices, the trainer the next ``trainer.gpus`` (of those that are visible).
-The server is started first and ended last; when either dies, the other is ended too, and its last lines are repeated.
-Whether there is a server to start at all is decided here (``decide``); how a server is started is ``vf-vllm``'s.
+Inference gets the first ``inference.gpus`` visible devices, the trainer the next ``trainer.gpus``. The server is
+started first and stopped last; when either exits, the other is stopped too, and its last lines are repeated.
+``decide`` decides whether to start a server; ``vf-vllm`` starts it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from verifiers_trainer.cli.vllm_command import VARIABLE, as_flags
 from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES
 
 ENGINES = ("auto", "embedded", "vllm")
-Say = Callable[[str], None]
+Print = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a run samples. ``url`` is a running server's; ``launches`` says that one is to be started.
+    """Where a run samples: ``url`` of a running server, ``launches`` to start one, else the embedded engine.
 
-    Several ``trainer_devices`` mean a process for each, also without a server.
+    Several ``trainer_devices`` mean one process for each, also without a server.
     """
 
     reason: str
@@ -42,29 +42,29 @@ class Decision:
 
 
 def visible_devices(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The CUDA devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    """Return the CUDA devices of this process, by their names in ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     count = torch.cuda.device_count()
-    named = [part.strip() for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return tuple((named or [str(number) for number in range(count)])[:count])
+    names = [part.strip() for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return tuple((names or [str(number) for number in range(count)])[:count])
 
 
 def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Sequence[str]) -> Decision:
-    """Where to sample. *Raises* ``ConfigError`` when a server is asked for and cannot be had.
+    """Decide where to sample. *Raises* ``ConfigError`` when a server is requested but cannot be started.
 
-    ``gpus``: how many ``inference`` and ``trainer`` take; default 1 each.
+    ``gpus``: number of devices of ``inference`` and ``trainer``; default 1 each.
     """
     serving, training = gpus.get("inference") or 1, gpus.get("trainer") or 1
-    alone = tuple(devices[:training]) if training > 1 else ()
+    without_server = tuple(devices[:training]) if training > 1 else ()
     if devices and len(devices) < training:
-        raise ConfigError(f"trainer.gpus is {training}, and there are {len(devices)} devices")
+        raise ConfigError(f"trainer.gpus is {training}, but there are {len(devices)} devices")
     if url is not None:
         if engine == "embedded":
             raise ConfigError("--engine embedded and --vllm-url exclude each other: give one of them")
-        return Decision("--vllm-url", url=url, trainer_devices=alone)
+        return Decision("--vllm-url", url=url, trainer_devices=without_server)
     if engine == "embedded":
-        return Decision("--engine embedded", trainer_devices=alone)
+        return Decision("--engine embedded", trainer_devices=without_server)
     if not devices:
         if engine == "vllm" and _has_server(without_gpu=True):
             return Decision("--engine vllm, without a GPU", launches=True)
@@ -73,26 +73,26 @@ def decide(engine: str, url: str | None, gpus: Mapping[str, int], devices: Seque
                 f"--engine vllm needs a GPU, or a CPU build of vLLM in {VARIABLE}; without them use --engine embedded"
             )
         return Decision("there is no CUDA device")
-    enough = f"{serving} for inference and {training} for the trainer, of {len(devices)} devices"
+    demand = f"{serving} for inference and {training} for the trainer, of {len(devices)} devices"
     if len(devices) < serving + training:
         if engine == "vllm":
-            raise ConfigError(f"--engine vllm needs more devices than there are: {enough}")
-        return Decision(f"too few devices for a server: {enough}", trainer_devices=alone)
+            raise ConfigError(f"--engine vllm needs more devices than there are: {demand}")
+        return Decision(f"too few devices for a server: {demand}", trainer_devices=without_server)
     if engine == "auto" and not _has_server(without_gpu=False):
-        return Decision(f"no vllm executable is there (vf-vllm --dry-run, {VARIABLE})", trainer_devices=alone)
+        return Decision(f"no vllm executable was found (vf-vllm --dry-run, {VARIABLE})", trainer_devices=without_server)
     used = tuple(devices[: serving + training])
-    return Decision(enough, launches=True, inference_devices=used[:serving], trainer_devices=used[serving:])
+    return Decision(demand, launches=True, inference_devices=used[:serving], trainer_devices=used[serving:])
 
 
 def where(decision: Decision) -> str:
-    """The engine, in words."""
+    """Describe the engine."""
     if decision.url is not None:
         return f"vLLM at {decision.url}"
     if not decision.launches:
         return "the embedded engine"
-    on = {"the server": decision.inference_devices, "the trainer": decision.trainer_devices}
-    placed = ", ".join(f"{name} on {','.join(devices)}" for name, devices in on.items() if devices)
-    return "a vLLM server beside the trainer" + (f", {placed}" if placed else "")
+    devices_of = {"the server": decision.inference_devices, "the trainer": decision.trainer_devices}
+    placement = ", ".join(f"{name} on {','.join(devices)}" for name, devices in devices_of.items() if devices)
+    return "a vLLM server beside the trainer" + (f", {placement}" if placement else "")
 
 
 def _has_server(without_gpu: bool) -> bool:
@@ -101,14 +101,13 @@ def _has_server(without_gpu: bool) -> bool:
     return not without_gpu and (find_spec("vllm") is not None or shutil.which("vllm") is not None)
 
 
-def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple[int, str]:
-    """Start the server, if there is one to start, and the trainer; show their logs, wait.
+def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tuple[int, str]:
+    """Start the server, if ``decision`` launches one, and the trainer; show their logs and wait for the trainer.
 
-    Returns the trainer's exit code and what it wrote to stdout.
+    Returns the exit code and the stdout of the trainer. ``words`` are the arguments of ``vf-train``.
 
-    ``words`` are the arguments of ``vf-train``.
-
-    *Raises* ``ConfigError`` for a batch that the processes cannot share, ``RunError`` when the server ends first.
+    *Raises* ``ConfigError`` for a batch that is not divisible among the processes, ``RunError`` when the server exits
+    first.
     """
     _require_divisible(plan, decision)
     children: list[Child] = []
@@ -119,31 +118,33 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], say: Say) -> tuple
                 port = int(plan.settings.server_args.get("port") or _free_port())
                 url, serving = f"http://127.0.0.1:{port}", _on(decision.inference_devices)
                 command = server_words(plan, port, decision)
-                children.append(Child("inference", command, serving, lambda line: say(f"inference | {line}")))
+                children.append(Child("inference", command, serving, lambda line: echo(f"inference | {line}")))
                 if not wait_until(lambda: is_up(f"http://127.0.0.1:{port}"), children[0], signals, STARTUP_S):
                     return _not_up(children[0], signals), ""
             variables = {**_on(decision.trainer_devices), INFERENCE_DEVICES: ",".join(decision.inference_devices)}
             command = trainer_words(decision, [*words, *(("--vllm-url", url) if url else ("--engine", "embedded"))])
-            trainer = Child("trainer", command, variables, lambda line: say(f"trainer   | {line}"), own_stdout=True)
+            trainer = Child(
+                "trainer", command, variables, lambda line: echo(f"trainer   | {line}"), separate_stdout=True
+            )
             children.append(trainer)
             code = _watch(children[0], trainer, signals)
             trainer.stop()
-            return code, trainer.written
+            return code, trainer.stdout
         finally:
             for child in reversed(children):
                 child.stop()
 
 
 def _watch(server: Child, trainer: Child, signals: Signals) -> int:
-    """Wait for the trainer (the first child, where there is no server). *Raises* ``RunError`` when the server ends."""
-    passed_on = 0
+    """Wait for the trainer, which is also ``server`` without one. *Raises* ``RunError`` when the server exits."""
+    num_forwarded = 0
     while (code := trainer.exit_code) is None:
         if server is not trainer and server.exit_code is not None:
             trainer.stop()
             raise RunError(_ended(server) + "; the trainer was stopped")
-        while passed_on < len(signals.received):  # once: stop after this step; twice: leave at once
-            trainer.send(signals.received[passed_on])
-            passed_on += 1
+        while num_forwarded < len(signals.received):  # first signal: stop after this step; second: exit immediately
+            trainer.send(signals.received[num_forwarded])
+            num_forwarded += 1
         wait_until(lambda: server is not trainer and server.exit_code is not None, trainer, Signals(), 0.5)
     return code
 
@@ -160,36 +161,36 @@ def _not_up(server: Child, signals: Signals) -> int:
 
 def _ended(server: Child) -> str:
     lines = "\n".join(f"  {line}" for line in server.last_lines)
-    return f"the inference server ended with exit code {server.exit_code}; its last lines:\n{lines}"
+    return f"the inference server exited with code {server.exit_code}; its last lines:\n{lines}"
 
 
 def server_words(plan: Plan, port: int, decision: Decision) -> list[str]:
-    """The command of the server: ``vf-vllm`` with what the file says and what follows from the training."""
+    """Return the command of the server: ``vf-vllm`` with the flags of the file and those derived from the training."""
     config = plan.resolved
     flags = {name: value for name, value in plan.settings.server_args.items() if name not in ("port", "host", "model")}
     flags.setdefault("max_model_len", config.max_seq_len)
     if len(decision.inference_devices) > 1 and not {"data_parallel_size", "tensor_parallel_size"} & flags.keys():
         flags["data_parallel_size"] = len(decision.inference_devices)
-    own = ["--model", served_name(plan.settings.model), "--port", str(port)]
+    options = ["--model", served_name(plan.settings.model), "--port", str(port)]
     if config.use_lora and config.weight_sync in ("auto", "lora_dir"):
         lag = config.max_off_policy_steps
         flags.setdefault("max_lora_rank", config.lora_rank)
         flags.setdefault("max_loras", lag + 2)
         flags.setdefault("max_cpu_loras", lag + 4)
     else:
-        own.append("--no-lora")
-    return [sys.executable, "-m", "verifiers_trainer.cli.vllm", *own, *as_flags(flags)]
+        options.append("--no-lora")
+    return [sys.executable, "-m", "verifiers_trainer.cli.vllm", *options, *as_flags(flags)]
 
 
 def served_name(model: str) -> str:
-    """What a server can load: the folder of a builtin model that is stored as files, else the name itself."""
+    """Return a name that a server can load: the folder of a builtin model stored as files, else the name itself."""
     from verifiers_trainer.policy import builtin_models
 
     return str(builtin_models.smollm2_folder()) if model == builtin_models.SMOLLM2 else model
 
 
 def trainer_words(decision: Decision, words: Sequence[str]) -> list[str]:
-    """The command of the trainer; with several devices a process for each."""
+    """Return the command of the trainer, with one process per device."""
     module = ["-m", "verifiers_trainer.cli.train"]
     if (count := len(decision.trainer_devices)) > 1:
         start = ["-m", "accelerate.commands.launch", "--num_processes", str(count), "--multi_gpu"]
@@ -214,7 +215,7 @@ def _free_port() -> int:
 
 
 def apply(decision: Decision, plan: Plan, engine: str) -> None:
-    """Put the decision into the settings, where the file does not say otherwise."""
+    """Apply the decision to the settings, unless the file configures inference."""
     config: Any = plan.config
     if decision.url is not None:
         config.inference = decision.url

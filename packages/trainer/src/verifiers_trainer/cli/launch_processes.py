@@ -1,7 +1,7 @@
-"""Child processes of a command: started together, logged line by line, and ended with everything they started.
+"""Child processes of a command: started together, logged line by line, and stopped with all their descendants.
 
-A child leads a session of its own, so that a signal reaches its whole tree, and Ctrl-C in the terminal reaches the
-parent alone. On Linux a child also gets a signal when its parent dies, however that happens.
+A child leads a new session, so that a signal reaches its process group, and Ctrl-C in the terminal reaches only the
+parent. On Linux a child also gets SIGTERM when its parent dies for any reason.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """One child. ``show`` gets its lines (stdout and stderr, or stderr alone with ``own_stdout``), on a thread.
+    """A child process. ``show`` gets its output lines on a thread: stdout and stderr, or only stderr.
 
-    With ``own_stdout``, its stdout is collected in ``written``.
+    ``separate_stdout``: collect stdout in ``stdout`` instead.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Child:
         words: Sequence[str],
         variables: Mapping[str, str],
         show: Callable[[str], None] | None = None,
-        own_stdout: bool = False,
+        separate_stdout: bool = False,
     ):
         self.name = name
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self.written = ""
+        self.stdout = ""
         self._show = show
         piped = show is not None
         self.process = subprocess.Popen(
@@ -47,34 +47,34 @@ class Child:
             env={**os.environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if piped else sys.stderr,
-            stderr=subprocess.PIPE if own_stdout else subprocess.STDOUT if piped else None,
+            stderr=subprocess.PIPE if separate_stdout else subprocess.STDOUT if piped else None,
             start_new_session=True,
             preexec_fn=_end_with_parent(),
         )
         self._readers: list[threading.Thread] = []
         if piped:
-            self._start(self._read, self.process.stderr if own_stdout else self.process.stdout)
-        if own_stdout:
-            self._start(self._keep, self.process.stdout)
+            self._start(self._read, self.process.stderr if separate_stdout else self.process.stdout)
+        if separate_stdout:
+            self._start(self._collect, self.process.stdout)
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; of one that a signal ended, 128 + the signal's number."""
+        """The exit code; None while it runs, 128 + the signal number after a signal."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 
     def send(self, number: int) -> None:
-        """A signal to the child alone."""
+        """Send a signal to the child only, not to its process group."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     def stop(self, grace_s: float = TERM_GRACE_S) -> None:
-        """End it and all that it started; what is not gone in time is killed. Calling it again does nothing."""
+        """Terminate the process group of the child; kill it after ``grace_s`` seconds. A second call does nothing."""
         if self.process.poll() is None:
             self._signal_tree(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace_s)
-        self._signal_tree(signal.SIGKILL)  # also what an ended leader left behind
+        self._signal_tree(signal.SIGKILL)  # descendants may outlive the leader
         self.process.wait()
         for reader in self._readers:
             reader.join(timeout=2.0)
@@ -83,13 +83,13 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    def _start(self, reads: Callable[[IO[bytes]], None], stream: IO[bytes] | None) -> None:
+    def _start(self, read: Callable[[IO[bytes]], None], stream: IO[bytes] | None) -> None:
         assert stream is not None
-        self._readers.append(threading.Thread(target=reads, args=(stream,), daemon=True))
+        self._readers.append(threading.Thread(target=read, args=(stream,), daemon=True))
         self._readers[-1].start()
 
-    def _keep(self, stream: IO[bytes]) -> None:
-        self.written = stream.read().decode("utf-8", "replace")
+    def _collect(self, stream: IO[bytes]) -> None:
+        self.stdout = stream.read().decode("utf-8", "replace")
 
     def _read(self, stream: IO[bytes]) -> None:
         assert self._show is not None
@@ -100,19 +100,19 @@ class Child:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """A call that ends a forked child with its parent; None where the system has none."""
+    """Return a function for a forked child that makes it exit with its parent; None where the OS has none."""
     if not sys.platform.startswith("linux"):
         return None
     set_option = ctypes.CDLL(None).prctl
 
-    def ask() -> None:
+    def request_signal() -> None:
         set_option(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    return ask
+    return request_signal
 
 
 class Signals:
-    """Notes SIGINT and SIGTERM for the length of a ``with`` block: ``received`` has their numbers, in order."""
+    """Records SIGINT and SIGTERM inside a ``with`` block: ``received`` has their numbers, in order."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -120,21 +120,21 @@ class Signals:
         self.received: list[int] = []
 
     def __enter__(self) -> Signals:
-        self._before = {number: signal.signal(number, self._note) for number in self.NUMBERS}
+        self._before = {number: signal.signal(number, self._record) for number in self.NUMBERS}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: object) -> None:
+    def _record(self, number: int, frame: object) -> None:
         self.received.append(number)
 
 
 def wait_until(
     ready: Callable[[], bool], child: Child, signals: Signals, timeout_s: float, poll_s: float = 0.2
 ) -> bool:
-    """Whether ``ready`` held before the child ended, a signal came, or the time was over."""
+    """Return whether ``ready`` became true before the child exited, a signal arrived, or the timeout passed."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if child.exit_code is not None or signals.received:

@@ -1,7 +1,7 @@
-"""Everything about a run that can be known before a model is loaded: settings, environment, folder, starting point.
+"""Plan a run before its model is loaded: settings, environment, folder, checkpoint to resume from.
 
 All problems are reported in one ``ConfigError``: keys and types (``settings``), ranges and combinations
-(``RLConfig``), the environment's own arguments (its loader), the output folder. Nothing is written here.
+(``RLConfig``), arguments of the environment (its loader), the output folder. Writes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.settings.config import RLConfig
 
 FOLDER_FLAGS = ("--output-dir", "--resume")
-"""The options that name the run's folder, without being settings themselves."""
+"""Options that set the folder of the run; they are not settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Plan:
     config: RLConfig
     env: Environment
     checkpoint: Path | None
-    """The checkpoint to resume from; None = from the beginning."""
+    """The checkpoint to resume from; None = start a new run."""
 
     @property
     def folder(self) -> Path:
@@ -44,10 +44,10 @@ class Plan:
 
     @property
     def resolved(self) -> RLConfig:
-        """The settings with what follows from them."""
-        settled = self.config.private_copy()
-        settled.problems(settled.world_size)
-        return settled
+        """The settings with derived values."""
+        config = self.config.private_copy()
+        config.problems(config.world_size)
+        return config
 
     @property
     def num_steps(self) -> int:
@@ -57,12 +57,12 @@ class Plan:
 
     @property
     def first_step(self) -> int:
-        """Optimizer steps that the checkpoint has already."""
+        """Optimizer step of the checkpoint; 0 without one."""
         return step_of(self.checkpoint) if self.checkpoint else 0
 
 
 def step_of(folder: Path) -> int:
-    """The step in a checkpoint's name; 0 when it has another name."""
+    """Return the step in the name of a checkpoint; 0 for other names."""
     number = folder.name.removeprefix(checkpoint_files.PREFIX)
     return int(number) if number.isdigit() else 0
 
@@ -70,24 +70,24 @@ def step_of(folder: Path) -> int:
 def make_plan(
     words: Sequence[str], output_dir: str | None = None, resume: str | None = None, fresh: bool = False
 ) -> Plan:
-    """The plan of a command line.
+    """Return the plan of a command line.
 
     ``resume`` is None (from a checkpoint if there is one), "" (there must be one) or a path; ``fresh`` never resumes.
-    *Raises* ``ConfigError`` with everything that is wrong, ``CheckpointError`` for a checkpoint that cannot be used.
+    *Raises* ``ConfigError`` with every problem, ``CheckpointError`` for a checkpoint that cannot be used.
     """
     assignments, problems = read_words(words)
     if fresh and resume is not None:
-        problems.append("--fresh starts anew and --resume continues a run: give one of them")
-    given_folder = output_dir or (str(_run_folder(Path(resume))) if resume else None)
-    if given_folder:
+        problems.append("--fresh and --resume exclude each other: give one of them")
+    folder_argument = output_dir or (str(_run_folder(Path(resume))) if resume else None)
+    if folder_argument:
         flag = FOLDER_FLAGS[0 if output_dir else 1]
-        assignments.append(Assignment(("trainer", "args", "output_dir"), given_folder, flag))
+        assignments.append(Assignment(("trainer", "args", "output_dir"), folder_argument, flag))
     _use_one_device()
-    settings, wrong = read_settings(assignments, torch.cuda.device_count())
-    problems += wrong
+    settings, setting_problems = read_settings(assignments, torch.cuda.device_count())
+    problems += setting_problems
     config = _collect(problems, "[trainer.args]", lambda: _config_class(settings)(**settings.config))
     if config is not None:
-        problems += [_placed(settings, problem) for problem in config.private_copy().problems(config.world_size)]
+        problems += [_with_place(settings, problem) for problem in config.private_copy().problems(config.world_size)]
         problems += _folder_problems(Path(config.output_dir))
     env = None
     if settings.env_id:
@@ -100,7 +100,7 @@ def make_plan(
 
 
 def _load(settings: TrainSettings) -> Environment:
-    """The environment, or the group of several."""
+    """Load the environment, or the group of several."""
     if not settings.mixture:
         return load_environment(settings.env_id, **settings.env_args)
     members = [load_environment(table.id, **table.args) for table in settings.mixture]
@@ -116,13 +116,13 @@ def _config_class(settings: TrainSettings) -> type[RLConfig]:
 
 
 def _use_one_device() -> None:
-    """Keep to the first CUDA device: left alone, transformers would copy the model to each and split batches."""
+    """Hide all CUDA devices but the first: transformers would copy the model to each and split batches."""
     if torch.cuda.device_count() > 1 and "LOCAL_RANK" not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 def _collect(problems: list[str], place: str, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns; None, with the reason among the problems, when the caller's settings do not allow it."""
+    """Return ``make()``; None, with the error appended to ``problems``, when the settings are invalid."""
     try:
         return make()
     except (UsageError, ValueError, TypeError, ImportError) as error:
@@ -130,14 +130,14 @@ def _collect(problems: list[str], place: str, make: Callable[[], Any]) -> Any:
         return None
 
 
-def _placed(settings: TrainSettings, problem: str) -> str:
-    """A problem of ``RLConfig`` with the place of the setting that it names first."""
+def _with_place(settings: TrainSettings, problem: str) -> str:
+    """Prefix a problem of ``RLConfig`` with the place of the setting that it starts with."""
     place = settings.places.get(problem.split(" ", 1)[0])
     return f"{place}: {problem}" if place else problem
 
 
 def _folder_problems(folder: Path) -> list[str]:
-    """Why a folder cannot be written, without writing it."""
+    """Return why a folder cannot be written, without writing to it."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         return [f"cannot write to {folder}: {nearest} is a file; choose another --output-dir"]
@@ -162,6 +162,7 @@ def _starting_point(folder: Path, resume: str | None) -> Path | None:
         raise ConfigError(f"{resume or folder} holds no valid checkpoint to resume from")
     if newest is None and (damaged := checkpoint_files.steps_in(folder)):
         raise ConfigError(
-            f"none of the {len(damaged)} checkpoint(s) in {folder} is whole; --fresh starts anew and keeps them aside"
+            f"none of the {len(damaged)} checkpoint(s) in {folder} is valid; --fresh moves them "
+            "aside and starts a new run"
         )
     return newest

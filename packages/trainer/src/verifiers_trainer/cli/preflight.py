@@ -1,10 +1,10 @@
-"""Try every part of a training run once, on the real model, before it begins.
+"""Preflight checks: run every part of a training once, on the real model, before the training starts.
 
-One optimizer step is made with a few rollouts, in a temporary folder and with rewards that are made to differ, so that
-there is a gradient whatever the model can do yet. The model given is trained by that step: load it anew afterwards.
+One optimizer step is taken on a few rollouts, in a temporary folder and with artificial rewards that differ, so that
+the gradient is never zero. The step changes the weights of the model: reload it afterwards.
 
-A check that fails ends the list, because what follows would fail for the same reason. Accelerators, servers and several
-processes are not looked at beyond what the one process here uses.
+The first failed check ends the list, since later ones would fail for the same reason. Accelerators, servers and
+processes that this process does not use are not checked.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.trainer import RLTrainer
 
 SIBLINGS = 4
-"""Rollouts of each of the two examples."""
+"""Rollouts per example; there are two examples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table: ``Finding("packing", True, "difference 2e-06")``."""
+    """Result of one check: ``Finding("packing", True, "difference 2e-06")``."""
 
     name: str
     ok: bool | None
-    """None: nothing that stops training, but worth knowing."""
+    """None: a note that does not stop training."""
     message: str
 
 
 def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: Any = None) -> Iterator[Finding]:
-    """Try everything, in the order in which a run needs it; the last finding is the first failure, if there is one."""
+    """Run the checks in the order in which a run needs the parts; stop at the first failure."""
     settings = config.private_copy()
     settings.problems(settings.world_size)
     trainer = _Probe(model, env, _small(settings, folder), tokenizer)
@@ -58,9 +58,11 @@ def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: A
             if ok is False:
                 return
     for tracker in trackers(config.report_to):
-        there = find_spec(tracker) is not None
+        is_installed = find_spec(tracker) is not None
         yield Finding(
-            f"tracker {tracker}", there or None, "installed" if there else "not installed: it gets no numbers"
+            f"tracker {tracker}",
+            is_installed or None,
+            "installed" if is_installed else "not installed: metrics are not logged",
         )
 
 
@@ -90,15 +92,15 @@ def _small(settings: RLConfig, folder: Path) -> RLConfig:
 
 
 class _Probe(RLTrainer):
-    """Trains one step, and keeps what it saw."""
+    """Trains one step and records its rewards and packed rows."""
 
-    known_rewards: list[float]
+    rubric_rewards: list[float]
     rollout_s: float
     rows: Sequence[PackedRow]
 
     def compute_rewards(self, completions: Any, prompts: Any, **known: Any) -> list[float]:
-        self.known_rewards = [*getattr(self, "known_rewards", []), *super().compute_rewards(completions, prompts)]
-        return [float(place % 2) for place in range(len(completions))]
+        self.rubric_rewards = [*getattr(self, "rubric_rewards", []), *super().compute_rewards(completions, prompts)]
+        return [float(index % 2) for index in range(len(completions))]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         self.rows = inputs.rows_R[0]
@@ -106,7 +108,7 @@ class _Probe(RLTrainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     def logprobs(self) -> torch.Tensor:
-        """Of the tokens that were sampled, by the weights as they are."""
+        """Log-probabilities of the sampled tokens of the first packed row, by the current weights."""
         self.model.eval()
         row = self.rows[0].to_tensors(self.args.device)
         with torch.no_grad():
@@ -114,7 +116,7 @@ class _Probe(RLTrainer):
         return out.logprobs[row["loss_mask"]].float().cpu()
 
 
-# --- the checks, each a sentence, or (how it went, sentence) ------------------------------------------------------
+# --- checks: each returns a message, or (ok, message) -------------------------------------------------------------
 
 
 def _environment(trainer: _Probe) -> str:
@@ -126,21 +128,21 @@ def _example(trainer: _Probe) -> Any:
     row = trainer.examples[0].row
     count = preparation.num_prompt_tokens(row, trainer.tokenizer, trainer.env.for_row(row))
     room = trainer.args.max_seq_len - count
-    return room > 0, f"the first prompt has {count} tokens, which leaves {room} of max_seq_len"
+    return room > 0, f"the first prompt has {count} tokens, which leaves {room} tokens of max_seq_len"
 
 
 def _tokenizer(trainer: _Probe) -> Any:
     tokens, rows = len(trainer.tokenizer), trainer.model.get_input_embeddings().weight.shape[0]
-    return tokens <= rows, f"{tokens:,} tokens, of which the model knows {min(tokens, rows):,}"
+    return tokens <= rows, f"{tokens:,} tokens, {min(tokens, rows):,} of them with an embedding"
 
 
 def _template(trainer: _Probe) -> Any:
     if trainer.env.max_turns == 1 or trainer.env.message_type != "chat":
-        return "one turn: earlier turns are never rendered again"
+        return "single turn: no earlier turns to render"
     history = trainer.args.history
     problem = preparation.template_problem(trainer.tokenizer, trainer.env, history)
     if problem is None:
-        return "only appends" if history == "template" else "earlier turns stay as they were sampled"
+        return "only appends" if history == "template" else "earlier turns keep their sampled tokens"
     return False if trainer.args.require_increasing_context else None, problem
 
 
@@ -157,10 +159,12 @@ def _forward(trainer: _Probe) -> Any:
         head, packed = check_head(trainer.model), check_packing(trainer.model)
     finally:
         uninstall(trainer.model)
-    numbers = f"head differs by {head.difference:.1e} from the stock one, packed samples by {packed.difference:.1e}"
+    numbers = (
+        f"log-probabilities differ by {head.difference:.1e} from the stock head, {packed.difference:.1e} when packed"
+    )
     if head.ok and packed.ok:
         return numbers
-    return None, f"{numbers}: {'samples stand alone' if head.ok else 'the full head is used'}"
+    return None, f"{numbers}: {'samples are not packed' if head.ok else 'the full head is used'}"
 
 
 def _step(trainer: _Probe) -> Any:
@@ -171,35 +175,35 @@ def _step(trainer: _Probe) -> Any:
 
 def _rollouts(trainer: _Probe) -> str:
     numbers = trainer.last_step
-    rewards = [reward for reward in trainer.known_rewards if reward == reward]
-    mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward is known"
-    cut = f", {numbers['rollouts/truncated']} cut by a limit" if numbers["rollouts/truncated"] else ""
-    return f"{numbers['rollouts/generated']} in {trainer.rollout_s:.1f} s, {mean}{cut}"
+    rewards = [reward for reward in trainer.rubric_rewards if reward == reward]
+    mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "every reward is unknown"
+    truncated = f", {numbers['rollouts/truncated']} truncated" if numbers["rollouts/truncated"] else ""
+    return f"{numbers['rollouts/generated']} in {trainer.rollout_s:.1f} s, {mean}{truncated}"
 
 
 def _tokens(trainer: _Probe) -> Any:
     count = trainer.last_step["tokens/completion"]
-    return count > 0, f"{count} sampled, each with its id and log-probability"
+    return count > 0, f"{count} sampled, each with id and log-probability"
 
 
 def _ratio(trainer: _Probe) -> Any:
     mean = trainer.last_step["sampler/log_ratio_abs"]
-    return mean == mean, f"with equal weights, sampler and trainer differ by {mean:.1e} nats per token"
+    return mean == mean, f"sampler and trainer differ by {mean:.1e} nats per token with equal weights"
 
 
 def _push(trainer: _Probe) -> Any:
-    """The step changed the weights, and the engine samples with what the trainer has now."""
+    """Check that the step changed the weights and that the engine serves the new version."""
     prompt = [message for message in trainer.examples[0].row["prompt"]]
     install_logprob_forward(trainer.model)
     try:
-        row, now = trainer.rows[0], trainer.logprobs()
-        moved = float((now - torch.from_numpy(row.sampler_logprobs[row.loss_mask])).abs().max())
+        row, logprobs = trainer.rows[0], trainer.logprobs()
+        change = float((logprobs - torch.from_numpy(row.sampler_logprobs[row.loss_mask])).abs().max())
     finally:
         uninstall(trainer.model)
     trainer.generate([prompt])
-    served = trainer.engine.version
-    ok = moved > 0 and served == trainer.policy_version
-    return ok, f"version {served} is served; log-probabilities moved by up to {moved:.1e} nats"
+    version = trainer.engine.version
+    ok = change > 0 and version == trainer.policy_version
+    return ok, f"the engine serves version {version}; log-probabilities changed by up to {change:.1e} nats"
 
 
 def _checkpoint(trainer: _Probe) -> str:
@@ -210,9 +214,9 @@ def _checkpoint(trainer: _Probe) -> str:
     preparation.load_weights(trainer.model, folder)
     after = [p for p in trainer.model.parameters() if p.requires_grad]
     if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-        raise ConfigError("the weights that a checkpoint gives back are not those that were saved")
+        raise ConfigError("the weights loaded from the checkpoint differ from those saved")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{_size(size)}, read back equal in {time.perf_counter() - started:.1f} s"
+    return f"{_size(size)}, reloaded with equal weights in {time.perf_counter() - started:.1f} s"
 
 
 CHECKS: tuple[tuple[str, Callable[[_Probe], Any]], ...] = (

@@ -1,7 +1,7 @@
-"""prime-rl's run files into our document: three files of 2025, one of v0.3 and v0.4, an orchestrator's alone.
+"""Read run files of prime-rl: the three files of 2025, the single file of v0.3 and v0.4, or an orchestrator file.
 
-Every key has one counterpart, or is named in the error; nothing is skipped. A file that names a model, holds a
-trainer's part and has no LoRA table trains all weights, as it does there. Loads no model and no environment.
+Every key is converted to its counterpart or named in the error; none is skipped. A file with a model and a trainer
+section but no LoRA table trains all weights, as in prime-rl. Loads no model and no environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUMBERS = {
     "oversampling_factor": "oversample",
     "max_async_level": "max_off_policy_steps",
 }
-"""Keys of an orchestrator -> settings of ours; ``max_steps`` and ``seq_len`` also stand at the top of one file."""
+"""Keys of an orchestrator -> settings; ``max_steps`` and ``seq_len`` are also top-level keys of the single file."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {"max_completion_tokens": (*ARGS, "max_tokens")}
 OPTIM = {"lr": "learning_rate", "weight_decay": "weight_decay", "max_norm": "max_grad_norm"}
@@ -41,19 +41,28 @@ LORA = {
 PARALLEL = {"tp": "tensor_parallel_size", "dp": "data_parallel_size"}
 SERVER = ("gpu_memory_utilization", "enable_lora", "max_lora_rank")
 SERVER_MODEL = ("enable_auto_tool_choice", "tool_call_parser", "max_model_len", "enforce_eager", "dtype")
-"""Keys of an inference server and of its model that are flags of vLLM by the same name."""
+"""Keys of an inference server and of its model that are vLLM flags of the same name."""
 IMPLEMENTATIONS = {"liger_kernel": True, "hf": False, "auto": None}
-"""``model.impl`` -> ``use_liger``; auto says nothing."""
+"""``model.impl`` -> ``use_liger``; None leaves the default."""
 GPUS = {"inference_gpu_ids": "inference", "trainer_gpu_ids": "trainer"}
 DEPLOYMENT = {"num_infer_gpus": ("inference", "gpus"), "num_train_gpus": ("trainer", "gpus")}
 WANDB = ("project", "name")
-ONLY_THERE = {"environment", "orchestrator", "optim", "parallel", "deployment", "seq_len", "micro_batch_size", *GPUS}
-"""Keys at the top of a file that no other format has there."""
+TOP_LEVEL_KEYS = {
+    "environment",
+    "orchestrator",
+    "optim",
+    "parallel",
+    "deployment",
+    "seq_len",
+    "micro_batch_size",
+    *GPUS,
+}
+"""Top-level keys that only files of prime-rl have."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A document in the making, and what of the files has no place in it."""
+    """The document read so far, and the problems of the files."""
 
     document: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -64,25 +73,25 @@ class _Reading:
         for name in path[:-1]:
             table = table.setdefault(name, {})
         if table.setdefault(path[-1], value) != value:
-            was = table[path[-1]]
-            self.problems.append(f"{self.place}: {key} is {value!r}, and was {was!r} before; give it once")
+            earlier = table[path[-1]]
+            self.problems.append(f"{self.place}: {key} is {value!r}, but {earlier!r} earlier; give it once")
 
     def refuse(self, key: str) -> None:
-        self.problems.append(f"{self.place}: {key}: known to prime-rl, has no counterpart here")
+        self.problems.append(f"{self.place}: {key}: a key of prime-rl without a counterpart here")
 
 
 def read(*paths: str | Path) -> dict[str, Any]:
-    """The run that one file, or an orchestrator's, a trainer's and an inference server's together, describe.
+    """Read a run from one file, or from the files of orchestrator, trainer and inference server together.
 
-    A document in the canonical format: ``model``, ``env`` (one table, or a list of them), ``trainer.args``,
-    ``inference``, ``wandb``; keys that the files do not have are absent. *Raises* ConfigError that names every key
-    without a counterpart and every contradiction.
+    Returns a document in the canonical format: ``model``, ``env`` (one table, or a list of them), ``trainer.args``,
+    ``inference``, ``wandb``; keys that the files do not have are absent. *Raises* ConfigError with every key without a
+    counterpart and every contradiction.
     """
     return read_tables(*((str(path), TomlFile.read(path).document) for path in paths))
 
 
 def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """As ``read``, of (place, TOML document) pairs."""
+    """Read (place, TOML document) pairs; see ``read``."""
     reading = _Reading()
     for place, tables in files:
         reading.place = place
@@ -93,11 +102,11 @@ def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def is_prime_rl(tables: Mapping[str, Any]) -> bool:
-    """Whether a TOML document is one of prime-rl's: its model is a table, or it has keys no other format has."""
+    """Return whether a TOML document is a file of prime-rl: its model is a table, or it has a key of prime-rl only."""
     model = tables.get("model")
     if model is not None:
         return isinstance(model, Mapping)
-    return bool(tables.keys() & ONLY_THERE)
+    return bool(tables.keys() & TOP_LEVEL_KEYS)
 
 
 def _read_tables(tables: Mapping[str, Any], reading: _Reading) -> None:
@@ -123,7 +132,7 @@ def _read_tables(tables: Mapping[str, Any], reading: _Reading) -> None:
     args = reading.document.get("trainer", {}).get("args", {})
     trains = tables.keys() & {"orchestrator", "trainer", "optim"} and "model" in reading.document
     if trains and "use_lora" not in args:
-        reading.set((*ARGS, "use_lora"), False, "model.lora")  # without that table it trains all weights
+        reading.set((*ARGS, "use_lora"), False, "model.lora")  # without that table prime-rl trains all weights
 
 
 def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) -> None:
@@ -147,7 +156,7 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
             _pick(value, {"interval": (*ARGS, "save_steps")}, above + key, reading)
         elif key == "model":
             _read_model(value, reading, above + key)
-        elif key != "lora_name":  # the adapter's name there; here it is named after its policy version
+        elif key != "lora_name":  # name of the adapter; here adapters are named after policy versions
             reading.refuse(above + key)
 
 
@@ -175,7 +184,7 @@ def _read_inference(table: Mapping[str, Any], reading: _Reading, above: str) -> 
 
 
 def _read_model(table: Any, reading: _Reading, above: str) -> None:
-    """The model as one of the three parts sees it: its name, its adapter, flags of the server."""
+    """Read a model table: name, adapter, and flags of the server."""
     places = {"name": ("model",), "seq_len": (*ARGS, "max_seq_len")}
     places |= {name: ("inference", "args", name) for name in SERVER_MODEL}
     rest = dict(table) if isinstance(table, Mapping) else table
@@ -211,7 +220,7 @@ def _pick(table: Any, places: Mapping[str, tuple[str, ...]], above: str, reading
 
 
 def _environment(table: Mapping[str, Any], reading: _Reading, above: str) -> dict[str, Any]:
-    """``id``, ``args`` as they stand (they are the environment's own), and the name it has in a group."""
+    """Read ``id``, ``args`` (unchanged) and the name in an ``EnvGroup``."""
     for key in table.keys() - {"id", "args", "name"}:
         reading.refuse(f"{above}.{key}")
     if "id" not in table:

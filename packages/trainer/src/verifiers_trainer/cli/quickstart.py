@@ -1,9 +1,9 @@
-"""``vf-train quickstart``: a whole training run on a laptop CPU, in minutes, with nothing but this package.
+"""``vf-train quickstart``: a complete training run on a laptop CPU, in minutes, without other packages.
 
-A model of half a million parameters is built, shown the form of the answer by a supervised warm-up, measured on
-held-out examples, trained by reinforcement learning, and measured again. ``PRESETS`` holds what differs between the
-environments that it can do this with. Engine, orchestrator, loss and trainer are those of every run: this module only
-chooses their settings, shows what happens, and writes down what came out.
+The run builds a model of half a million parameters, teaches it the answer format by a supervised warm-up, evaluates it
+on held-out examples, trains it by reinforcement learning, and evaluates it again. ``PRESETS`` has the settings of each
+supported environment. Engine, pipeline, loss and trainer are those of every run: this module selects their settings,
+prints progress, and writes a summary.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from verifiers_trainer.trainer import RLTrainer
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What the quickstart does with one environment: ``PRESETS["reverse-text"].noun == "words"``."""
+    """Settings of the quickstart for one environment: ``PRESETS["reverse-text"].noun == "words"``."""
 
     noun: str
-    """What the examples are, in the plural."""
+    """Plural noun for the examples."""
     exact: str
-    """The metric that is 1 for a fully right answer, and less for any other."""
+    """Metric that is 1 for a correct completion and less for any other."""
     env_args: Mapping[str, Any]
     target: float
-    """Mean sampled reward at which the warm-up stops: the form is known, the task is not."""
+    """Mean sampled reward at which the warm-up stops: the model knows the format but not the task."""
     warm_up: Mapping[str, Any]
     """Further arguments of ``warm_up``."""
     steps: int
@@ -84,7 +84,7 @@ PRESETS: dict[str, Preset] = {
             "gym": [{"name": "basic_arithmetic", "config": {**THREE_TERMS, "operators": ["+", "-"]}}],
             "system_prompt": "",
             "num_train_examples": 2000,
-            "num_eval_examples": 280,  # of which some 80 are training problems too, and left out
+            "num_eval_examples": 280,  # about 80 of them are also training problems and are left out
         },
         target=0.30,
         warm_up={"max_steps": 600, "probe_every": 40, "learning_rate": 1e-3},
@@ -107,11 +107,11 @@ def run(
     loss: str = "cispo",
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run it in ``environment``, a key of ``PRESETS``; returns what ``summary.json`` in ``output_dir`` holds.
+    """Train in ``environment``, a key of ``PRESETS``; return the content of ``summary.json`` in ``output_dir``.
 
-    ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly right answers) and their 95%
-    intervals over held-out examples. ``steps`` defaults to the preset's. *Raises* ``ConfigError`` for settings that
-    cannot be used.
+    ``before`` and ``after`` each have ``mean_reward``, ``exact`` (share of exactly correct completions) and their 95%
+    intervals over held-out examples. ``steps`` defaults to that of the preset. *Raises* ``ConfigError`` for invalid
+    settings.
     """
     preset = _preset(environment)
     steps = preset.steps if steps is None else steps
@@ -121,7 +121,7 @@ def run(
     transformers_logging.disable_progress_bar()
     logging.getLogger("verifiers").setLevel(logging.WARNING)
     set_seed(seed)
-    output = _fresh(Path(output_dir))
+    output = _new_folder(Path(output_dir))
     env = vf.load_environment(environment, seed=seed, **preset.env_args)
     model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": seed})
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -164,7 +164,7 @@ def _preset(environment: str) -> Preset:
     if environment not in PRESETS:
         *others, last = PRESETS
         raise vf.ConfigError(
-            f"the quickstart knows {', '.join(others)} and {last}, not {environment!r}: train in any other "
+            f"the quickstart supports {', '.join(others)} and {last}, not {environment!r}: train in any other "
             "environment with vf-train @ file.toml"
         )
     return PRESETS[environment]
@@ -194,8 +194,8 @@ def _config(output: Path, seed: int, steps: int, loss: str, preset: Preset) -> R
     )
 
 
-def _fresh(output: Path) -> Path:
-    """``output``, or ``output-2``, … when an earlier quickstart is there."""
+def _new_folder(output: Path) -> Path:
+    """Create and return ``output``, or ``output-2``, … when it holds an earlier quickstart."""
     number, path = 1, output
     while (path / METRICS).exists() or (path / "eval").exists():
         number += 1
@@ -210,16 +210,16 @@ def _fresh(output: Path) -> Path:
 
 
 def _warm_up(trainer: RLTrainer, console: Console, preset: Preset) -> int:
-    console.print("1/4 warm-up: supervised steps on right answers, until the form is known")
+    console.print("1/4 warm-up: supervised steps on correct answers, until the model knows the format")
 
     rows = [example.row for example in (trainer.env.train_table or [])[:64]]
 
     def reward() -> float:
         return _run_rollouts(trainer, rows).metadata["avg_reward"]
 
-    def show(step: int, loss: float, reached: float | None) -> None:
-        if reached is not None and (step % 20 == 0 or reached >= preset.target):
-            console.print(f"    step {step:3d}  loss {loss:.3f}  sampled reward {reached:.3f}")
+    def show(step: int, loss: float, mean_reward: float | None) -> None:
+        if mean_reward is not None and (step % 20 == 0 or mean_reward >= preset.target):
+            console.print(f"    step {step:3d}  loss {loss:.3f}  sampled reward {mean_reward:.3f}")
 
     steps = warm_up(
         trainer.model,
@@ -252,26 +252,26 @@ def _run_rollouts(trainer: RLTrainer, rows: list[Any], folder: Path | None = Non
 
 
 def _held_out(env: vf.Environment) -> list[dict[str, Any]]:
-    """The rows to measure on: those that are not training rows as well, since a generator may ask the same twice."""
-    trained_on = {canonical_json(example.row["prompt"]) for example in env.train_table or ()}
-    return [example.row for example in env.eval_table if canonical_json(example.row["prompt"]) not in trained_on]
+    """Return the evaluation rows that are not training rows: generators may produce the same example twice."""
+    train_prompts = {canonical_json(example.row["prompt"]) for example in env.train_table or ()}
+    return [example.row for example in env.eval_table if canonical_json(example.row["prompt"]) not in train_prompts]
 
 
 def statistics_of(results: GenerateOutputs, exact: str) -> dict[str, Any]:
-    """Mean reward and share of exact answers (the metric ``exact``), with their standard errors and 95% intervals.
+    """Return mean reward and share of exact completions (metric ``exact``), with standard errors and 95% intervals.
 
-    Both are over examples: rollouts of one example are not independent.
+    Errors are clustered by example: rollouts of one example are not independent.
     """
     examples = results["example_ids"]
     reward = results["rewards"]
-    right = [value if math.isnan(value) else float(value == 1) for value in results["metrics"][exact]]
+    is_exact = [value if math.isnan(value) else float(value == 1) for value in results["metrics"][exact]]
     return {
         "mean_reward": mean(reward),
         "mean_reward_stderr": clustered_stderr(reward, examples),
         "mean_reward_interval": _interval(reward, examples),
-        "exact": mean(right),
-        "exact_stderr": clustered_stderr(right, examples),
-        "exact_interval": _interval(right, examples),
+        "exact": mean(is_exact),
+        "exact_stderr": clustered_stderr(is_exact, examples),
+        "exact_interval": _interval(is_exact, examples),
         "rollouts": len(results),
         "examples": len(set(examples)),
     }
@@ -283,7 +283,7 @@ def _interval(values: Sequence[float], examples: Sequence[Any]) -> list[float]:
 
 
 class _Display(TrainerCallback):
-    """One line of progress on a terminal; elsewhere a line every 25 steps."""
+    """Progress line on a terminal; elsewhere a line every 25 steps."""
 
     def __init__(self, console: Console, steps: int, exact: str):
         self.console, self.steps, self.exact = console, steps, f"reward/{exact}"
@@ -301,10 +301,10 @@ class _Display(TrainerCallback):
         if rows is None:
             return
         recent = [row for row in rows if "reward/mean" in row][-10:]
-        shown = {name: _recent(recent, name) for name in ("reward/mean", self.exact, "loss", "entropy")}
+        numbers = {name: _recent(recent, name) for name in ("reward/mean", self.exact, "loss", "entropy")}
         line = (
-            f"step {state.global_step:3d}/{self.steps}  reward {shown['reward/mean']:.3f}  "
-            f"exact {shown[self.exact]:.3f}  loss {shown['loss']:+.4f}  entropy {shown['entropy']:.3f}"
+            f"step {state.global_step:3d}/{self.steps}  reward {numbers['reward/mean']:.3f}  "
+            f"exact {numbers[self.exact]:.3f}  loss {numbers['loss']:+.4f}  entropy {numbers['entropy']:.3f}"
         )
         if self.progress is not None:
             self.progress.update(self.task, completed=state.global_step, description=line)
@@ -325,22 +325,22 @@ def _report(summary: dict[str, Any], preset: Preset, console: Console) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
-    was, now = summary["before"], summary["after"]
-    for label, name in (("mean reward", "mean_reward"), ("exactly right", "exact")):
-        cells = [f"{s[name]:.3f} ± {s[f'{name}_stderr']:.3f}" for s in (was, now)]
-        table.add_row(label, *cells, f"{now[name] - was[name]:+.3f}")
+    before, after = summary["before"], summary["after"]
+    for label, name in (("mean reward", "mean_reward"), ("exactly correct", "exact")):
+        cells = [f"{s[name]:.3f} ± {s[f'{name}_stderr']:.3f}" for s in (before, after)]
+        table.add_row(label, *cells, f"{after[name] - before[name]:+.3f}")
     console.print()
     console.print(table)
-    console.print("(± one standard error, over examples; a 95% interval is 1.96 of them either way)\n")
+    console.print("(± one standard error of the mean, clustered by example; a 95% interval is ± 1.96 of them)\n")
 
 
 def _transcripts(before: GenerateOutputs, after: GenerateOutputs, console: Console) -> None:
-    then = {o["example_id"]: o for o in reversed(before.outputs)}
-    now = {o["example_id"]: o for o in reversed(after.outputs)}
-    for example in list(then)[:: max(1, len(then) // NUM_TRANSCRIPTS)][:NUM_TRANSCRIPTS]:
-        asked, right = then[example]["prompt"][-1]["content"], then[example]["answer"]
-        console.print(f"asked: {asked}   right answer: {right}", highlight=False, markup=False)
-        for name, output in (("before", then[example]), ("after", now[example])):
+    first = {o["example_id"]: o for o in reversed(before.outputs)}
+    last = {o["example_id"]: o for o in reversed(after.outputs)}
+    for example in list(first)[:: max(1, len(first) // NUM_TRANSCRIPTS)][:NUM_TRANSCRIPTS]:
+        prompt, answer = first[example]["prompt"][-1]["content"], first[example]["answer"]
+        console.print(f"prompt: {prompt}   answer: {answer}", highlight=False, markup=False)
+        for name, output in (("before", first[example]), ("after", last[example])):
             text = escape_control(str(output["completion"][-1]["content"])) if output["completion"] else ""
             console.print(f"  {name:6s} {output['reward']:.2f}  {text}", highlight=False, markup=False)
 
@@ -349,12 +349,12 @@ def _next_steps(summary: dict[str, Any], console: Console) -> None:
     output = summary["output_dir"]
     other = next(name for name in PRESETS if name != summary["environment"])
     console.print(
-        f"\nDone in {summary['seconds']:.0f} s, of which reinforcement learning {summary['rl_seconds']:.0f} s.\n"
+        f"\nDone in {summary['seconds']:.0f} s, reinforcement learning in {summary['rl_seconds']:.0f} s of them.\n"
         f"  learning curve   {summary['plot']}\n"
         f"  numbers          {output}/summary.json, {output}/{METRICS}\n"
         f"  rollouts         {output}/completions/ (trained), {output}/eval/ (held-out)\n"
         f"  model            {output}/model\n"
-        "What to try next:\n"
+        "Next commands:\n"
         f"  vf-train quickstart --env {other}\n"
         "  vf-train quickstart --loss dr_grpo --seed 1\n"
         "  vf-train @ configs/vf-train/tiny-cpu.toml\n"

@@ -1,4 +1,4 @@
-"""The end of the command: its exit code, one paragraph for an error, and the object of ``--json``."""
+"""Report the outcome of a command: exit code, error message, and the object of ``--json``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from verifiers.errors import RunError
 
 
 def rank() -> int:
-    """The number of this process among those that train together; 0 of one. Rank 0 speaks for all."""
+    """Return the rank of this process; 0 in a single-process run. Only rank 0 prints."""
     return int(os.environ.get("RANK", "0"))
 
 
 def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: bool) -> int:
-    """Run ``body`` and return the exit code; an error becomes one paragraph on stderr (a traceback with ``verbose``).
+    """Run ``body`` and return the exit code; print an error as one paragraph on stderr (a traceback with ``verbose``).
 
     ``body`` gets the object that ``--json`` prints and fills its own keys.
     """
@@ -30,21 +30,21 @@ def finish(body: Callable[[dict[str, Any]], int], *, verbose: bool, as_json: boo
     except KeyboardInterrupt:
         code, message = INTERRUPTED, "interrupted; nothing was trained"
         print(f"vf-train: {message}", file=sys.stderr)
-    except Exception as error:  # noqa: BLE001 - the end of the command: whatever it is, it is shown and sets the code
-        code, facts = fail(_explained(error), command="vf-train", verbose=verbose)
+    except Exception as error:  # noqa: BLE001 - top level of the command: every error is printed and sets the exit code
+        code, facts = fail(_with_advice(error), command="vf-train", verbose=verbose)
         message = facts["message"]
     if as_json and not rank():
         print(json.dumps({"schema": SCHEMA, "ok": code == 0, "exit_code": code, "error": message, **result}))
     return code
 
 
-def _explained(error: Exception) -> Exception:
-    """The error, with what to change where the device ran out of memory."""
+def _with_advice(error: Exception) -> Exception:
+    """Add to an out-of-memory error the settings to change; return other errors unchanged."""
     if type(error).__name__ != "OutOfMemoryError":  # torch's; by name, so that --help does not load torch
         return error
-    explained = RunError(
+    advice = RunError(
         f"out of memory: {str(error).splitlines()[0]} Lower micro_batch_size or max_seq_len, or use LoRA "
         "(use_lora = true) and gradient_checkpointing = true"
     )
-    explained.__cause__ = error
-    return explained
+    advice.__cause__ = error
+    return advice

@@ -1,4 +1,4 @@
-"""The flags of ``vllm serve`` (0.32, and older ones): misspelt flags are reported before a server starts."""
+"""Flags of ``vllm serve`` up to 0.32, used to report misspelt flags before a server starts."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ SERVER_FLAGS = frozenset(
     watermark watermark-config weight-transfer-config worker-cls worker-extension-cls
     """.split()
 )
-"""Without the dashes; ``no-`` before a name switches it off."""
+"""Names without dashes; the prefix ``no-`` disables a flag."""
 SETTINGS = frozenset(name.replace("-", "_") for name in SERVER_FLAGS) | {"no_enable_prefix_caching"}
-"""The same as keys of ``[inference.args]``."""
+"""The flags as keys of ``[inference.args]``."""

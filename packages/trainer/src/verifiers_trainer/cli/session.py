@@ -1,4 +1,4 @@
-"""One call of ``vf-train``: plan the run, then show, dump or train it, and print the files it wrote."""
+"""Run ``vf-train``: plan the run, then show, dump or train it, and list the files it wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CURVE = "learning_curve.png"
 MARKS = {True: "ok    ", False: "FAILED", None: "note  "}
-"""Outcome of a check of the dry run."""
+"""Result of a preflight check -> its mark."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Session:
 
     def run(self, result: dict[str, Any]) -> int:
         """Run the command. *Raises* ``UsageError`` and ``RunError``; see ``plan`` and ``verifiers_trainer.trainer``."""
-        if rank():  # rank 0 speaks for all
+        if rank():  # only rank 0 prints
             self.quiet, self.as_json = True, False
         self.console = Console(stderr=True)
         level = logging.DEBUG if self.verbose else logging.ERROR if self.quiet else logging.INFO
@@ -68,7 +68,7 @@ class Session:
             return 0
         decision = launch.decide(self.engine, self.vllm_url, plan.settings.gpus, devices)
         if plan.config.server_url is None or self.engine != "auto" or decision.url is not None:
-            self._say(f"inference: {launch.where(decision)} ({decision.reason})")
+            self._print(f"inference: {launch.where(decision)} ({decision.reason})")
             if (decision.launches or len(decision.trainer_devices) > 1) and "LOCAL_RANK" not in os.environ:
                 return self._launch(plan, decision, result)
             launch.apply(decision, plan, self.engine)
@@ -76,37 +76,37 @@ class Session:
         if self.dry_run:
             return self._dry_run(plan, result)
         if plan.checkpoint is not None and plan.first_step >= plan.num_steps:
-            self._say(f"{plan.folder} is trained already: its newest checkpoint is at step {plan.first_step}")
+            self._print(f"{plan.folder} is already trained: its newest checkpoint is of step {plan.first_step}")
             self._describe(plan, result)
             self._close(plan, interrupted=False)
             return 0
         return self._train(plan, result)
 
     def _launch(self, plan: Plan, decision: launch.Decision, result: dict[str, Any]) -> int:
-        """Train in a process of its own, beside a server; the object of ``--json`` is that process's."""
-        code, written = launch.run(plan, decision, self._passed_on(), self._say)
-        if self.as_json and written.strip():
-            result.update(json.loads(written.strip().splitlines()[-1]))
-        elif written:
-            print(written, end="")
+        """Train in a child process beside a server; ``--json`` prints the object of the child."""
+        code, stdout = launch.run(plan, decision, self._child_arguments(), self._print)
+        if self.as_json and stdout.strip():
+            result.update(json.loads(stdout.strip().splitlines()[-1]))
+        elif stdout:
+            print(stdout, end="")
         return code
 
-    def _passed_on(self) -> list[str]:
-        """The arguments of this call, for a process that trains."""
-        named = {"--output-dir": self.output_dir, "--resume": self.resume}
-        words = [*self.words, *(f"{flag}={value}" for flag, value in named.items() if value is not None)]
+    def _child_arguments(self) -> list[str]:
+        """Return the arguments of this call for the child that trains."""
+        options = {"--output-dir": self.output_dir, "--resume": self.resume}
+        words = [*self.words, *(f"{flag}={value}" for flag, value in options.items() if value is not None)]
         flags = {"--fresh": self.fresh, "--dry-run": self.dry_run, "--json": self.as_json, "-v": self.verbose}
         return words + [flag for flag, enabled in {**flags, "-q": self.quiet}.items() if enabled]
 
-    # --- the three things it can do -----------------------------------------------------------------------------
+    # --- modes --------------------------------------------------------------------------------------------------
 
     def _dry_run(self, plan: Plan, result: dict[str, Any]) -> int:
-        """Show the run and try out its parts; exit code 2 when one of them fails."""
+        """Show the run and run the preflight checks; return 2 when one fails."""
         from verifiers_trainer.cli.preflight import preflight
         from verifiers_trainer.trainer import RLTrainer
 
         config = plan.config.private_copy()
-        with tempfile.TemporaryDirectory() as folder:  # transformers makes the folder it is given
+        with tempfile.TemporaryDirectory() as folder:  # transformers creates output_dir
             config.output_dir = folder
             with RLTrainer(plan.settings.model, plan.env, config) as trainer:
                 rows = [*plan_rows(plan), *model_rows(trainer)]
@@ -127,17 +127,17 @@ class Session:
         from verifiers_trainer.trainer import RLTrainer
 
         with self._folder(plan):
-            self._say(two_columns(plan_rows(plan)))
+            self._print(two_columns(plan_rows(plan)))
             if project := plan.settings.config.get("project"):
                 os.environ.setdefault("WANDB_PROJECT", project)  # where transformers' reporter looks for it
-            self._say(f"loading {plan.settings.model}")
+            self._print(f"loading {plan.settings.model}")
             with RLTrainer(plan.settings.model, plan.env, plan.config) as trainer:
                 progress = ProgressLine(trainer, self.console, self.quiet)
                 trainer.add_callback(progress)
 
                 def announce() -> None:
                     progress.stop_after_step = True
-                    self._say("stopping after this step, then saving; press Ctrl-C again to leave at once")
+                    self._print("stopping after this step, then saving; press Ctrl-C again to exit immediately")
 
                 try:
                     with Interrupt(announce, lambda _: progress.stop()) as interrupt:
@@ -146,7 +146,7 @@ class Session:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
                 except RunError:
                     if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
-                        self._say(f"{newest} is whole: {self._again(plan)} resumes from it")
+                        self._print(f"{newest} is valid: {self._resume_command(plan)} resumes from it")
                     raise
                 finally:
                     progress.stop()
@@ -156,9 +156,9 @@ class Session:
 
     @contextmanager
     def _folder(self, plan: Plan) -> Iterator[None]:
-        """The run's folder, for this run alone. *Raises* ``RunBusy``, ``ConfigError`` when it cannot be written.
+        """Lock the folder of the run. *Raises* ``RunBusy``, ``ConfigError`` when it cannot be written.
 
-        Of several processes that train together, rank 0 holds it.
+        Of several ranks, rank 0 holds the lock.
         """
         folder = plan.folder
         if rank():
@@ -166,17 +166,17 @@ class Session:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            held = _hold(folder)
+            lock = _lock(folder)
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --output-dir") from error
         try:
             yield
         finally:
-            held.release()
+            lock.release()
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    def _say(self, message: str) -> None:
+    def _print(self, message: str) -> None:
         if not self.quiet:
             self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
@@ -186,10 +186,10 @@ class Session:
             if plan.config.server_url is None or not key.startswith(("inference.", "trainer.gpus")):
                 by_reason.setdefault(reason, []).append(key)
         for reason, keys in by_reason.items():
-            self._say(f"ignored: {', '.join(keys)} ({reason})")
+            self._print(f"ignored: {', '.join(keys)} ({reason})")
 
     def _describe(self, plan: Plan, result: dict[str, Any]) -> None:
-        """The keys of ``--json``."""
+        """Fill the keys of ``--json``."""
         newest = checkpoint_files.newest_valid(plan.folder)
         metrics = plan.folder / METRICS
         steps = [row for row in read_metrics(metrics) if "reward/mean" in row] if metrics.is_file() else []
@@ -205,18 +205,18 @@ class Session:
             return
         newest = checkpoint_files.newest_valid(plan.folder)
         if not interrupted:
-            self._say("")
-            commands = [f"{self._again(plan, 2 * plan.num_steps)}    # trains on"]
+            self._print("")
+            commands = [f"{self._resume_command(plan, 2 * plan.num_steps)}    # continues training"]
         elif newest is not None:
-            self._say(f"\ninterrupted; step {step_of(newest)} is saved, and the command below resumes from it")
-            commands = [self._again(plan)]
+            self._print(f"\ninterrupted; step {step_of(newest)} is saved, and the command below resumes from it")
+            commands = [self._resume_command(plan)]
         else:
-            self._say("\ninterrupted before the first step was finished; nothing is saved")
+            self._print("\ninterrupted before the end of the first step; nothing is saved")
             commands = []
-        self._say(two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands)))
+        self._print(two_columns(closing_rows(plan.folder, newest, self._draw(plan), commands)))
 
-    def _again(self, plan: Plan, max_steps: int | None = None) -> str:
-        """The command that finds this folder again, perhaps with another ``max_steps``."""
+    def _resume_command(self, plan: Plan, max_steps: int | None = None) -> str:
+        """Return the command that continues the run in this folder, optionally with another ``max_steps``."""
         words, flag = list(self.words), "--trainer.args.max_steps"
         if max_steps is not None:
             if flag in words:
@@ -235,20 +235,20 @@ class Session:
             return None
         try:
             draw_learning_curve(metrics, picture, f"{plan.settings.env_id}: {plan.settings.model}")
-        except Exception as error:  # noqa: BLE001 - a picture that fails is reported, and must not lose a trained model
-            self._say(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a failed plot is reported and must not lose a trained model
+            self._print(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
             return None
         return picture
 
 
-def _hold(folder: Path) -> HeldFile:
-    held = HeldFile(folder / LOCK_NAME)
-    held.write_holder()
-    return held
+def _lock(folder: Path) -> HeldFile:
+    lock = HeldFile(folder / LOCK_NAME)
+    lock.write_holder()
+    return lock
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    """The run in a few lines, as far as it is known without the model."""
+    """Return the summary of the run that is known without the model."""
     config, settings = plan.resolved, plan.settings
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
     environments: list[tuple[str, Mapping[str, Any]]] = [(table.id, table.args) for table in settings.mixture]
@@ -259,25 +259,25 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("model", settings.model),
         ("environment", " + ".join(calls)),
         ("batch", f"{batch} rollouts = {batch // group} examples x {group}, in micro-batches of {micro}"),
-        ("sampling", f"{sampling}, conversations of at most {config.max_seq_len} tokens"),
+        ("sampling", f"{sampling}, at most {config.max_seq_len} tokens per conversation"),
         ("objective", f"{config.loss}, advantage {config.advantage}, learning rate {config.learning_rate:g}"),
         ("weights", f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}" if config.use_lora else "all"),
         ("steps", f"{plan.first_step} -> {plan.num_steps}, a checkpoint every {config.save_steps:g}"),
         ("folder", str(plan.folder)),
         ("starts from", str(plan.checkpoint or "the beginning")),
     ]
-    return rows + [(key.rpartition(".")[2], f"chosen: {reason}") for key, reason in settings.derived]
+    return rows + [(key.rpartition(".")[2], f"derived: {reason}") for key, reason in settings.derived]
 
 
 def model_rows(trainer: RLTrainer) -> list[tuple[str, str]]:
-    """What loading the model and the environment showed."""
+    """Return the part of the summary that needs the loaded model and environment."""
     model: Any = trainer.model
     parameters = list(model.parameters())
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     kinds = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters}))
     train, held_out = trainer.env.train_table, trainer.env.eval_table
     examples = ", ".join(
-        f"{len(table)} {name}" for name, table in (("to train on", train), ("held out", held_out)) if table is not None
+        f"{len(table)} {name}" for name, table in (("for training", train), ("held out", held_out)) if table is not None
     )
     return [
         ("parameters", f"{sum(p.numel() for p in parameters):,}, {trained:,} of them trained; {kinds}"),

@@ -1,9 +1,9 @@
-"""Assignments -> one checked ``TrainSettings``, and back to TOML. Reads no file, loads no model, asks no device.
+"""Convert assignments to one checked ``TrainSettings``, and back to TOML. Reads no file, loads no model.
 
-Two formats are understood and come out the same: that of ``vf-rl`` (``model``, ``[env]``, ``[inference]``,
-``[trainer]``, ``[eval]``) and that of hosted training (``max_steps`` and its like at the top, ``[sampling]``,
-``[[env]]``, ``[wandb]``). Every unknown key and wrong type is reported. Ranges and combinations are
-``RLConfig.resolve``'s, the arguments of an environment its loader's.
+Two formats give the same result: that of ``vf-rl`` (``model``, ``[env]``, ``[inference]``, ``[trainer]``, ``[eval]``)
+and that of hosted training (top-level keys such as ``max_steps``, ``[sampling]``, ``[[env]]``, ``[wandb]``). Every
+unknown key and wrong type is reported. ``RLConfig.resolve`` checks ranges and combinations, the loader of an
+environment checks its arguments.
 """
 
 from __future__ import annotations
@@ -39,23 +39,26 @@ HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("eval", "interval"): ("eval", "steps"),
     ("eval", "eval_base_model"): ("eval", "on_start"),
 }
-"""Keys of the hosted format -> ours. Its ``[wandb]`` is understood in every file."""
-HOSTED_ALONE: dict[tuple[str, ...], str] = {
+"""Keys of the hosted format -> keys of ``vf-rl``. ``[wandb]`` is read from files of both formats."""
+HOSTED_IGNORED: dict[tuple[str, ...], str] = {
     ("env_file",): "secrets are read from the environment of this process",
     ("env_files",): "secrets are read from the environment of this process",
-    ("trajectory_strategy",): "turns that share a prefix are merged, the others are samples of their own",
-    ("checkpoints", "keep_cloud"): "nothing is stored in a cloud; trainer.args.save_total_limit bounds what is on disk",
+    ("trajectory_strategy",): "turns that share a prefix are merged, the others are separate samples",
+    (
+        "checkpoints",
+        "keep_cloud",
+    ): "checkpoints are stored on disk only; trainer.args.save_total_limit bounds their number",
     ("wandb", "entity"): "set WANDB_ENTITY",
-    ("eval", "env"): "the evaluation set of the environment that is trained is used",
-    ("val",): "[eval] is the one evaluation while training",
+    ("eval", "env"): "evaluation uses the evaluation set of the training environment",
+    ("val",): "[eval] configures the only evaluation during training",
 }
-"""Keys of the hosted format that have no meaning here -> why."""
+"""Keys of the hosted format without effect -> why."""
 PRIME_RL = ("environment", "orchestrator", "ckpt", "weight_broadcast", "slurm")
 EVAL = "eval_"
 Algorithm = Literal["rl", "grpo"]
 """Values of ``trainer.algorithm``: the defaults of ``RLConfig`` or of ``GRPOConfig``."""
 TRANSLATED_HINTS: dict[str, Any] = {"scale_rewards": bool | str}
-"""Types of the names whose value is translated, where it is not a whole number."""
+"""Types of translated names, where they are not whole numbers."""
 NO_SERVER = "no inference server is started: the embedded engine samples from the trainer's own weights"
 
 
@@ -66,18 +69,18 @@ class EnvTable:
     id: str
     args: dict[str, Any] = field(default_factory=dict)
     name: str = ""
-    """Its name in the metrics; default: its id without owner and version."""
+    """Name in the metrics; default: the id without owner and version."""
     weight: Annotated[float, Bounds(0, exclusive=True)] | None = None
-    """Its share of the groups, relative to the other weights."""
+    """Share of the groups, relative to the other weights."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Its keys, as a file gives them."""
+        """Return the keys of the table in a file."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, {})}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """What a run is: ``TrainSettings("builtin:tiny", "reverse-text", {"unit": "word"}, {"max_steps": 60})``."""
+    """Settings of a run: ``TrainSettings("builtin:tiny", "reverse-text", {"unit": "word"}, {"max_steps": 60})``."""
 
     model: str
     env_id: str
@@ -87,17 +90,17 @@ class TrainSettings:
     algorithm: str = "rl"
     """``rl`` or ``grpo``."""
     ignored: tuple[tuple[str, str], ...] = ()
-    """(key, reason) of settings that have no effect here."""
+    """(key, reason) of settings without effect in this run."""
     derived: tuple[tuple[str, str], ...] = ()
-    """(key, reason) of settings that follow from the others."""
+    """(key, reason) of settings derived from the others."""
     places: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Key -> where it was set last, for messages."""
+    """Key -> where it was last set, for messages."""
     mixture: tuple[EnvTable, ...] = ()
-    """The environments when there are several; then ``env_id`` names them all."""
+    """The environments of a mixture, else empty; ``env_id`` then joins their names."""
     server_args: Mapping[str, Any] = field(default_factory=dict)
-    """``[inference.args]``: flags of the server in snake_case, for when one is started."""
+    """``[inference.args]``: flags of a server that is started, in snake_case."""
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """Number of devices of ``inference`` and of ``trainer``."""
+    """Number of devices for ``inference`` and for ``trainer``."""
 
 
 @functools.cache
@@ -111,7 +114,7 @@ def _hints() -> dict[str, Any]:
 
 
 def _hint_of(name: str) -> Any:
-    """The type of a setting, under any of its names."""
+    """Return the type of a setting, under any of its names."""
     if name in compat.TRANSLATED:
         return TRANSLATED_HINTS.get(name, int | None)
     return Any if name in compat.WITHOUT_EFFECT else _hints()[compat.RENAMED.get(name, name)]
@@ -123,9 +126,9 @@ def _eval_keys() -> tuple[str, ...]:
 
 
 def read_settings(assignments: Sequence[Assignment], num_gpus: int = 0) -> tuple[TrainSettings, list[str]]:
-    """(settings, problems) of assignments in rising precedence; settings that have problems are left out.
+    """Return (settings, problems) of assignments in rising precedence; settings with problems are left out.
 
-    ``num_gpus`` says how many CUDA devices there are, on which the meaning of ``gpus`` depends.
+    ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it.
     """
     return _Reader(num_gpus).read(assignments)
 
@@ -157,8 +160,8 @@ class _Reader:
     def read(self, assignments: Sequence[Assignment]) -> tuple[TrainSettings, list[str]]:
         hosted = is_hosted(assignments)
         for setting in assignments:
-            if hosted and setting.path in HOSTED_ALONE:
-                self.ignored[setting.key] = HOSTED_ALONE[setting.path]
+            if hosted and setting.path in HOSTED_IGNORED:
+                self.ignored[setting.key] = HOSTED_IGNORED[setting.path]
                 continue
             setting = _from_hosted(setting) if hosted or setting.is_flag else setting
             if setting.path[0] in self.top:
@@ -199,7 +202,7 @@ class _Reader:
                 self._unknown(setting, ("id", "args", "weight"), 1)
 
     def _environments(self, setting: Assignment) -> None:
-        """Several ``[[env]]`` tables."""
+        """Read several ``[[env]]`` tables."""
         self.mixture = _env_tables(setting, self.problems)
         self.names["env.id"], self.places["env.id"] = " + ".join(table.name for table in self.mixture), setting.place
         if any(table.weight is not None for table in self.mixture):
@@ -246,7 +249,7 @@ class _Reader:
                 self._unknown(setting, _eval_keys(), 1)
 
     def _wandb(self, setting: Assignment) -> None:
-        """``[wandb]`` switches the tracker on; ``--no-wandb`` switches it off."""
+        """Read ``[wandb]``, which enables the tracker, and ``--no-wandb``, which disables it."""
         if setting.path == ("wandb",) and setting.value in (True, False):
             self.config["report_to"] = "wandb" if setting.value else "none"
         elif len(setting.path) != 2:
@@ -264,7 +267,7 @@ class _Reader:
             if isinstance(setting.value, str) and setting.value and setting.key == key:
                 self.names[key] = setting.value
             else:
-                self._problem(setting, f"{key} must be a text, not {setting.value!r}")
+                self._problem(setting, f"{key} must be a string, not {setting.value!r}")
 
         return store
 
@@ -290,12 +293,12 @@ class _Reader:
                 return
             setting = dataclasses.replace(setting, value=value)
         elif not fits({}, hint):
-            self._problem(setting, f"{name} has no parts; it must be {describe(hint)}")
+            self._problem(setting, f"{name} is not a table; it must be {describe(hint)}")
             return
         self.places[name] = setting.place
         if name in compat.GRPO_NAMES and self.algorithm is None:
             self.algorithm, self.derived["trainer.algorithm"] = "grpo", f"{name} is a setting of GRPO"
-        if name in compat.SPELLED:
+        if name in compat.ALL_SPELLINGS:
             self._field_by_another_name(setting, name)
         else:
             store(self.config, setting.path[depth:], setting.value)
@@ -312,13 +315,13 @@ class _Reader:
         except ConfigError as error:
             self._problem(setting, str(error))
             return
-        duplicates = {second for _, second in compat.TWINS}
+        duplicates = {second for _, second in compat.DUPLICATES}
         for field_name, value in translated.items():
             if field_name not in duplicates:
                 self.config[field_name], self.places[field_name] = value, setting.place
 
     def _checked(self, setting: Assignment, hint: Any, name: str) -> Any:
-        """The value as ``hint`` wants it; None, which TOML has no word for, after a problem was noted."""
+        """Convert the value to the type ``hint``; None, which TOML cannot express, after reporting a problem."""
         try:
             return accept(setting, hint)
         except ValueError as error:
@@ -326,9 +329,9 @@ class _Reader:
             return None
 
     def _complete(self, hosted: bool) -> None:
-        for key, how in (("model", "model = …"), ("env.id", "[env] id = …")):
+        for key, example in (("model", "model = …"), ("env.id", "[env] id = …")):
             if key not in self.places:
-                self.problems.append(f"{key} is missing: write {how} in the file, or give --{key}")
+                self.problems.append(f"{key} is missing: write {example} in the file, or give --{key}")
         for key, name in (("wandb.project", "project"), ("wandb.name", "run_name")):
             if key in self.names:
                 self.config.setdefault(name, self.names[key])
@@ -347,7 +350,7 @@ class _Reader:
         self.problems.append(setting.problem(sentence))
 
     def _unknown(self, setting: Assignment, known: Iterable[str], depth: int) -> None:
-        """Report a key whose part at ``depth`` is not in ``known``."""
+        """Report a key whose component at ``depth`` is not in ``known``."""
         if len(setting.path) <= depth:
             self._problem(setting, f"{setting.key} is not a setting")
             return
@@ -368,7 +371,7 @@ class _Reader:
             else:
                 self._problem(setting, f"sampling must be a table, not {setting.value!r}")
         elif wrong in PRIME_RL:
-            self._problem(setting, f"[{wrong}] is known to prime-rl and has no counterpart here")
+            self._problem(setting, f"[{wrong}] is a table of prime-rl without a counterpart here")
         elif match := close_match(wrong, [*known, *flags], SIMILAR):
             near = f"--{flags[match]}" if match in flags else match
             self._problem(setting, f'there is no setting "{setting.key}", did you mean "{near}"?')
@@ -379,11 +382,11 @@ class _Reader:
 
 
 FLAGS = ("output-dir", "resume", "fresh", "dry-run", "dump-config", "json", "verbose", "quiet", "version", "help")
-"""The command's own options, for suggestions."""
+"""Options of the command, for suggestions."""
 
 
 def is_hosted(assignments: Sequence[Assignment]) -> bool:
-    """Whether the files are in the format of hosted training: some of its keys and neither [trainer] nor [inference].
+    """Return whether the files are in the hosted format: some of its keys and neither [trainer] nor [inference].
 
     >>> is_hosted([Assignment(("max_steps",), 5, "x.toml:1")])
     True
@@ -401,7 +404,7 @@ def _from_hosted(setting: Assignment) -> Assignment:
 
 
 def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
-    """The ``[[env]]`` tables of a file; those with problems are left out."""
+    """Return the ``[[env]]`` tables of a file; those with problems are left out."""
     tables: list[EnvTable] = []
     for number, table in enumerate(setting.value, 1):
         section = f"[[env]] number {number}"
@@ -420,7 +423,7 @@ def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
 
 
 def short_name(env_id: str) -> str:
-    """An id without owner and version.
+    """Return an id without owner and version.
 
     >>> short_name("primeintellect/wordle@0.1.4")
     'wordle'
@@ -434,18 +437,18 @@ SHARED = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "max_steps", "max_grad_norm", "seed"),
     *("save_steps", "eval_strategy", "eval_steps"),
 )
-"""Fields of transformers whose defaults are worth seeing."""
+"""Fields of transformers that are always written."""
 SECRET = ("hub_token",)
 PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_size")
 
 
 def to_toml(settings: TrainSettings, config: RLConfig) -> str:
-    """The run in full: the setting settings, then those that follow from them. Secrets are left out.
+    """Return all settings of the run as TOML: explicit settings, then defaults and derived ones, without secrets.
 
-    ``output_dir`` is written when it is explicit, or when no ``run_name`` leads to it again.
+    ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``.
     """
     explicit = {name: value for name, value in settings.config.items() if name not in SECRET}
-    if settings.algorithm != "rl":  # in the terms of RLConfig, where batch_size is all the rollouts of a step
+    if settings.algorithm != "rl":  # as for RLConfig, where batch_size counts all rollouts of a step
         config = config.private_copy()
         config.problems(config.world_size)
         explicit = {name: _plain(getattr(config, name)) for name in explicit if name not in PART_OF_BATCH_SIZE}
@@ -469,4 +472,4 @@ def _shown_fields() -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
-    return getattr(value, "__name__", value)  # a function is its name
+    return getattr(value, "__name__", value)  # a function is written as its name

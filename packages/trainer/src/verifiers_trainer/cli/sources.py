@@ -1,7 +1,7 @@
-"""Files and words of ``vf-train`` -> assignments. Knows the shapes of files; which keys exist is ``settings``'.
+"""Read files and arguments of ``vf-train`` into assignments. ``settings`` checks which keys exist.
 
-Files of vf-rl, of hosted training and of prime-rl are understood. Imports no torch, so that a wrong file is reported
-at once.
+Reads files of vf-rl, of hosted training and of prime-rl. Does not import torch, so that an invalid file is reported
+immediately.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from verifiers.cli.common.reader import Assignment, TomlFile, raise_together
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli import prime_rl_files
 
-NOTHING_GIVEN = (
+NO_ARGUMENTS = (
     "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
     "`vf-train quickstart` needs neither"
 )
@@ -22,14 +22,14 @@ SECTIONS = frozenset(
     {("env",), ("env", "args"), ("inference",), ("inference", "args"), ("trainer",), ("trainer", "args")}
     | {("eval",), ("sampling",), ("wandb",), ("checkpoints",)}
 )
-"""Tables whose keys are settings of their own; any other table is one value."""
+"""Tables whose keys are settings; any other table is one value."""
 PARTS = ("--trainer", "--orchestrator", "--inference")
-"""Each before ``@ FILE``: how prime-rl takes a file per part."""
+"""Options of prime-rl before ``@ FILE``, one file per component."""
 GPUS = {"trainer-gpus": ("trainer", "gpus"), "inference-gpus": ("inference", "gpus")}
 
 
 def read_toml(path: str) -> list[Assignment]:
-    """The settings of one file, in order. *Raises* ``ConfigError``: it cannot be read, or is not TOML."""
+    """Read the settings of one file, in order. *Raises* ``ConfigError`` for an unreadable file or invalid TOML."""
     file = TomlFile.read(path)
     document = file.document
     if prime_rl_files.is_prime_rl(document):
@@ -49,17 +49,17 @@ def _leaves(table: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[
 
 
 def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], list[str]]:
-    """(files, assignments, problems) of the words that are no options, ``--orchestrator @ FILE`` of prime-rl included.
+    """Return (files, assignments, problems) of the arguments, ``--orchestrator @ FILE`` of prime-rl included.
 
     >>> files, assignments, problems = read_arguments(["@", "x.toml", "--trainer.args.max_steps", "10"])
     >>> files, [(one.key, one.value) for one in assignments], problems
     (['x.toml'], [('trainer.args.max_steps', 10)], [])
     """
     pairs = zip(words, [*words[1:], ""], strict=True)
-    # the file behind --orchestrator tells by its keys which part it describes
-    read = reader.read_words([w for w, after in pairs if w not in PARTS or after[:1] != "@"], lambda _: True)
+    # the keys of the file after --orchestrator identify the component
+    arguments = reader.read_words([w for w, after in pairs if w not in PARTS or after[:1] != "@"], lambda _: True)
     assignments: list[Assignment] = []
-    for setting in read.assignments:
+    for setting in arguments.assignments:
         path = GPUS.get(setting.place.removeprefix("--"), setting.path)
         if path in SECTIONS and isinstance(setting.value, dict):
             assignments += [Assignment(keys, value, setting.place) for keys, value in _leaves(setting.value, path)]
@@ -69,28 +69,28 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
         f"{word}: write @ {word} to read a file"
         if word.endswith(".toml")
         else f"{word!r} is neither @ FILE nor an option"
-        for word in read.rest
+        for word in arguments.rest
     ]
-    return read.files, assignments, problems + read.problems
+    return arguments.files, assignments, problems + arguments.problems
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Assignment], list[str]]:
-    """(assignments, problems) of a whole command line.
+    """Return (assignments, problems) of a command line.
 
-    *Raises* ``ConfigError`` when a file cannot be read: the rest would be guesswork.
+    *Raises* ``ConfigError`` when a file cannot be read, without checking further.
     """
     if not words:
-        raise ConfigError(NOTHING_GIVEN)
+        raise ConfigError(NO_ARGUMENTS)
     files, overrides, problems = read_arguments(words)
     if not files and not overrides:
         raise_together(problems)
-    read: list[Assignment] = []
+    from_files: list[Assignment] = []
     unreadable: list[str] = []
     for file in files:
         try:
-            read += read_toml(file)
+            from_files += read_toml(file)
         except ConfigError as error:
             unreadable.append(str(error))
     if unreadable:
         raise_together([*unreadable, *problems])
-    return [*read, *overrides], problems
+    return [*from_files, *overrides], problems

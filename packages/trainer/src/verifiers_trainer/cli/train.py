@@ -3,7 +3,7 @@
     vf-train @ configs/vf-train/tiny-cpu.toml --trainer.args.max_steps 20
     vf-train quickstart
 
-This module reads options; ``plan`` makes the run, ``verifiers_trainer.trainer`` trains it. Torch is imported only once
+This module reads options; ``plan`` plans the run, ``verifiers_trainer.trainer`` trains. Torch is imported only after
 options and files have been read.
 """
 
@@ -24,16 +24,16 @@ ABOUT = """Train a model in an environment by reinforcement learning.
   vf-train @ configs/vf-train/tiny-cpu.toml
   vf-train @ FILE.toml --trainer.args.max_steps 20 --env.args.max_turns=5
   vf-train --model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64
-  vf-train quickstart          a whole run on a laptop CPU, in minutes
+  vf-train quickstart          a complete run on a laptop CPU, in minutes
 
-Any key of the file can be set as --section.key VALUE; the command line wins, and of several files the later one.
-The same command continues a run that was stopped: it resumes from the newest valid checkpoint in the output folder.
+Any key of the file can be set as --section.key VALUE; the command line has precedence, then later files.
+Repeat the command to continue a stopped run: it resumes from the newest valid checkpoint in the output folder.
 """
 EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
 
 
 class _Command(click.Command):
-    """Lets ``--resume`` stand without a path: click would take a following ``@`` for it."""
+    """Allows ``--resume`` without a path: click would take a following ``@`` as its value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         pairs = zip(args, [*args, "-"][1:], strict=True)
@@ -42,12 +42,12 @@ class _Command(click.Command):
 
 
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that both commands have."""
+    """Add the options of both commands."""
     for option in (
         click.version_option(package_name="verifiers-trainer", prog_name="vf-train"),
-        click.option("-q", "--quiet", is_flag=True, help="Errors and the results only."),
-        click.option("-v", "--verbose", is_flag=True, help="More messages; tracebacks of errors."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout at the end."),
+        click.option("-q", "--quiet", is_flag=True, help="Print only errors and results."),
+        click.option("-v", "--verbose", is_flag=True, help="Print debug messages and tracebacks."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout at the end."),
     ):
         command = option(command)
     return command
@@ -65,16 +65,16 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--resume", metavar="[PATH]", help="Resume from a checkpoint, which must exist; default: if there is one."
 )
-@click.option("--fresh", is_flag=True, help="Start anew; what the folder holds is moved aside.")
+@click.option("--fresh", is_flag=True, help="Start a new run; move the content of the folder aside.")
 @click.option(
     "--engine",
     type=click.Choice(["auto", "embedded", "vllm"]),
     default="auto",
     show_default=True,
-    help="Sample in this process, or on a vLLM server that is started beside it; auto: as devices allow.",
+    help="Sample in this process, or on a vLLM server started beside it; auto: by the number of devices.",
 )
 @click.option("--vllm-url", metavar="URL", help="Sample on this running vLLM server (several: commas between them).")
-@click.option("--dry-run", is_flag=True, help="Show what would be trained, try every part once, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the run, run the preflight checks, and stop.")
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common
 @click.pass_context
@@ -98,15 +98,15 @@ def train_command(context: click.Context, words: tuple[str, ...], as_json: bool,
     help="One of reverse-text, curriculum-sums and reasoning-gym.",
 )
 @click.option("--output-dir", metavar="DIR", default="outputs/quickstart", show_default=True, help="Folder of the run.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the model, the data and the sampling.")
-@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps; default: what the environment takes.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the model, the data and the sampling.")
+@click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps; the default depends on the environment.")
 @click.option("--loss", default="cispo", show_default=True, help="A name of verifiers_trainer.algorithm.losses.LOSSES.")
 @_common
 @click.pass_context
 def quickstart_command(
     context: click.Context, as_json: bool, verbose: bool, quiet: bool, output_dir: str, **options: Any
 ) -> None:
-    """A whole training run on a laptop CPU, in two to five minutes: tiny model, real environment, rising reward."""
+    """Train a tiny model in a real environment on a laptop CPU, in two to five minutes."""
 
     def body(result: dict[str, Any]) -> int:
         from rich.console import Console

@@ -1,8 +1,8 @@
-"""``vf-vllm``: start stock ``vllm serve`` with the documented flags and with what training needs switched on.
+"""``vf-vllm``: start an unmodified ``vllm serve`` with its flags and those that training needs.
 
     vf-vllm --model Qwen/Qwen2.5-7B-Instruct --data-parallel-size 4 --enforce-eager --host 0.0.0.0 --port 8000
 
-It builds the command (``vllm_command``), runs it, says when it answers, and ends it with everything it started.
+Builds the command (``vllm_command``), runs it, reports when the server is up, and stops it with its descendants.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ ABOUT = """Start a vLLM server for training and evaluation.
 \b
   vf-vllm --model Qwen/Qwen2.5-7B-Instruct --tensor-parallel-size 4
   vf-vllm --model MODEL --max-lora-rank 32      for training adapters of rank 32
-  vf-vllm --model MODEL --dry-run               print the command alone
+  vf-vllm --model MODEL --dry-run               print the command only
 
-Every flag of `vllm serve` is passed on; what follows a bare -- is passed on unchecked. Unless set, these are
-added: processed log-probabilities, LoRA updates, and the routes that take new weights.
+Flags of `vllm serve` are passed through; arguments after a bare -- are not checked. Unless set, these are added:
+processed log-probabilities, LoRA updates, and the routes for weight updates.
 """
 
 
 class _Command(SmallCommand):
-    """Keeps the flags that are the server's."""
+    """Keeps the flags of the server."""
 
     __slots__ = ()
 
@@ -53,13 +53,13 @@ class _Command(SmallCommand):
 
 
 def serve(call: Call) -> None:
-    """Build the command and run it to its end. *Raises* ``ConfigError``, and ``RunError`` for a server that fails."""
+    """Build the command and run it until it exits. *Raises* ``ConfigError``, and ``RunError`` when the server fails."""
     options = call.options
     words = list(call.words)
     model = options["model"]
     if words and not words[0].startswith("-"):
         if model is not None:
-            raise ConfigError(f"two models are named, {model} and {words[0]}: keep one")
+            raise ConfigError(f"two models are named, {model} and {words[0]}: give one")
         model = words.pop(0)
     if model is None:
         raise ConfigError("give the model to serve: vf-vllm --model NAME")
@@ -78,10 +78,10 @@ def serve(call: Call) -> None:
     for note in command.notes:
         call.note(f"note: {note}")
     if options["dry_run"]:
-        call.say(command.shown)
+        call.say(command.shell_text)
         return
     require_device(executable)
-    call.note(f"vLLM {executable.version or ''} {executable.where}: {command.shown}")
+    call.note(f"vLLM {executable.version or ''} {executable.origin}: {command.shell_text}")
     _run(call, command, options["startup_timeout"])
 
 
@@ -106,14 +106,14 @@ def _run(call: Call, command: ServerCommand, startup_s: float) -> None:
             raise KeyboardInterrupt
         raise SystemExit(128 + signals.received[0])
     if code:
-        raise RunError(f"the server ended with exit code {code}; its last lines are above")
+        raise RunError(f"the server exited with code {code}; its last lines are above")
 
 
 def is_up(url: str) -> bool:
-    """Whether a server answers there now."""
+    """Return whether a server responds at ``url``."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2.0) as answer:
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(f"{url}/health", timeout=2.0) as response:
+            return bool(response.status == 200)
     except (OSError, urllib.error.URLError, ValueError):
         return False
 
@@ -129,8 +129,8 @@ def _options() -> Sequence[click.Option]:
             help="The vllm executable; default VF_VLLM, this Python's, the one on the path, or one that uv installs.",
         ),
         click.Option(["--startup-timeout"], type=float, default=STARTUP_S, show_default=True, help="Seconds."),
-        click.Option(["--weight-sync/--no-weight-sync"], default=True, help="Switches for updates of weights."),
-        click.Option(["--lora/--no-lora"], default=True, help="LoRA adapters that are loaded while it runs."),
+        click.Option(["--weight-sync/--no-weight-sync"], default=True, help="Enable weight updates."),
+        click.Option(["--lora/--no-lora"], default=True, help="Enable loading LoRA adapters at run time."),
         click.Option(["--dry-run"], is_flag=True, help="Print the command and stop."),
     )
 

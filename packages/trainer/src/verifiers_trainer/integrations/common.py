@@ -1,8 +1,8 @@
-"""What the adapters share: token samples of a rollout, what an unknown reward becomes, rows, offline groups.
+"""Shared code of the adapters: token samples of a rollout, replacement of unknown rewards, rows, offline groups.
 
-Promise: every adapter's tokens come from the trainer's own merge of turns (``samples``), and every adapter treats an
-unknown reward alike: with its siblings in sight it gets the mean of the known ones, alone it gets 0.0, and in both
-cases no token of it is trained and ``vf_unscored`` says so. Nothing here knows a peer.
+All adapters merge turns as the trainer does (``samples``) and treat unknown rewards alike: with siblings available an
+unknown reward becomes the mean of the known ones, otherwise 0.0; in both cases all its tokens are masked and
+``vf_unscored`` is 1. This module depends on no peer.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ __all__ = [
 
 
 WITH_TOKENS = {"logprobs": True, "return_tokens_as_token_ids": True}
-"""Sampling arguments that ask a server for token ids and log-probabilities."""
+"""Sampling arguments that request token ids and log-probabilities from a server."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportSample:
-    """One token row for a peer: what came before the first sampled token, and everything from there on.
+    """One token sample for a peer, split before the first sampled token.
 
     Example: ``ExportSample([1, 15], [7, 2, 9, 8], [1, 1, 0, 1], [-.1, -.7, 0, -.2], [4, 4, -2, 5], 1.0, True)``
     """
@@ -60,14 +60,14 @@ class ExportSample:
     response_mask: list[int]
     """1 = sampled by the policy, 0 = written by the environment."""
     logprobs: list[float]
-    """Of the processed distribution that was sampled; 0.0 where the mask is 0."""
+    """Log-probabilities under the processed distribution that was sampled; 0.0 where the mask is 0."""
     versions: list[int]
     temperature: float
     is_last: bool
-    """Whether the conversation ended in this row; a rollout that forked has earlier ones."""
+    """Whether the conversation ends in this sample; a rollout that forked has earlier ones."""
 
     def masked(self) -> ExportSample:
-        """The same tokens, none of which is to be trained."""
+        """Return the same tokens with all of them masked."""
         zeros = [0] * len(self.response_ids)
         return ExportSample(
             self.prompt_ids, self.response_ids, zeros, [0.0] * len(zeros), self.versions, self.temperature, self.is_last
@@ -75,10 +75,10 @@ class ExportSample:
 
 
 def export_samples(rollout: Mapping[str, Any], temperature: float | None = None) -> list[ExportSample]:
-    """The token rows of a finished rollout (a ``State``, or an output with its trajectory), in order.
+    """Return the token samples of a finished rollout (a ``State``, or an output with its trajectory), in order.
 
-    ``temperature`` defaults to what the rollout was sampled with, else 1.0. Empty when nothing was sampled. *Raises*
-    ConfigError when a turn has no token ids: text that is tokenised again need not be what was sampled.
+    ``temperature`` defaults to that of the rollout's sampling arguments, else 1.0. Empty when no token was sampled.
+    *Raises* ConfigError when a turn has no token ids: tokenising its text again may give other ids.
     """
     for number, step in enumerate(rollout.get("trajectory") or ()):
         if step["tokens"] is None:
@@ -89,17 +89,17 @@ def export_samples(rollout: Mapping[str, Any], temperature: float | None = None)
     if temperature is None:
         sampling = rollout.get("sampling_args") or {}
         temperature = float(sampling.get("temperature") or 1.0)
-    made = merge_turns(record_of(rollout).turns)
-    return [_exported(sample, temperature, sample is made[-1]) for sample in made]
+    samples = merge_turns(record_of(rollout).turns)
+    return [_export_sample(sample, temperature, sample is samples[-1]) for sample in samples]
 
 
 def record_of(rollout: Mapping[str, Any]) -> Rollout:
-    """The finished rollout of a ``State`` or of an output with its trajectory."""
+    """Return the ``Rollout`` of a finished ``State`` or of an output with its trajectory."""
     state = rollout if isinstance(rollout, State) else output_to_state(rollout)
     return state.rollout()
 
 
-def _exported(sample: Sample, temperature: float, is_last: bool) -> ExportSample:
+def _export_sample(sample: Sample, temperature: float, is_last: bool) -> ExportSample:
     start = int(np.argmax(sample.loss_mask))
     return ExportSample(
         sample.token_ids[:start].tolist(),
@@ -114,7 +114,7 @@ def _exported(sample: Sample, temperature: float, is_last: bool) -> ExportSample
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """The number a peer gets for a rollout, and whether its tokens may be trained."""
+    """Reward of a rollout for a peer, and whether its tokens are masked."""
 
     reward: float
     is_masked: bool
@@ -127,28 +127,29 @@ class Worth:
 
 
 def worth(rollout: Mapping[str, Any]) -> Worth:
-    """Of a rollout seen alone: 0.0 when its reward is unknown, which the peer's own baseline counts (a bias)."""
-    return group_worth([rollout], stand_in=0.0)[0]
+    """Return the worth of a rollout without siblings: an unknown reward becomes 0.0, which biases baselines."""
+    return group_worth([rollout], default=0.0)[0]
 
 
-def group_worth(rollouts: Sequence[Mapping[str, Any]], stand_in: float | None = None) -> list[Worth]:
-    """Of siblings: an unknown reward becomes the mean of the known ones (0.0 when there are none)."""
+def group_worth(rollouts: Sequence[Mapping[str, Any]], default: float | None = None) -> list[Worth]:
+    """Return the worth of siblings: an unknown reward becomes the mean of the known ones (0.0 without any)."""
     rewards = [math.nan if one["reward"] is None else float(one["reward"]) for one in rollouts]
     known = [reward for reward in rewards if not math.isnan(reward)]
-    if stand_in is None:
-        stand_in = sum(known) / len(known) if known else 0.0
-    made = []
-    for reward, one in zip(rewards, rollouts, strict=True):
-        unknown = math.isnan(reward)
-        made.append(Worth(stand_in if unknown else reward, unknown or one["error"] is not None, unknown))
-    return made
+    if default is None:
+        default = sum(known) / len(known) if known else 0.0
+    result = []
+    for reward, rollout in zip(rewards, rollouts, strict=True):
+        is_unknown = math.isnan(reward)
+        is_masked = is_unknown or rollout["error"] is not None
+        result.append(Worth(default if is_unknown else reward, is_masked, is_unknown))
+    return result
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def peer_task(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A dataset row as peers carry it: ``prompt answer info task example_id`` always, plain JSON types."""
+    """Convert a dataset row to a task of plain JSON types; always with ``prompt answer info task example_id``."""
     info = row.get("info")
     task = {
         "prompt": [dict(message) for message in row["prompt"]] if isinstance(row["prompt"], list) else row["prompt"],
@@ -161,7 +162,7 @@ def peer_task(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(task: Mapping[str, Any], message_type: str = "chat") -> dict[str, Any]:
-    """The row that a rollout starts from, of a peer's task; absent columns get their defaults.
+    """Convert a peer's task to the row of a rollout; absent columns get their defaults.
 
     *Raises* ConfigError without ``prompt`` or ``example_id``.
     """
@@ -173,7 +174,7 @@ def row_of(task: Mapping[str, Any], message_type: str = "chat") -> dict[str, Any
 
 
 def limit(env: Environment, max_samples: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(train, eval) tasks of an environment, the first ``max_samples`` of each; None takes all."""
+    """Return the first ``max_samples`` (train, eval) tasks of an environment; None returns all."""
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"max_samples is {max_samples}; it must be at least 1, or None for all", key="max_samples")
     return _head(env.get_dataset, max_samples), _head(env.get_eval_dataset, max_samples)
@@ -192,7 +193,7 @@ async def generate_group(
     sampling_args: Mapping[str, Any],
     max_retries: int = 0,
 ) -> list[Any]:
-    """Siblings played and scored together, with their tokens; a failure is its rollout's, never raised."""
+    """Run and score siblings together, with their tokens; failures are recorded in their rollouts, not raised."""
     return await env.run_group(
         group_inputs=list(rows),
         client=client,
@@ -204,14 +205,14 @@ async def generate_group(
 
 
 async def score_completion(env: Environment, task: Mapping[str, Any], completion: Any) -> float:
-    """What one given completion of a task is worth to a single-turn environment; NaN when unknown."""
+    """Return the reward of a completion of a task in a single-turn environment; NaN when unknown."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
-    state = await env.run_rollout(row_of(task, env.message_type), _Said(text), "said", gen_sampling_args={})
+    state = await env.run_rollout(row_of(task, env.message_type), _FixedCompletion(text), "fixed", gen_sampling_args={})
     return float(state["reward"])
 
 
-class _Said:
-    """A client that says what was said already."""
+class _FixedCompletion:
+    """A client that returns a given completion."""
 
     def __init__(self, text: str):
         self._message = Message(role="assistant", content=text)

@@ -1,4 +1,4 @@
-"""A file of trajectories as the groups that training builds its batches of. Samples nothing, scores nothing."""
+"""Read a file of trajectories into groups for training batches, without sampling or scoring."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from verifiers_trainer.algorithm.batch import Group
 
 
 def offline_groups(path: str | Path) -> list[Group]:
-    """The groups of a file of trajectories, in the order of their first rows, ready for ``batch.build``.
+    """Return the groups of a file of trajectories, in the order of their first rows, ready for ``batch.build``.
 
-    Rows of one ``example_id`` are one group, rows of one ``rollout`` one rollout. *Raises* DatasetError for a damaged
-    file, ConfigError for a row without log-probabilities: an importance ratio needs them.
+    Rows with the same ``example_id`` form a group, rows with the same ``rollout`` a rollout. *Raises* DatasetError for
+    a damaged file, ConfigError for a row without log-probabilities, which importance ratios need.
     """
     by_example: dict[Any, dict[int, list[TrajectoryRow]]] = {}
     for row in read_trajectories(path):

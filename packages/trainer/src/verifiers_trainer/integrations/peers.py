@@ -1,6 +1,6 @@
-"""The packages that adapters were written against: loaded when used, named when missing, checked once.
+"""Peer packages of the adapters: imported on first use through ``Peer.load``, with a check of the version.
 
-Importing this module imports no peer; an adapter does so through ``Peer.load``.
+Importing this module imports no peer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A package an adapter was written against, for example ``Peer("trl", "trl", ("1.16.0",), "pip install trl")``."""
+    """The package of a peer, for example ``Peer("trl", "trl", ("1.16.0",), "pip install trl")``."""
 
     package: str
-    """What is imported."""
+    """Name of the imported package."""
     distribution: str
     versions: tuple[str, ...]
-    """Those it was run with; another one is warned of once."""
+    """Tested versions; others log one warning. Empty: any."""
     install: str
 
     def load(self, module: str = "") -> Any:
-        """The package, or a module in it. *Raises* ImportError that says what to install."""
+        """Import the package, or a module in it. *Raises* ImportError with the install command."""
         if importlib.util.find_spec(self.package) is None:
             raise ImportError(f"{self.package} is not installed: {self.install}", name=self.package)
         self._check_version()
@@ -35,12 +35,12 @@ class Peer:
 
     def _check_version(self) -> None:
         try:
-            found = metadata.version(self.distribution)
+            version = metadata.version(self.distribution)
         except metadata.PackageNotFoundError:  # a checkout on the path
             return
-        if self.versions and found not in self.versions and (self.distribution, found) not in _warned:
-            _warned.add((self.distribution, found))
-            log.warning("%s is %s; this adapter was run with %s", self.package, found, ", ".join(self.versions))
+        if self.versions and version not in self.versions and (self.distribution, version) not in _warned:
+            _warned.add((self.distribution, version))
+            log.warning("%s is %s; this adapter was tested with %s", self.package, version, ", ".join(self.versions))
 
 
 _warned: set[tuple[str, str]] = set()

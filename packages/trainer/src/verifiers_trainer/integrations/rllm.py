@@ -1,12 +1,12 @@
-"""rLLM: an environment as its ``Workflow`` (or ``AgentFlow``), on its verl and Tinker backends.
+"""rLLM: run environments as its ``Workflow`` or ``AgentFlow``, on its verl and Tinker backends.
 
     AgentTrainer(config=config, workflow_class=VerifiersWorkflow, backend=config.backend, train_dataset=…,
                  workflow_args={"vf_env": env, "sampling_args": {"temperature": 1.0}}).train()
 
-Promise: a step holds the ids and log-probabilities its engine sampled, and the weight version; the reward is the
-environment's. A rollout is seen alone, so an unknown reward is 0.0 with ``vf_unscored = 1`` and no step to train on
-(rLLM's own baseline counts the 0.0). Written after the peer's types of August 2026, tested with a double made of them;
-rLLM is on no package index. ``examples/verifiers_env`` shows the scripts.
+A step has the ids and log-probabilities that its engine sampled, and the weight version; the reward is that of the
+environment. Rollouts are run without their siblings, so an unknown reward becomes 0.0 with ``vf_unscored = 1`` and no
+steps (rLLM's baseline counts the 0.0). Written for rLLM's types of August 2026 and tested with a double of them; rLLM
+is not on a package index. ``examples/verifiers_env`` has scripts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STOPS = {
     "timeout_reached": "TIMEOUT",
     "max_turns_reached": "MAX_TURNS_EXCEEDED",
 }
-"""Our stop condition -> the name of the peer's reason."""
+"""Stop condition -> name of rLLM's termination reason."""
 VERIFIERS_KEYS = ("env_id", "env_args", "sampling_args", "max_samples")
 BACKENDS = ("verl", "tinker", "fireworks")
 
@@ -41,45 +41,44 @@ BACKENDS = ("verl", "tinker", "fireworks")
 
 
 def from_config(config: Any) -> tuple[Environment, dict[str, Any], list[Any], list[Any]]:
-    """(environment, sampling arguments, train tasks, evaluation tasks) of ``config.verifiers`` and ``config.backend``.
+    """Return (environment, sampling arguments, train tasks, eval tasks) of ``config.verifiers`` and ``config.backend``.
 
     *Raises* ConfigError for a missing ``verifiers.env_id``, an unknown key below ``verifiers``, an unknown backend, or
-    a Tinker run whose sampling temperature is not 1.0 (in either age's place).
+    a Tinker run whose sampling temperature is not 1.0 (by the keys of either version).
     """
-    ours = _plain(config.get("verifiers") or {})
-    if unknown := [name for name in ours if name not in VERIFIERS_KEYS]:
-        raise ConfigError(f"verifiers.{unknown[0]} is no key; there are {', '.join(VERIFIERS_KEYS)}", key=unknown[0])
-    if not ours.get("env_id"):
+    table = _plain(config.get("verifiers") or {})
+    if unknown := [name for name in table if name not in VERIFIERS_KEYS]:
+        raise ConfigError(f"verifiers.{unknown[0]} is unknown; keys are {', '.join(VERIFIERS_KEYS)}", key=unknown[0])
+    if not table.get("env_id"):
         raise ConfigError("verifiers.env_id is missing; give +verifiers.env_id=owner/name", key="verifiers.env_id")
-    newer = config.get("rllm") or {}
-    backend = config.get("backend") or newer.get("backend") or "verl"
+    unified = config.get("rllm") or {}
+    backend = config.get("backend") or unified.get("backend") or "verl"
     if backend not in BACKENDS:
         raise ConfigError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend")
-    sampling = dict(ours.get("sampling_args") or {})
-    rollout = (newer.get("rollout") or {}).get("train") or {}
-    tables = (config.get("sampling") or {}, rollout, sampling)
-    temperatures = [table.get("temperature") for table in tables]
+    sampling = dict(table.get("sampling_args") or {})
+    rollout = (unified.get("rollout") or {}).get("train") or {}
+    temperatures = [one.get("temperature") for one in (config.get("sampling") or {}, rollout, sampling)]
     if backend == "tinker" and any(value not in (None, 1.0) for value in temperatures):
         raise ConfigError(
-            "Tinker is trained on samples of temperature 1.0 alone: give sampling.temperature=1.0", key="temperature"
+            "Tinker trains only on samples of temperature 1.0: give sampling.temperature=1.0", key="temperature"
         )
-    env = load_environment(ours["env_id"], **(ours.get("env_args") or {}))
-    train, held_out = limit(env, ours.get("max_samples"))
+    env = load_environment(table["env_id"], **(table.get("env_args") or {}))
+    train, held_out = limit(env, table.get("max_samples"))
     return env, sampling, train, held_out
 
 
 def _plain(value: Any) -> Any:
-    """OmegaConf's containers as dicts and lists."""
+    """Convert containers of OmegaConf to dicts and lists."""
     if isinstance(value, Mapping) or hasattr(value, "items"):
         return {str(key): _plain(member) for key, member in value.items()}
     return [_plain(member) for member in value] if isinstance(value, list | tuple) else value
 
 
-# --- the engine as a client -------------------------------------------------------------------------------------------
+# --- client over a rollout engine -------------------------------------------------------------------------------------
 
 
 def rollout_engine_client(rollout_engine: Any, model: str, application_id_fn: Callable[[], str]) -> Any:
-    """A client over a rollout engine: a ``TokenClient`` where it takes and gives token ids, else one over messages."""
+    """Return a client over a rollout engine: a ``TokenClient`` if it supports token ids, else over messages."""
     if not getattr(rollout_engine, "supports_token_in_token_out", False):
         return _MessageClient(rollout_engine, model, application_id_fn)
 
@@ -88,18 +87,23 @@ def rollout_engine_client(rollout_engine: Any, model: str, application_id_fn: Ca
             sampled = await rollout_engine.get_token_output_from_token_input(
                 token_input=prompt_ids, application_id=application_id_fn(), **sampling
             )
-        except Exception as error:  # the peer ends a rollout by an event; what else it raises is mapped by the client
+        except Exception as error:  # rLLM signals an overlong prompt by an event; the client maps other errors
             if "MAX_PROMPT_LENGTH" in str(getattr(error, "reason", "")):
-                raise OverlongPromptError(f"a prompt of {len(prompt_ids)} tokens is too long") from error
+                raise OverlongPromptError(f"the prompt of {len(prompt_ids)} tokens is too long") from error
             raise
-        made = rollout_engine.assemble_model_output(prompt_ids, sampled)
-        return made.completion_ids, made.logprobs, made.finish_reason, getattr(rollout_engine, "weight_version", None)
+        output = rollout_engine.assemble_model_output(prompt_ids, sampled)
+        return (
+            output.completion_ids,
+            output.logprobs,
+            output.finish_reason,
+            getattr(rollout_engine, "weight_version", None),
+        )
 
     return TokenClient(generate, rollout_engine.tokenizer, model=model)
 
 
 RolloutEngineAsyncClient = rollout_engine_client
-"""The name the guides know."""
+"""Alias used by the guides."""
 
 
 class _MessageClient:
@@ -116,31 +120,31 @@ class _MessageClient:
             sampling.pop(name, None)
         if (limit_ := sampling.pop("max_completion_tokens", None)) is not None:
             sampling.setdefault("max_tokens", limit_)
-        given = {"tools": list(tools)} if tools else {}
-        made = await self._engine.get_model_response(
-            list(messages), application_id=self._application_id(), **given, **sampling
+        tool_args = {"tools": list(tools)} if tools else {}
+        output = await self._engine.get_model_response(
+            list(messages), application_id=self._application_id(), **tool_args, **sampling
         )
-        return {"model": self.model, **_answer(made)}
+        return {"model": self.model, **_to_response(output)}
 
 
-def _answer(made: Any) -> dict[str, Any]:
-    """A ``ModelOutput`` in the shape of an OpenAI answer."""
-    calls = [_call(call, number) for number, call in enumerate(made.tool_calls or ())]
-    message = {"role": "assistant", "content": made.content if made.content is not None else made.text}
+def _to_response(output: Any) -> dict[str, Any]:
+    """Convert a ``ModelOutput`` to an OpenAI response."""
+    calls = [_call(call, number) for number, call in enumerate(output.tool_calls or ())]
+    message = {"role": "assistant", "content": output.content if output.content is not None else output.text}
     message |= {"tool_calls": calls} if calls else {}
-    message |= {"reasoning_content": made.reasoning} if made.reasoning else {}
-    logprobs = None if made.logprobs is None else {"content": [{"logprob": value} for value in made.logprobs]}
-    choice = {"index": 0, "message": message, "finish_reason": made.finish_reason or "stop", "logprobs": logprobs}
-    answer: dict[str, Any] = {"id": "", "choices": [choice]}
-    if made.completion_ids is not None and made.prompt_ids is not None:
-        choice["token_ids"], answer["prompt_token_ids"] = list(made.completion_ids), list(made.prompt_ids)
-    if getattr(made, "weight_version", None) is not None:
-        answer["weight_version"] = made.weight_version
-    return answer
+    message |= {"reasoning_content": output.reasoning} if output.reasoning else {}
+    logprobs = None if output.logprobs is None else {"content": [{"logprob": value} for value in output.logprobs]}
+    choice = {"index": 0, "message": message, "finish_reason": output.finish_reason or "stop", "logprobs": logprobs}
+    response: dict[str, Any] = {"id": "", "choices": [choice]}
+    if output.completion_ids is not None and output.prompt_ids is not None:
+        choice["token_ids"], response["prompt_token_ids"] = list(output.completion_ids), list(output.prompt_ids)
+    if getattr(output, "weight_version", None) is not None:
+        response["weight_version"] = output.weight_version
+    return response
 
 
 def _call(call: Any, number: int) -> dict[str, Any]:
-    """A tool call as an object of the peer, an OpenAI object or a dict, in the wire form."""
+    """Convert a tool call (an object of rLLM, of OpenAI, or a dict) to the wire format."""
 
     def get(holder: Any, name: str) -> Any:
         return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
@@ -160,7 +164,7 @@ def _call(call: Any, number: int) -> dict[str, Any]:
 
 
 def to_episode(rollout: Mapping[str, Any], env: Environment, task: Any, uid: str) -> Any:
-    """The ``Episode`` of a rollout: one ``Step`` per turn, with everything set that rLLM does not set itself."""
+    """Convert a rollout to an ``Episode``: one ``Step`` per turn, with all fields that rLLM does not set."""
     types, value = RLLM.load("agents.agent"), worth(rollout)
     steps = [] if value.is_masked else [_step(types.Step, step) for step in rollout["trajectory"]]
     trajectory = types.Trajectory(name=TRAJECTORY, steps=steps, reward=value.reward)
@@ -178,7 +182,9 @@ def to_episode(rollout: Mapping[str, Any], env: Environment, task: Any, uid: str
 def _step(kind: Any, step: Mapping[str, Any]) -> Any:
     tokens = step["tokens"]
     if tokens is None:
-        raise ConfigError("the rollout engine gave no token ids; rLLM trains on them: use one that does")
+        raise ConfigError(
+            "the rollout engine returned no token ids, which rLLM trains on: use an engine that returns them"
+        )
     version = tokens["version"]
     return kind(
         prompt_ids=tokens["prompt_ids"],
@@ -202,18 +208,18 @@ def _reason(rollout: Mapping[str, Any], env: Environment) -> Any:
     return getattr(reasons, STOPS.get(stop, "ENV_DONE"))
 
 
-# --- what a script names ----------------------------------------------------------------------------------------------
+# --- workflow and agent flow ------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def workflow_class(base: type) -> type:
-    """``VerifiersWorkflow`` on the peer's ``Workflow``."""
+    """Create ``VerifiersWorkflow`` as a subclass of rLLM's ``Workflow``."""
 
     class VerifiersWorkflow(base):
-        """Plays one task of an environment and returns its episode.
+        """Runs one task of an environment and returns its episode.
 
-        vf_env: the environment. sampling_args: of every model call, beside what the engine sets itself.
-        max_retries: how often a rollout is played again whose failure may pass.
+        vf_env: the environment. sampling_args: for every model call, in addition to those of the engine.
+        max_retries: retries of a rollout after a transient error.
         """
 
         def __init__(
@@ -222,14 +228,14 @@ def workflow_class(base: type) -> type:
             vf_env: Environment,
             sampling_args: Mapping[str, Any] | None = None,
             max_retries: int = 0,
-            **given: Any,
+            **options: Any,
         ):
-            super().__init__(rollout_engine=rollout_engine, **given)
+            super().__init__(rollout_engine=rollout_engine, **options)
             self.engine, self.vf_env = rollout_engine, vf_env
             self.sampling_args, self.max_retries = dict(sampling_args or {}), max_retries
 
         async def run(self, task: dict[str, Any], uid: str, **_: Any) -> Any:
-            """The episode of one rollout; a failed one says so in its reason, and is not raised."""
+            """Run one rollout and return its episode; an error becomes the termination reason, not an exception."""
             self.reset(task, uid)
             client = rollout_engine_client(self.engine, _model_of(self.engine), lambda: uid)
             row = row_of(task, self.vf_env.message_type)
@@ -246,16 +252,16 @@ def _model_of(engine: Any) -> str:
 
 
 class VerifiersAgentFlow:
-    """An ``AgentFlow``: plays a task through the gateway at ``config.base_url``, which keeps the tokens.
+    """An ``AgentFlow``: runs a task through the gateway at ``config.base_url``, which records the tokens.
 
-    The episode has a trajectory without steps of its own: the gateway adds those it recorded for ``session_uid``.
+    The trajectory of the episode has no steps: the gateway adds those it recorded for ``session_uid``.
     """
 
     def __init__(self, vf_env: Environment, sampling_args: Mapping[str, Any] | None = None, max_retries: int = 0):
         self.vf_env, self.sampling_args, self.max_retries = vf_env, dict(sampling_args or {}), max_retries
 
     async def arun(self, task: Any, config: Any) -> Any:
-        """The episode of one rollout."""
+        """Run one rollout and return its episode."""
         import openai
 
         fields = task if isinstance(task, Mapping) else task.metadata
@@ -269,7 +275,7 @@ class VerifiersAgentFlow:
 
 
 def __getattr__(name: str) -> Any:
-    """``VerifiersWorkflow``, made on the peer's class when it is asked for."""
+    """Create ``VerifiersWorkflow`` on access, since its base class is rLLM's."""
     if name != "VerifiersWorkflow":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return workflow_class(RLLM.load("workflows.workflow").Workflow)

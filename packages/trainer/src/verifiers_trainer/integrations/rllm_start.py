@@ -1,8 +1,8 @@
-"""How a run on rLLM starts: which of its two trainers is there, from which configuration, with which words.
+"""Determine how to start a run on rLLM: the installed trainer, its configuration, and its arguments.
 
-rLLM's trainer was rewritten: the unified one composes ``unified`` with ``rllm/backend=…`` and has the run's settings
-below ``rllm``; the older one has a configuration per backend. ``start_of`` takes the older guide's words for both.
-Written after the configurations of both; rLLM is on no package index. It starts nothing itself.
+rLLM has two trainers: the unified one composes ``unified`` with ``rllm/backend=…`` and has the settings of the run
+below ``rllm``; the older one has a configuration per backend. ``start_of`` takes arguments of the older guide for both.
+Written for the configurations of both; rLLM is not on a package index. Starts nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.integrations.rllm import BACKENDS, RLLM
 
 CONFIGS = "pkg://rllm.trainer.config"
-"""Where hydra finds rLLM's configurations."""
+"""Search path of hydra for rLLM's configurations."""
 OLDER = {"verl": "agent_ppo_trainer", "tinker": "tinker_rl_trainer"}
 """Backend -> configuration of the older trainer."""
 MOVED = {"trainer.": "rllm.trainer.", "sampling.": "rllm.rollout.train.", "algorithm.": "rllm.algorithm."}
-"""Beginnings of keys of the older Tinker configuration -> where the unified one has them. verl keeps its own names."""
+"""Key prefixes of the older Tinker configuration -> prefixes of the unified one. Those of verl are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What to hand to hydra, and the module whose ``AgentTrainer`` runs it."""
+    """Arguments for hydra, and the module whose ``AgentTrainer`` runs them."""
 
     config_name: str
     words: tuple[str, ...]
@@ -39,17 +39,17 @@ class Start:
 
 
 def start_of(words: Sequence[str], is_unified: bool | None = None) -> Start:
-    """How the installed rLLM runs these words of a command line, ``+backend=tinker trainer.total_epochs=2`` and so on.
+    """Return how the installed rLLM runs command-line arguments such as ``+backend=tinker``.
 
-    ``is_unified`` None looks which trainer is installed. *Raises* ImportError without rLLM; ConfigError for a backend
-    that trainer does not have.
+    ``is_unified``: which trainer; None detects the installed one. *Raises* ImportError without rLLM; ConfigError
+    for a backend that the trainer does not have.
     """
     if is_unified is None:
         RLLM.load()
         is_unified = importlib.util.find_spec("rllm.trainer.unified_trainer") is not None
     backend = _backend(words)
     if is_unified:
-        moved = [_moved(word) for word in words] if backend == "tinker" else list(words)
+        moved = [_rename_key(word) for word in words] if backend == "tinker" else list(words)
         return Start("unified", (f"rllm/backend={backend}", *moved), "trainer.unified_trainer", backend)
     if backend not in OLDER:
         known = ", ".join(OLDER)
@@ -61,14 +61,14 @@ def start_of(words: Sequence[str], is_unified: bool | None = None) -> Start:
 
 
 def _backend(words: Sequence[str]) -> str:
-    given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("backend=")]
-    backend = given[-1] if given else "verl"
+    values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("backend=")]
+    backend = values[-1] if values else "verl"
     if backend not in BACKENDS:
         raise ConfigError(f"backend is {backend!r}; it must be one of {', '.join(BACKENDS)}", key="backend")
     return backend
 
 
-def _moved(word: str) -> str:
+def _rename_key(word: str) -> str:
     plus = word[: len(word) - len(word.lstrip("+"))]
     key = word[len(plus) :]
     for old, new in MOVED.items():
@@ -78,7 +78,7 @@ def _moved(word: str) -> str:
 
 
 def as_dataset(start: Start, tasks: Sequence[dict[str, Any]], split: str) -> Any:
-    """Tasks as the dataset that trainer takes; verl's older one reads them from a file, so they are registered."""
+    """Convert tasks to a dataset of the trainer; the older one of verl reads a file, so the dataset is registered."""
     datasets = RLLM.load("data.dataset")
     if start.is_unified or start.backend != "verl":
         return datasets.Dataset(list(tasks))

@@ -1,7 +1,7 @@
-"""An environment's rows as SkyRL's data, and back.
+"""Export the rows of an environment as data of SkyRL, and read them back.
 
-What the prompt does not say travels in the column ``verifiers``, nested values as JSON text, so rows of different
-environments have one schema. The generator that reads them is ``skyrl.VerifiersGenerator``.
+The column ``verifiers`` has all fields except the prompt, nested values as JSON text, so rows of different environments
+have one schema. ``skyrl.VerifiersGenerator`` reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.integrations.common import limit
 
 KEY = "verifiers"
-"""Column of a dataset row with what the prompt does not say."""
+"""Column of a dataset row with all fields except the prompt."""
 
 
 def export_dataset(
@@ -27,9 +27,9 @@ def export_dataset(
     env_id: str | None = None,
     env_args: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write ``train.parquet`` and, where there are rows to evaluate, ``eval.parquet``; the folder.
+    """Write ``train.parquet`` and, if there are evaluation rows, ``eval.parquet``; return the folder.
 
-    The environment is loaded again by ``env_id`` and ``env_args``, which default to those it was loaded with.
+    The generator loads the environment by ``env_id`` and ``env_args``, which default to those of ``env``.
     *Raises* ConfigError without an id, and for prompts that are not messages of text.
     """
     import pyarrow as pa
@@ -51,14 +51,14 @@ def export_dataset(
 def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
     prompt = task["prompt"]
     if not isinstance(prompt, list) or any(not isinstance(message.get("content"), str) for message in prompt):
-        raise ConfigError("SkyRL's prompts are messages of text; this environment has others and cannot be exported")
-    named = {"answer": str(task["answer"]), "task": task["task"], "info": json.dumps(task["info"], default=str)}
-    others = {name: value for name, value in task.items() if name not in (*named, "prompt", "example_id")}
+        raise ConfigError("SkyRL takes prompts of text messages only; the prompts of this environment have others")
+    fields = {"answer": str(task["answer"]), "task": task["task"], "info": json.dumps(task["info"], default=str)}
+    others = {name: value for name, value in task.items() if name not in (*fields, "prompt", "example_id")}
     return {
         "prompt": [{"role": message["role"], "content": message["content"]} for message in prompt],
         "env_class": KEY,
         KEY: {
-            **named,
+            **fields,
             "example_id": task["example_id"],
             "environment": env_id,
             "env_args": env_args,
@@ -68,16 +68,16 @@ def _row(task: Mapping[str, Any], env_id: str, env_args: str) -> dict[str, Any]:
 
 
 def task_of(prompt: Any, extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment's row of a prompt and its extras. *Raises* ConfigError for rows that were not exported here."""
-    said = (extras or {}).get(KEY)
-    if not said:
+    """Return the task of a prompt and its extras. *Raises* ConfigError for rows not written by ``export_dataset``."""
+    column = (extras or {}).get(KEY)
+    if not column:
         raise ConfigError(f"a row has no column {KEY!r}; write the dataset with export_dataset")
-    info = said.get("info")
+    info = column.get("info")
     return {
-        **json.loads(said.get("columns") or "{}"),
+        **json.loads(column.get("columns") or "{}"),
         "prompt": [dict(message) for message in prompt],
-        "answer": said.get("answer", ""),
-        "task": said.get("task", "default"),
+        "answer": column.get("answer", ""),
+        "task": column.get("task", "default"),
         "info": json.loads(info) if isinstance(info, str) and info else dict(info or {}),
-        "example_id": said.get("example_id", 0),
+        "example_id": column.get("example_id", 0),
     }

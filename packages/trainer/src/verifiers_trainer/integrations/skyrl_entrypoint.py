@@ -1,10 +1,10 @@
-"""SkyRL's training with ``VerifiersGenerator``, and the export of an environment's rows, as commands.
+"""Commands that train with SkyRL and ``VerifiersGenerator``, and that export the rows of an environment.
 
     python -m verifiers_trainer.integrations.skyrl_entrypoint export reverse-text data/reverse-text
     python -m verifiers_trainer.integrations.skyrl_entrypoint data.train_data=... trainer.policy.model.path=...
 
-Or of SkyRL's own command: ``trainer.override_entrypoint=verifiers_trainer.integrations.skyrl_entrypoint``. Every other
-word is SkyRL's setting; the training itself needs CUDA and was not run.
+With SkyRL's command: ``trainer.override_entrypoint=verifiers_trainer.integrations.skyrl_entrypoint``. All other
+arguments are settings of SkyRL. Training needs CUDA and was not run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROGRAM = "python -m verifiers_trainer.integrations.skyrl_entrypoint"
 
 
 def experiment(cfg: Any) -> Any:
-    """SkyRL's experiment of a configuration, of which the generator is ours."""
+    """Return SkyRL's experiment of a configuration, with ``VerifiersGenerator``."""
     base = skyrl.SKYRL.load("train.entrypoints.main_base").BasePPOExp
     name_of = skyrl.SKYRL.load("backends.skyrl_train.inference_servers.utils").resolve_policy_model_name
 
@@ -33,12 +33,12 @@ def experiment(cfg: Any) -> Any:
 
 
 def run(cfg: Any) -> None:
-    """Train; called on a Ray worker."""
+    """Train, on a Ray worker."""
     experiment(cfg).run()
 
 
 def train(words: Sequence[str]) -> None:
-    """SkyRL's own start: its settings, its checks, its Ray."""
+    """Start training as SkyRL does: parse and validate its settings, initialise Ray, train."""
     import ray
 
     config = skyrl.SKYRL.load("train.config").SkyRLTrainConfig.from_cli_overrides(list(words))
@@ -49,20 +49,20 @@ def train(words: Sequence[str]) -> None:
 
 
 def export(words: Sequence[str]) -> None:
-    """Write the rows of an environment and say where."""
+    """Write the rows of an environment and print the paths."""
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} export", description="Write an environment's rows for SkyRL.")
     parser.add_argument("env_id")
     parser.add_argument("out_dir")
     parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--max-samples", type=int)
-    given = parser.parse_args(list(words))
-    env = load_environment(given.env_id, **given.env_args)
-    folder = skyrl.export_dataset(env, given.out_dir, given.max_samples, env_id=given.env_id, env_args=given.env_args)
+    args = parser.parse_args(list(words))
+    env = load_environment(args.env_id, **args.env_args)
+    folder = skyrl.export_dataset(env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args)
     sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """``export ENV OUT_DIR``, or SkyRL's settings."""
+    """Run ``export ENV OUT_DIR``, or train with settings of SkyRL."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["export"]:
         export(words[1:])

@@ -1,9 +1,8 @@
-"""``TokenClient``: an OpenAI-shaped client over an engine that takes token ids and gives token ids.
+"""``TokenClient``: an OpenAI-compatible client over an engine that takes and returns token ids.
 
-Promise: the environment sees chat, the engine sees ids, and the ids that were sampled are the ids that are kept; text
-is only ever made of them, never turned back into them. It is a core ``Client`` (``complete``), and answers
-``.chat.completions.create`` and ``.completions.create`` for code that wants an ``AsyncOpenAI``. It samples nothing
-itself and adds no sampling argument of its own.
+The environment sees chat messages, the engine token ids. Sampled ids are stored unchanged; text is decoded from them
+and never tokenised again. It is a core ``Client`` (``complete``), and has ``.chat.completions.create`` and
+``.completions.create`` for code that expects an ``AsyncOpenAI``. It adds no sampling arguments.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_to
 log = logging.getLogger(__name__)
 
 Generate = Callable[[list[int], dict[str, Any]], "Awaitable[Sequence[Any]] | Sequence[Any]"]
-"""(prompt ids, sampling) -> (token ids, log-probs, finish reason), maybe awaited; a fourth value is the version."""
+"""(prompt ids, sampling) -> (token ids, log-probs, finish reason[, policy version]), or an awaitable of it."""
 SAMPLING = frozenset(
     "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed repetition_penalty "
     "presence_penalty frequency_penalty logit_bias ignore_eos".split()
 )
-"""What is handed to the engine."""
-ASKED_ANYWAY = frozenset(
+"""Sampling arguments passed to the engine."""
+ACCEPTED = frozenset(
     "n stream logprobs top_logprobs return_token_ids return_tokens_as_token_ids return_weight_versions "
     "parallel_tool_calls tool_choice user metadata".split()
 )
-"""What asks for what this client does anyway, or for nothing of the sampling."""
+"""Arguments accepted without effect: always on, or unrelated to sampling."""
 LENGTHS = ("max_completion_tokens", "max_new_tokens")
 _warned: set[str] = set()
 
@@ -45,12 +44,12 @@ class TokenClient:
     """A client over ``generate``.
 
     tokenizer: renders messages and tools with its chat template, and decodes.
-    tool_call_parser: "auto" (what the chat template teaches), a name, a function from text to (text, calls), or
-        None; used when tools are offered.
-    reasoning_parser: a function from text to (reasoning, text), as ``split_reasoning``; None leaves it in the content.
+    tool_call_parser: "auto" (the format of the chat template), a name, a function from text to (text, calls), or
+        None; used when the request has tools.
+    reasoning_parser: a function from text to (reasoning, text), as ``split_reasoning``; None keeps all in the content.
     history: "render" renders the whole conversation each turn; "exact" keeps the sampled ids as the prefix and
-        renders what is new, so a rollout never forks (the model then sees its earlier reasoning again).
-    max_seq_len: a prompt this long is refused, which the environment sees as a prompt that is too long.
+        renders only new messages, so a rollout never forks (the model then sees its earlier reasoning again).
+    max_seq_len: longer prompts, and prompts of this length, raise ``OverlongPromptError``.
     """
 
     def __init__(
@@ -81,13 +80,13 @@ class TokenClient:
         self.completions = SimpleNamespace(create=self._create_text)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing; the client holds no resources."""
 
     async def close(self) -> None:
-        """As ``aclose``."""
+        """See ``aclose``."""
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
-        """The ids of a conversation, ready for the answer. *Raises* ConfigError when the template refuses it."""
+        """Render a conversation with the generation prompt. *Raises* ConfigError when the template rejects it."""
         try:
             rendered = self._chat.prompt_ids(
                 json.dumps(list(messages)).encode(), json.dumps(list(tools)).encode() if tools else None
@@ -97,54 +96,54 @@ class TokenClient:
         return rendered.tolist()
 
     async def complete(self, request: ModelRequest) -> Response:
-        """One completion; see ``Client.complete``. What ``generate`` raises is this rollout's ``ModelError``."""
+        """Sample one completion; see ``Client.complete``. *Raises* ModelError from errors of ``generate``."""
         prompt_ids = self._ids_of(request)
         if self._max_seq_len is not None and len(prompt_ids) >= self._max_seq_len:
             raise OverlongPromptError(f"the prompt has {len(prompt_ids)} tokens, the limit is {self._max_seq_len}")
         try:
-            made = self._generate(list(prompt_ids), self._sampling(request))
-            made = await made if inspect.isawaitable(made) else made
+            output = self._generate(list(prompt_ids), self._sampling(request))
+            output = await output if inspect.isawaitable(output) else output
         except VerifiersError:
             raise
-        except Exception as error:  # whatever the peer raises is mapped and chained
+        except Exception as error:  # engines of peers raise any type
             raise ModelError(f"the engine failed: {type(error).__name__}: {error}") from error
-        return self._response(request, prompt_ids, made)
+        return self._response(request, prompt_ids, output)
 
     def _ids_of(self, request: ModelRequest) -> list[int]:
         if request.message_type == "completion":
             return self._chat.encode(str(request.prompt)).tolist()
         messages: Any = request.prompt
         if self._history is not None:
-            known = self._history.prompt_ids(messages, request.tools, request.rollout_id)
-            if known is not None:
-                return known
+            prompt_ids = self._history.prompt_ids(messages, request.tools, request.rollout_id)
+            if prompt_ids is not None:
+                return prompt_ids
         return self.prompt_ids(messages, request.tools)
 
     def _sampling(self, request: ModelRequest) -> dict[str, Any]:
-        given = {k: v for k, v in request.sampling_args.items() if k != "extra_body"}
-        given.update(request.sampling_args.get("extra_body") or {})
+        args = {k: v for k, v in request.sampling_args.items() if k != "extra_body"}
+        args.update(request.sampling_args.get("extra_body") or {})
         for name in LENGTHS:
-            if given.get(name) is not None:
-                given.setdefault("max_tokens", given[name])
-            given.pop(name, None)
+            if args.get(name) is not None:
+                args.setdefault("max_tokens", args[name])
+            args.pop(name, None)
         if request.seed is not None:
-            given["seed"] = request.seed
-        if given.get("n", 1) != 1 or given.get("stream"):
-            raise ConfigError("a TokenClient gives one whole completion: no n above 1, no stream")
-        for name in sorted(given.keys() - SAMPLING - ASKED_ANYWAY - _warned):
+            args["seed"] = request.seed
+        if args.get("n", 1) != 1 or args.get("stream"):
+            raise ConfigError("a TokenClient returns one whole completion: n must be 1, and stream off")
+        for name in sorted(args.keys() - SAMPLING - ACCEPTED - _warned):
             _warned.add(name)
-            log.warning("the engine behind this client has no sampling argument %r; it is left out", name)
-        return {name: value for name, value in given.items() if name in SAMPLING and value is not None}
+            log.warning("the engine of this client has no sampling argument %r; ignored", name)
+        return {name: value for name, value in args.items() if name in SAMPLING and value is not None}
 
-    def _response(self, request: ModelRequest, prompt_ids: list[int], made: Sequence[Any]) -> Response:
-        token_ids, logprobs, finish = made[:3]
+    def _response(self, request: ModelRequest, prompt_ids: list[int], output: Sequence[Any]) -> Response:
+        token_ids, logprobs, finish = output[:3]
         if logprobs is None or len(logprobs) != len(token_ids):
             raise MalformedResponse(
-                f"the engine gave {len(token_ids)} token ids and {'no' if logprobs is None else len(logprobs)} "
+                f"the engine returned {len(token_ids)} token ids and {'no' if logprobs is None else len(logprobs)} "
                 "log-probabilities; training needs one for each",
                 field="completion_logprobs",
             )
-        version = int(made[3]) if len(made) > 3 and made[3] is not None else -1
+        version = int(output[3]) if len(output) > 3 and output[3] is not None else -1
         self._count += 1
         message, finish = self._message(list(token_ids), str(finish or "stop"), request)
         if self._history is not None and request.message_type != "completion":
@@ -161,8 +160,8 @@ class TokenClient:
         reasoning = ""
         if self._parse_reasoning is not None:
             reasoning, text = self._parse_reasoning(text)
-        around, calls = self._parse_calls(text) if self._parse_calls and request.tools else (text, [])
-        message = Message(role="assistant", content=around or (None if calls else ""))
+        content, calls = self._parse_calls(text) if self._parse_calls and request.tools else (text, [])
+        message = Message(role="assistant", content=content or (None if calls else ""))
         if calls:
             message["tool_calls"] = [
                 ToolCall(f"call-{self._count}-{index}", call["name"], call["arguments"])
@@ -173,7 +172,7 @@ class TokenClient:
             message["reasoning_content"] = reasoning
         return message, finish
 
-    # --- as an OpenAI client --------------------------------------------------------------------------------------
+    # --- OpenAI interface -----------------------------------------------------------------------------------------
 
     async def _create_chat(self, *, messages: Sequence[Any], model: str = "", tools: Any = None, **args: Any) -> Any:
         from openai.types.chat import ChatCompletion
@@ -182,8 +181,8 @@ class TokenClient:
         args.pop("timeout", None)
         request = ModelRequest(list(messages), model or self.model, "chat", tools, args, rollout_id=rollout_id)
         response = await self.complete(request)
-        said = dict(response.message)
-        return ChatCompletion.model_validate(_envelope("chat.completion", response, {"message": said}))
+        message = dict(response.message)
+        return ChatCompletion.model_validate(_envelope("chat.completion", response, {"message": message}))
 
     async def _create_text(self, *, prompt: str, model: str = "", **args: Any) -> Any:
         from openai.types import Completion
@@ -194,15 +193,15 @@ class TokenClient:
 
 
 def served_generate(base_url: str, api_key: str, model: str) -> Generate:
-    """Token-in/token-out over an OpenAI endpoint that takes token ids as a prompt and returns them (vLLM, ours)."""
+    """Return token-in/token-out over an OpenAI endpoint that takes and returns token ids, such as vLLM."""
     from verifiers.clients.http import OpenAIChatCompletionsClient
 
     client = OpenAIChatCompletionsClient(base_url=base_url, api_key=api_key)
 
     async def generate(prompt_ids: list[int], sampling: dict[str, Any]) -> Sequence[Any]:
-        asked = {"return_weight_versions": True, **sampling}
+        args = {"return_weight_versions": True, **sampling}
         prompt: Any = prompt_ids
-        request = ModelRequest(prompt, model, "completion", sampling_args=asked, require_tokens=True)
+        request = ModelRequest(prompt, model, "completion", sampling_args=args, require_tokens=True)
         response = await client.complete(request)
         assert response.tokens is not None
         tokens = response.tokens
@@ -216,17 +215,17 @@ def served_generate(base_url: str, api_key: str, model: str) -> Generate:
     return generate
 
 
-def _envelope(kind: str, response: Response, said: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an OpenAI answer, with vLLM's names for the token data."""
+def _envelope(kind: str, response: Response, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an OpenAI response, with vLLM's names for the token data."""
     assert response.tokens is not None
     ids, logprobs = response.tokens.completion_ids.tolist(), response.tokens.completion_logprobs.tolist()
     entries = [
         {"token": f"token_id:{token}", "logprob": value, "bytes": None, "top_logprobs": []}
         for token, value in zip(ids, logprobs, strict=True)
     ]
-    both = {"content": entries} if kind == "chat.completion" else {"token_logprobs": logprobs}
+    choice_logprobs = {"content": entries} if kind == "chat.completion" else {"token_logprobs": logprobs}
     finish = response.finish_reason
-    choice = {"index": 0, "finish_reason": finish, "logprobs": both, "token_ids": ids, **said}
+    choice = {"index": 0, "finish_reason": finish, "logprobs": choice_logprobs, "token_ids": ids, **content}
     usage = {"prompt_tokens": response.usage.prompt_tokens, "completion_tokens": response.usage.completion_tokens}
     return {
         "id": response.id,

@@ -1,15 +1,15 @@
-"""TRL: environments in its ``GRPOTrainer``, token-exact over many turns.
+"""TRL: run environments in its ``GRPOTrainer``, token-exact over several turns.
 
     trainer = GRPOTrainer(
         model=model, processing_class=tokenizer, args=args, train_dataset=to_dataset(env),
         rollout_func=make_rollout_func(env), reward_funcs=reward_from_rollout,
     )
 
-Promise: the ids and log-probabilities TRL trains on are those that were sampled; what the environment said has
-``env_mask`` 0. TRL excludes a reward of None from the baseline, so an unknown reward stays unknown, and its tokens are
-masked. Sampling comes from TRL's arguments. Run with TRL 1.16; its vLLM modes need CUDA and were not run.
+TRL trains on the sampled ids and log-probabilities; tokens of the environment have ``env_mask`` 0. TRL excludes a
+reward of None from the baseline, so an unknown reward is None, and its tokens are masked. Sampling arguments are those
+of TRL. Tested with TRL 1.16; its vLLM modes need CUDA and were not run.
 
-A rollout that forked has several token rows and TRL takes one: the last is trained, the others are counted in
+A rollout that forked has several token samples and TRL takes one: the last is trained, the others are counted in
 ``dropped``; ``history="exact"`` avoids forks.
 """
 
@@ -40,18 +40,18 @@ from verifiers_trainer.integrations.token_client import served_generate
 
 TRL = Peer("trl", "trl", ("1.16.0",), "pip install 'verifiers-trainer[trl]'")
 ROW = "vf_row"
-"""Field of a prompt's first message that says which row it is: prompts alone need not be different."""
+"""Field of the first message of a prompt with the key of its row: different rows may have the same prompt."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 OFF = {"top_k": (0, None), "repetition_penalty": (1.0, None), "top_p": (1.0, None), "min_p": (0.0, None)}
-"""Values by which TRL says that an argument is not used."""
+"""Values that disable a sampling argument in TRL."""
 
 log = logging.getLogger(__name__)
 
 
 def to_dataset(env: Environment, split: str = "train", max_samples: int | None = None) -> Any:
-    """``prompt answer info task example_id`` as a ``datasets.Dataset``; ``info`` is JSON text.
+    """Return the rows as a ``datasets.Dataset`` with ``prompt answer info task example_id``; ``info`` is JSON text.
 
-    The first message of each prompt carries the field ``vf_row``, by which ``make_rollout_func`` finds the row again.
+    The first message of each prompt has the field ``vf_row``, by which ``make_rollout_func`` looks up the row.
     """
     from datasets import Dataset
 
@@ -70,17 +70,17 @@ def _tasks(env: Environment, max_samples: int | None = None) -> dict[str, list[d
 
 
 def make_rollout_func(env: Environment, client: Any = None, **options: Any) -> RolloutFunc:
-    """TRL's ``rollout_func``. ``client`` None samples from ``trainer.model`` itself, through the embedded engine (or
-    through the trainer's vLLM server); ``options`` are ``RolloutFunc``'s."""
+    """Return a ``rollout_func`` for TRL. ``client=None`` samples from ``trainer.model`` through the embedded engine, or
+    from the vLLM server of the trainer; for ``options`` see ``RolloutFunc``."""
     return RolloutFunc(env, client, **options)
 
 
 class RolloutFunc:
-    """Plays the environment for the prompts of a step: one completion per element, siblings scored together.
+    """Generates the rollouts of a step: one completion per prompt, siblings scored together.
 
     history: "render", or "exact" to keep sampled ids as the prefix of the next prompt (not with ``client``).
-    max_seq_len: longest sequence of the embedded engine; the model's own limit by default.
-    max_retries: how often a rollout whose reward is unknown for a passing reason is played again.
+    max_seq_len: maximum sequence length of the embedded engine; default: that of the model.
+    max_retries: retries of a rollout after a transient error.
     """
 
     def __init__(
@@ -104,23 +104,24 @@ class RolloutFunc:
             self._by_text.setdefault(_text_of(task["prompt"]), []).append(key)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """What TRL asks for. *Raises* RunError when no rollout of the step gave a token."""
+        """Return the fields of TRL. *Raises* RunError when every token of the step is masked."""
         TRL.load()
         client, model = self._client(trainer, len(prompts))
         groups: dict[str, list[int]] = {}
         for position, prompt in enumerate(prompts):
             groups.setdefault(self._key(prompt), []).append(position)
         sampling = sampling_of(trainer.args)
-        played = blocking(lambda: self._play(groups, client, model, sampling))
-        made: list[Any] = [None] * len(prompts)
-        for positions, rollouts in zip(groups.values(), played, strict=True):
+        rollouts_by_group = blocking(lambda: self._generate(groups, client, model, sampling))
+        fields: list[Any] = [None] * len(prompts)
+        for positions, rollouts in zip(groups.values(), rollouts_by_group, strict=True):
             for position, rollout, worth in zip(positions, rollouts, group_worth(rollouts), strict=True):
-                made[position] = self._fields(rollout, worth, trainer.processing_class, sampling)
-        if not any(any(fields["env_mask"]) for fields in made):
-            raise RunError(f"no rollout of this step can be trained; the first one ended by {_end_of(played[0][0])}")
-        return {name: [fields[name] for fields in made] for name in made[0]}
+                fields[position] = self._fields(rollout, worth, trainer.processing_class, sampling)
+        if not any(any(one["env_mask"]) for one in fields):
+            first = rollouts_by_group[0][0]
+            raise RunError(f"every token of this step is masked; the first rollout ended with {_end_of(first)}")
+        return {name: [one[name] for one in fields] for name in fields[0]}
 
-    async def _play(self, groups: Mapping[str, Sequence[int]], client: Any, model: str, sampling: Any) -> list[Any]:
+    async def _generate(self, groups: Mapping[str, Sequence[int]], client: Any, model: str, sampling: Any) -> list[Any]:
         rows = {key: row_of(self._rows[key], self.env.message_type) for key in groups}
         return await asyncio.gather(
             *(
@@ -133,7 +134,7 @@ class RolloutFunc:
         samples = export_samples(rollout, float(sampling.get("temperature") or 1.0))
         self.dropped += max(0, len(samples) - 1)
         extra = {"vf_reward": None if worth.is_unscored else worth.reward, "vf_metrics": dict(rollout["metrics"])}
-        if not samples:  # it failed before anything was sampled: one token that is not trained
+        if not samples:  # no token was sampled: return one masked token
             end = tokenizer.eos_token_id
             return {"prompt_ids": [end], "completion_ids": [end], "logprobs": [0.0], "env_mask": [0], **extra}
         last = samples[-1].masked() if worth.is_masked else samples[-1]
@@ -142,16 +143,16 @@ class RolloutFunc:
 
     def _key(self, prompt: Any) -> str:
         key = prompt[0].get(ROW) if isinstance(prompt, list) and prompt else None
-        found = [key] if key in self._rows else self._by_text.get(_text_of(prompt), [])
-        if not found:
-            raise ConfigError("a prompt of the trainer is no row of the environment; make its dataset with to_dataset")
-        asked = [self._rows[one] for one in found]
-        if len({json.dumps(one["info"], default=str) + str(one["answer"]) for one in asked}) > 1:
+        keys = [key] if key in self._rows else self._by_text.get(_text_of(prompt), [])
+        if not keys:
+            raise ConfigError("a prompt of the trainer is not in the environment; create its dataset with to_dataset")
+        tasks = [self._rows[one] for one in keys]
+        if len({json.dumps(task["info"], default=str) + str(task["answer"]) for task in tasks}) > 1:
             raise ConfigError(
-                f"rows {', '.join(found[:3])} have the same prompt and different answers: make the dataset with "
-                "to_dataset, which says which is which"
+                f"rows {', '.join(keys[:3])} have the same prompt and different answers: create the dataset with "
+                "to_dataset, which marks each prompt with its row"
             )
-        return found[0]
+        return keys[0]
 
     def _client(self, trainer: Any, count: int) -> tuple[Any, str]:
         if self.client is not None:
@@ -162,7 +163,7 @@ class RolloutFunc:
             self.engine = self._open_engine(trainer, count)
         self.engine.check_shared()
         self.engine.set_version(trainer.state.global_step)
-        return self._served, self.engine.served_model
+        return self._engine_client, self.engine.served_model
 
     def _open_engine(self, trainer: Any, count: int) -> Any:
         from verifiers_trainer.engines import EmbeddedEngine
@@ -172,46 +173,46 @@ class RolloutFunc:
         length = self.max_seq_len or model.config.get_text_config().max_position_embeddings
         engine = EmbeddedEngine(model, tokenizer, max_seq_len=length, concurrency=count)
         engine.start()
-        self._served: Any = policy_client(engine)
+        self._engine_client: Any = policy_client(engine)
         if self.history == "exact":
             generate = served_generate(engine.base_url, engine.api_key, engine.served_model)
-            self._served = TokenClient(generate, tokenizer, history="exact", model=engine.served_model)
+            self._engine_client = TokenClient(generate, tokenizer, history="exact", model=engine.served_model)
         return engine
 
     def close(self) -> None:
-        """Stop the embedded engine, if it was started."""
+        """Stop the embedded engine, if it is running."""
         if self.engine is not None:
             self.engine.stop()
             self.engine = None
 
 
 def _end_of(rollout: Mapping[str, Any]) -> str:
-    """Why a rollout ended, on one line of at most 200 characters."""
+    """Return why a rollout ended, in at most 200 characters."""
     error = rollout["error"]
-    told = rollout["stop_condition"] if error is None else f"{error['error']}: {error['message']}"
-    return textwrap.shorten(str(told), 200, placeholder=" …")
+    reason = rollout["stop_condition"] if error is None else f"{error['error']}: {error['message']}"
+    return textwrap.shorten(str(reason), 200, placeholder=" …")
 
 
 def sampling_of(args: Any) -> dict[str, Any]:
-    """The sampling arguments of a ``GRPOConfig``; those by which it says "off" are left out."""
-    given = {"max_tokens": args.max_completion_length}
-    given |= {name: getattr(args, name, None) for name in SAMPLING}
-    used = {name: value for name, value in given.items() if value is not None and value not in OFF.get(name, ())}
-    return used | dict(getattr(args, "generation_kwargs", None) or {})
+    """Return the sampling arguments of a ``GRPOConfig``, without disabled ones."""
+    values = {"max_tokens": args.max_completion_length}
+    values |= {name: getattr(args, name, None) for name in SAMPLING}
+    enabled = {name: value for name, value in values.items() if value is not None and value not in OFF.get(name, ())}
+    return enabled | dict(getattr(args, "generation_kwargs", None) or {})
 
 
 def reward_from_rollout(*, vf_reward: Sequence[float | None], **_: Any) -> list[float | None]:
-    """A reward function for ``reward_funcs``: what the environment's rubric gave; None where it is unknown."""
+    """Reward function for ``reward_funcs``: the rewards of the environment; None where unknown."""
     return list(vf_reward)
 
 
 def as_reward_func(env: Environment) -> Any:
-    """A reward function that scores TRL's own completions of a single-turn environment; None where unknown.
+    """Return a reward function that scores completions of TRL in a single-turn environment; None where unknown.
 
     *Raises* ConfigError for an environment of several turns.
     """
     if env.max_turns != 1:
-        raise ConfigError("as_reward_func scores one completion; an environment of several turns: make_rollout_func")
+        raise ConfigError("as_reward_func scores single turns; use make_rollout_func for multi-turn environments")
 
     async def score(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Any]:
         async def one(index: int) -> float | None:
@@ -240,14 +241,14 @@ def _text_of(prompt: Any) -> str:
 
 
 def _vllm_generate(trainer: Any) -> Any:
-    """Token-in/token-out over TRL's vLLM client. Written after its documented signature; not run without CUDA."""
+    """Return token-in/token-out over TRL's vLLM client, by its documented signature; not run without CUDA."""
     client = getattr(getattr(trainer, "vllm_generation", trainer), "vllm_client", None)
     if client is None:
-        raise ConfigError("the trainer's vLLM runs inside it (colocate); use vllm_mode='server', or give client=")
+        raise ConfigError("vLLM runs inside the trainer (colocate); use vllm_mode='server', or give client=")
 
     async def generate(prompt_ids: list[int], sampling: Mapping[str, Any]) -> Any:
-        made = await asyncio.to_thread(client.generate, [prompt_ids], **sampling)
-        ids, logprobs = made["completion_ids"][0], [entry[0] for entry in made["logprobs"][0]]
+        output = await asyncio.to_thread(client.generate, [prompt_ids], **sampling)
+        ids, logprobs = output["completion_ids"][0], [entry[0] for entry in output["logprobs"][0]]
         return ids, logprobs, "length" if len(ids) >= sampling["max_tokens"] else "stop"
 
     return generate

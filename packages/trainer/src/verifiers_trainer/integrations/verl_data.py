@@ -1,7 +1,7 @@
-"""An environment's rows as verl's data, and the file that names the agent loop.
+"""Export the rows of an environment as data of verl, with the configuration of the agent loop.
 
-What the prompt does not say (answer, info, the environment's id and arguments) travels in ``extra_info`` as JSON text,
-so rows of different environments have one schema. The loop itself is ``verl.VerifiersAgentLoop``.
+``extra_info`` has all fields except the prompt (answer, info, id and arguments of the environment) as JSON text, so
+rows of different environments have one schema. ``verl.VerifiersAgentLoop`` is the loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verifiers_trainer.integrations.common import limit
 
 MODULE = "verifiers_trainer.integrations.verl"
 NAME = "verifiers"
-"""Of the agent loop."""
+"""Name of the agent loop."""
 
 
 def export_dataset(
@@ -31,10 +31,10 @@ def export_dataset(
     env_id: str | None = None,
     env_args: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write ``train.parquet``, ``eval.parquet`` and ``agent_loop.yaml``; the folder.
+    """Write ``train.parquet``, ``eval.parquet`` and ``agent_loop.yaml``; return the folder.
 
-    Workers load the environment again by ``env_id`` and ``env_args``, which default to those it was loaded with. An
-    environment without rows to evaluate gives no ``eval.parquet``. *Raises* ConfigError without an id.
+    Workers load the environment by ``env_id`` and ``env_args``, which default to those of ``env``. Without evaluation
+    rows no ``eval.parquet`` is written. *Raises* ConfigError without an id.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -58,10 +58,10 @@ def export_dataset(
 def _row(task: Mapping[str, Any], env_id: str, env_args: Mapping[str, Any], split: str) -> dict[str, Any]:
     prompt = task["prompt"]
     if not isinstance(prompt, list):
-        raise ConfigError("verl's prompts are messages: an environment of plain text completions cannot be exported")
-    shown = [{"role": message["role"], "content": _text(message)} for message in prompt]
+        raise ConfigError("verl takes prompts of messages: an environment with plain text prompts cannot be exported")
+    messages = [{"role": message["role"], "content": _text(message)} for message in prompt]
     return {
-        "prompt": shown,
+        "prompt": messages,
         "data_source": env_id,
         "agent_name": NAME,
         "reward_model": {"style": "rule", "ground_truth": str(task["answer"])},
@@ -83,13 +83,13 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """``python -m verifiers_trainer.integrations.verl ENV OUT_DIR``: write the data of an environment."""
+    """``python -m verifiers_trainer.integrations.verl ENV OUT_DIR``: export the rows of an environment."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Write an environment's rows for verl.")
     parser.add_argument("env_id")
     parser.add_argument("out_dir")
     parser.add_argument("--env-args", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--max-samples", type=int)
-    given = parser.parse_args(argv)
-    env = load_environment(given.env_id, **given.env_args)
-    folder = export_dataset(env, given.out_dir, given.max_samples, env_id=given.env_id, env_args=given.env_args)
+    args = parser.parse_args(argv)
+    env = load_environment(args.env_id, **args.env_args)
+    folder = export_dataset(env, args.out_dir, args.max_samples, env_id=args.env_id, env_args=args.env_args)
     sys.stdout.write("".join(f"{path}\n" for path in sorted(folder.iterdir())))

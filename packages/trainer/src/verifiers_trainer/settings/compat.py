@@ -1,8 +1,8 @@
-"""Other spellings of settings: tables that ``config`` and the commands read, so that the rest uses one name each.
+"""Tables of alternative setting names, read by ``config`` and the commands; other code uses one name per setting.
 
-There are four kinds: another name (``RENAMED``), a name whose value has to be converted (``TRANSLATED``), a second
-field of transformers for the same setting (``TWINS``), and a name without effect (``WITHOUT_EFFECT``). All of them work
-as keywords and as attributes, read and written.
+There are four kinds: another name (``RENAMED``), a name whose value is converted (``TRANSLATED``), a second field of
+transformers for the same setting (``DUPLICATES``), and a name without effect (``WITHOUT_EFFECT``). All of them work as
+keywords and as attributes, read and written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RENAMED: dict[str, str] = {
 """Other name -> canonical name, with the same value."""
 
 Current = Callable[[str], Any]
-"""Returns the present value of a canonical setting."""
+"""Returns the current value of a canonical setting."""
 Translation = Callable[[Any, Current], dict[str, Any]]
 
 ADVANTAGES = {True: "mean_std", "group": "mean_std", "batch": "batch_std", False: "mean", "none": "mean"}
@@ -50,8 +50,8 @@ def _generation_batch_size(value: Any, current: Current) -> dict[str, Any]:
 
 
 def _max_prompt_length(value: Any, current: Current) -> dict[str, Any]:
-    cut = value is not None and current("prompt_overflow") is None  # in older versions this name implied truncation
-    return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if cut else {})}
+    truncates = value is not None and current("prompt_overflow") is None  # in older versions this name implied it
+    return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if truncates else {})}
 
 
 def _steps_per_generation(value: Any, current: Current) -> dict[str, Any]:
@@ -66,17 +66,17 @@ TRANSLATED: dict[str, tuple[str, Translation]] = {
 }
 """Name -> (canonical setting, function that converts the value into canonical settings)."""
 
-TWINS: tuple[tuple[str, str], ...] = (
+DUPLICATES: tuple[tuple[str, str], ...] = (
     ("gradient_checkpointing", "activation_checkpointing"),
     ("micro_batch_size", "per_device_train_batch_size"),
     ("use_liger", "use_liger_kernel"),
 )
 """Pairs of fields that are one setting and always have the same value. The second is transformers'."""
 
-NEVER_SHARDED = "generation does not run inside a sharded model"
+NO_SHARDED_GENERATION = "generation does not run inside a sharded model"
 WITHOUT_EFFECT: dict[str, str] = {
     "async_max_queue_size": "max_off_policy_steps bounds how many rollouts wait",
-    "ds3_gather_for_generation": NEVER_SHARDED,
+    "ds3_gather_for_generation": NO_SHARDED_GENERATION,
     "gae_lambda": "there is no critic, so no generalised advantage estimation",
     "max_data_workers": "rollouts run on one event loop; max_concurrent bounds them",
 }
@@ -84,27 +84,27 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 SPELLINGS = frozenset({*RENAMED, *TRANSLATED, *WITHOUT_EFFECT})
 """Keywords of ``RLConfig`` that are not fields."""
-SPELLED = frozenset({*SPELLINGS, *(name for pair in TWINS for name in pair)})
+ALL_SPELLINGS = frozenset({*SPELLINGS, *(name for pair in DUPLICATES for name in pair)})
 """Every name in these tables."""
 GRPO_NAMES = frozenset({*SPELLINGS, "gradient_accumulation_steps", "per_device_train_batch_size"})
-"""Names that make a file of settings one for ``GRPOConfig``."""
+"""Names that select ``GRPOConfig`` when a settings file has them."""
 
 PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Settings of the trainer by another name", RENAMED),
     (
-        "Settings of the trainer whose value means something else",
+        "Settings of the trainer whose value is converted",
         {name: field for name, (field, _) in TRANSLATED.items()},
     ),
-    ("Settings of the trainer that are one", dict(TWINS)),
+    ("Settings of the trainer with two fields", dict(DUPLICATES)),
     ("Settings of the trainer without effect", WITHOUT_EFFECT),
 )
 """(title, table) in the order of the reference page, ``docs/compat_page.py``."""
 
-_TWIN = {name: other for pair in TWINS for name, other in (pair, pair[::-1])}
+_DUPLICATE_OF = {name: other for pair in DUPLICATES for name, other in (pair, pair[::-1])}
 
 
 def settings_of(name: str, value: Any, current: Current) -> dict[str, Any]:
-    """The fields, with their values, that ``name=value`` sets; a name that is in no table sets its own field.
+    """Return the fields, with their values, that ``name=value`` sets; a name in no table sets the field of that name.
 
     >>> settings_of("num_generations", 16, {}.get), settings_of("temperature", 1.0, {}.get)
     ({'rollouts_per_example': 16}, {'temperature': 1.0})
@@ -116,11 +116,11 @@ def settings_of(name: str, value: Any, current: Current) -> dict[str, Any]:
     if name in WITHOUT_EFFECT:
         log.info("%s has no effect: %s", name, WITHOUT_EFFECT[name])
         return {}
-    return {name: value, _TWIN[name]: value} if name in _TWIN else {name: value}
+    return {name: value, _DUPLICATE_OF[name]: value} if name in _DUPLICATE_OF else {name: value}
 
 
 def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
-    """Keywords in canonical names.
+    """Rename keywords to canonical names.
 
     *Raises* ``ConfigError`` when two names of one setting have different values.
 
@@ -129,7 +129,7 @@ def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for name in sorted(settings, key=TRANSLATED.__contains__):  # those last: they read the values of others
+    for name in sorted(settings, key=TRANSLATED.__contains__):  # translated names last: they read the values of others
 
         def current(field: str) -> Any:
             return fields.get(field, defaults(field))
@@ -141,10 +141,10 @@ def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:
     return fields
 
 
-def read(name: str, spelled: Mapping[str, Any], current: Current) -> Any:
-    """The value of another spelling: what it was set to, else the value of its canonical setting."""
+def read(name: str, values: Mapping[str, Any], current: Current) -> Any:
+    """Return the value of another spelling: from ``values`` where it was set, else from its canonical setting."""
     if name in RENAMED:
         return current(RENAMED[name])
-    if name in spelled:
-        return spelled[name]
+    if name in values:
+        return values[name]
     return current(TRANSLATED[name][0]) if name in TRANSLATED else None

@@ -4,8 +4,8 @@
 valid values. It runs when training starts, so a setting that is changed after construction
 (``config.temperature = 0.7``) takes effect, with everything derived from it.
 
-To add a setting: one line in ``fields``; a rule over several settings goes to ``cross_field_rules``, another spelling
-to ``compat``.
+To add a setting, add one line to ``fields``. Rules over several settings are in ``cross_field_rules``, alternative
+names in ``compat``.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ OBJECTIVES = {
 """Value of ``loss`` that names a loss and an aggregation -> both; an explicit ``aggregation`` wins."""
 
 
-OWN_BOUNDS = {
-    "gspo": {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"},  # of ratios of sequences, so thousandths
-    "masked_is": {"mask_ratio_low": "mask_ratio_low", "mask_ratio_high": "mask_ratio_high"},  # it is nothing without
+LOSS_BOUNDS = {
+    "gspo": {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"},  # bounds of sequence ratios: 3e-4, 4e-4
+    "masked_is": {
+        "mask_ratio_low": "mask_ratio_low",
+        "mask_ratio_high": "mask_ratio_high",
+    },  # the bounds define this loss
 }
-"""Loss -> parameter with a default of the loss's own -> the setting that overrides it when the caller sets it."""
+"""Loss -> parameter whose default the loss defines -> the setting that overrides it when the caller sets it."""
 
 
 class RLConfig(RLFields):
@@ -54,30 +57,30 @@ class RLConfig(RLFields):
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = {}
-    """Defaults of a subclass that differ."""
+    """Defaults that a subclass overrides."""
     batch_is = ""
     """How ``batch_size`` was derived, for messages; empty when the caller set it."""
-    _asked_for_bf16 = False
+    _bf16_requested = False
 
     def _init(self, **settings: Any) -> None:
         check_keywords(settings, known_names(), type(self).__name__)
-        spelled = {name: settings[name] for name in settings if name in compat.SPELLINGS}
+        other_spellings = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
-        for name in ("eval_strategy", "save_strategy"):  # transformers refuses these itself, without their names
+        for name in ("eval_strategy", "save_strategy"):  # transformers' own error does not name the setting
             if name in settings and (problem := problem_of(name, settings[name])):
                 raise ConfigError(problem)
         try:
             super().__init__(**{**compat.canonical(self.DEFAULTS, self.default_of), **settings})
         except ValueError as error:  # transformers' own checks
             raise ConfigError(str(error)) from error
-        self._spelled, self._given = spelled, set(settings)
+        self._other_spellings, self._explicit = other_spellings, set(settings)
 
     if not TYPE_CHECKING:  # a type checker reads the fields themselves, so it knows every setting and its type
         __init__ = functools.wraps(RLFields.__init__)(_init)
 
     @classmethod
     def default_of(cls, name: str) -> Any:
-        """The default of a field; None where it is a new object each time."""
+        """Return the default of a field; None for a default factory."""
         return cls.DEFAULTS.get(name, getattr(cls, name, None))
 
     def __post_init__(self) -> None:
@@ -88,18 +91,18 @@ class RLConfig(RLFields):
             self.report_to = "none"
         if self.learning_rate is None:
             self.learning_rate = 1e-5 if self.use_lora else 1e-6
-        for ours, theirs in compat.TWINS:
-            self.__dict__[theirs] = getattr(self, ours)
+        for name, duplicate in compat.DUPLICATES:
+            self.__dict__[duplicate] = getattr(self, name)
         super().__post_init__()
         if self.deepspeed_plugin is not None:
             deepspeed.load_models_whole()
 
     def _set_precision(self) -> None:
-        """Half precision where the accelerator supports it, else float32, with a warning if half was requested."""
+        """Use half precision where the accelerator supports it, else float32; warn if half precision was requested."""
         if self.use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available()):
             if self.bf16 or self.fp16:
                 log.warning("no accelerator is used, so training computes in float32, not in bf16 or fp16")
-            self._asked_for_bf16 = self._asked_for_bf16 or bool(self.bf16)
+            self._bf16_requested = self._bf16_requested or bool(self.bf16)
             self.use_cpu, self.bf16, self.fp16 = True, False, False
         elif self.bf16 is None:
             self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -110,29 +113,29 @@ class RLConfig(RLFields):
 
         Needs ``bf16=True`` and a CPU with instructions for it.
         """
-        able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older versions of torch
-        has_bf16 = any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-        return bool(self.use_cpu and has_bf16 and self._asked_for_bf16 and self.is_given("bf16"))
+        features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in older versions of torch
+        has_bf16 = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+        return bool(self.use_cpu and has_bf16 and self._bf16_requested and self.is_given("bf16"))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_given" not in self.__dict__ or name not in known_names():
+        if "_explicit" not in self.__dict__ or name not in known_names():
             self._warn_of_misspelling(name)
             super().__setattr__(name, value)
             return
-        made = compat.settings_of(name, value, lambda field: getattr(self, field))
-        self.__dict__.update(made)
-        self._given.update(made)
+        values = compat.settings_of(name, value, lambda field: getattr(self, field))
+        self.__dict__.update(values)
+        self._explicit.update(values)
         if name in compat.SPELLINGS:
-            self._spelled[name] = value
+            self._other_spellings[name] = value
 
     def __getattr__(self, name: str) -> Any:
         """Read a setting under another name; Python calls this for missing attributes only."""
         if name in compat.SPELLINGS:
-            return compat.read(name, self.__dict__.get("_spelled", {}), lambda field: getattr(self, field))
+            return compat.read(name, self.__dict__.get("_other_spellings", {}), lambda field: getattr(self, field))
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
 
     def _warn_of_misspelling(self, name: str) -> None:
-        if "_given" not in self.__dict__ or name.startswith("_") or hasattr(self, name):
+        if "_explicit" not in self.__dict__ or name.startswith("_") or hasattr(self, name):
             return
         if near := close_match(name, known_names()):
             kind = type(self).__name__
@@ -144,14 +147,14 @@ class RLConfig(RLFields):
         return Path(self.output_dir or "outputs")
 
     def private_copy(self) -> RLConfig:
-        """A copy that can be changed without changing this one."""
-        copied = copy.copy(self)
-        copied._given, copied._spelled = set(self._given), dict(self._spelled)
-        return copied
+        """Return a copy that can be changed without changing this one."""
+        result = copy.copy(self)
+        result._explicit, result._other_spellings = set(self._explicit), dict(self._other_spellings)
+        return result
 
     def is_given(self, name: str) -> bool:
         """Whether the caller set this field, at construction or afterwards."""
-        return name in self._given
+        return name in self._explicit
 
     @property
     def server_url(self) -> str | None:
@@ -189,12 +192,12 @@ class RLConfig(RLFields):
 
     @property
     def max_turn_tokens(self) -> int | None:
-        """Tokens that one turn may have; None = what is left of ``max_seq_len``."""
+        """Maximum tokens of one turn; None = the remainder of ``max_seq_len``."""
         bounds = [bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None]
         return min(bounds, default=None)
 
     def loss_parameters(self) -> dict[str, Any]:
-        """Every parameter of a registered loss, by the loss's name for it."""
+        """Parameters of a registered loss, under the parameter names of the loss."""
         named = {
             "ratio_cap": self.ratio_cap,
             "ratio_floor": self.ratio_floor,
@@ -208,14 +211,14 @@ class RLConfig(RLFields):
         return {name: value for name, value in named.items() if value is not None and name not in self._loss_defaults()}
 
     def _loss_defaults(self) -> list[str]:
-        """Parameters of the loss that keep the loss's own default, since the caller did not set them."""
-        own = OWN_BOUNDS.get(self.loss, {}) if isinstance(self.loss, str) else {}
-        return [parameter for parameter, field in own.items() if not self.is_given(field)]
+        """Parameters that keep the default of the loss, since the caller did not set them."""
+        bounds = LOSS_BOUNDS.get(self.loss, {}) if isinstance(self.loss, str) else {}
+        return [parameter for parameter, field in bounds.items() if not self.is_given(field)]
 
     def resume_values(self) -> dict[str, Any]:
-        """What must be the same when the training is resumed, in values that JSON keeps.
+        """Return the settings that must match when the training is resumed, as JSON values.
 
-        Complete by default: every setting whose line in ``fields`` does not say that it may change.
+        Complete by default: every setting without a ``MayChange`` marker in ``fields``.
         """
         return resume_values(self) | {"loss_defaults": self._loss_defaults()}
 
@@ -229,7 +232,7 @@ class RLConfig(RLFields):
             listed = "\n".join(f"  - {problem}" for problem in problems)
             raise ConfigError(f"{len(problems)} setting(s) of the training cannot be used:\n{listed}")
         if self.truncated_sampling == "warn" and (reshaping := sorted(self.sampling().keys() & RESHAPING)):
-            log.warning("%s: tokens are sampled from another distribution than the one trained", ", ".join(reshaping))
+            log.warning("%s: tokens are not sampled from the distribution that is trained", ", ".join(reshaping))
 
     def problems(self, world_size: int = 1) -> list[str]:
         """Derive values from other settings; return every violated rule as a sentence."""
@@ -237,7 +240,7 @@ class RLConfig(RLFields):
         return [problem for check in CHECKS for problem in check(self, world_size)]
 
     def _derive(self, world_size: int) -> None:
-        """Derive settings that the caller did not set, from the present values of the others."""
+        """Derive settings that the caller did not set, from the current values of the others."""
         derived: dict[str, Any] = {}
         if not self.is_given("learning_rate") and "learning_rate" not in self.DEFAULTS:
             derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
@@ -263,14 +266,14 @@ class RLConfig(RLFields):
     def steps_for(self, num_examples: int, num_batches: int | None = None) -> int:
         """Optimizer steps of the run: ``max_steps``, unless the caller set ``num_train_epochs`` alone.
 
-        ``num_batches`` are the batches of one epoch; None = derived from ``num_examples``. Each batch is used
+        ``num_batches`` is the number of batches in one epoch; None = derived from ``num_examples``. Each batch is used
         ``num_iterations`` times.
         """
         by_epochs = self.is_given("num_train_epochs") and not self.is_given("max_steps")
         if self.max_steps > 0 and not by_epochs:
             return self.max_steps
-        per_pass = num_examples * self.rollouts_per_example / self.batch_size if num_batches is None else num_batches
-        return max(1, math.ceil(self.num_train_epochs * per_pass)) * self.num_iterations
+        per_epoch = num_examples * self.rollouts_per_example / self.batch_size if num_batches is None else num_batches
+        return max(1, math.ceil(self.num_train_epochs * per_epoch)) * self.num_iterations
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""Rules over several settings of a training run: which combinations are refused, each with how to fix it.
+"""Rules over several settings of a training run: refused combinations, each with a fix.
 
 A check takes a configuration and the number of processes and returns its problems as sentences; ``RLConfig.resolve``
-and the commands collect all of them. A check changes nothing. Limits of a single setting are on its line in ``fields``.
+and the commands collect all of them. Checks have no side effects. ``fields`` has the limits of
+single settings.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CREDITED = ("mean", "none")
 
 
 def check_batch(config: Any, world_size: int) -> list[str]:
-    """Divisibility of the batch, and the size of a group."""
+    """Check the divisibility of the batch and the group size."""
     problems = []
     group, batch, per_device = config.rollouts_per_example, config.batch_size, config.micro_batch_size
     if not all(isinstance(number, int) for number in (group, batch, per_device)):
@@ -44,12 +45,12 @@ def check_batch(config: Any, world_size: int) -> list[str]:
     if group < 2 and config.advantage != "none":
         problems.append(f"rollouts_per_example is {group}: a group baseline needs at least 2 siblings")
     divisors = {"rollouts_per_example": group, "micro_batch_size x processes": per_device * world_size}
-    broken = [f"{name} = {d}" for name, d in divisors.items() if d > 0 and batch > 0 and batch % d]
-    if broken:
+    not_divisors = [f"{name} = {d}" for name, d in divisors.items() if d > 0 and batch > 0 and batch % d]
+    if not_divisors:
         step = math.lcm(*(d for d in divisors.values() if d > 0))
         below, above = batch // step * step, (batch // step + 1) * step
         near = f"{below} or {above}" if below else f"{above}"
-        divisor = " and ".join(broken)
+        divisor = " and ".join(not_divisors)
         problems.append(
             f"batch_size {batch}{config.batch_is} is not divisible by {divisor}; the nearest that are: {near}"
         )
@@ -62,7 +63,7 @@ def check_batch(config: Any, world_size: int) -> list[str]:
 
 
 def check_fields(config: Any, world_size: int) -> list[str]:
-    """Each setting by the markers on its own line in ``fields``."""
+    """Check each setting against the markers on its line in ``fields``."""
     return [
         problem
         for field in dataclasses.fields(config)
@@ -71,7 +72,7 @@ def check_fields(config: Any, world_size: int) -> list[str]:
 
 
 def check_objective(config: Any, world_size: int) -> list[str]:
-    """The loss with its parameters, the advantage, and the order of bounds."""
+    """Check the loss with its parameters, the advantage, and the order of bounds."""
     problems = []
     for name, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
         try:
@@ -108,7 +109,7 @@ def _check_bounds(config: Any) -> list[str]:
 
 
 def check_anchor(config: Any, world_size: int) -> list[str]:
-    """Anchor, corrections, and parameters that the loss does not read."""
+    """Check the anchor, the corrections, and parameters that the loss does not read."""
     name = config.loss if isinstance(config.loss, str) and config.loss in LOSSES else None
     problems = []
     if config.tis_cap is not None and name in ANCHORED_ON_SAMPLER:
@@ -126,7 +127,7 @@ def check_anchor(config: Any, world_size: int) -> list[str]:
     unread = name is not None and name not in ANCHORED_ON_BATCH and config.tis_cap is None and not drops
     if config.anchor == "recomputed" and unread:
         problems.append(
-            f"anchor is 'recomputed', and the loss {name!r} compares with the sampler only, so nothing would read it: "
+            f"anchor is 'recomputed', and the loss {name!r} uses the sampler's log-probabilities only: "
             f"leave it out, or use {', '.join(sorted(ANCHORED_ON_BATCH))}"
         )
     return problems + _check_unread(config, name) + _check_geo_mask(config.geo_mask)
@@ -138,8 +139,8 @@ def _check_unread(config: Any, name: str | None) -> list[str]:
     for parameter in ("delta", "dual_clip"):
         value = getattr(config, parameter)
         if value is not None and name is not None and (name != "ppo" or parameter not in (accepted or ())):
-            own = ", its own delta is a parameter in loss_kwargs" if parameter in (accepted or ()) else ""
-            problems.append(f"{parameter} is {value!r}, a bound of the loss 'ppo', and the loss is {name!r}{own}")
+            hint = "; its delta is a key of loss_kwargs" if parameter in (accepted or ()) else ""
+            problems.append(f"{parameter} is {value!r}, a bound of the loss 'ppo', and the loss is {name!r}{hint}")
     return problems
 
 
@@ -153,14 +154,14 @@ def _check_geo_mask(pair: Any) -> list[str]:
 
 
 def check_reference(config: Any, world_size: int) -> list[str]:
-    """A reference needs a KL penalty."""
+    """Require a KL penalty for a synchronised reference."""
     if config.sync_ref_model and config.is_given("sync_ref_model") and config.beta == 0:
         return ["sync_ref_model=True and beta is 0: without a penalty there is no reference; set beta, or leave it out"]
     return []
 
 
 def check_iterations(config: Any, world_size: int) -> list[str]:
-    """A run ends at the end of a batch: the state within a batch is not saved in a checkpoint."""
+    """Require whole batches: a checkpoint does not save the position within a batch."""
     n, steps = config.num_iterations, config.max_steps
     by_epochs = config.is_given("num_train_epochs") and not config.is_given("max_steps")
     if by_epochs or not all(isinstance(value, int) and value > 0 for value in (n, steps)) or steps % n == 0:
@@ -170,7 +171,7 @@ def check_iterations(config: Any, world_size: int) -> list[str]:
 
 
 def check_credit(config: Any, world_size: int) -> list[str]:
-    """Settings of credit per turn."""
+    """Check the settings of credit per turn."""
     if config.credit == "turn" and config.advantage not in CREDITED:
         return [
             f"credit='turn' compares returns of turns with the mean of the siblings', and advantage is "
@@ -182,7 +183,7 @@ def check_credit(config: Any, world_size: int) -> list[str]:
 
 
 def check_schedules(config: Any, world_size: int) -> list[str]:
-    """Difficulty schedule, reward weights and shares of environments."""
+    """Check the difficulty schedule, the reward weights and the weights of environments."""
     problems = _check_difficulties(config.difficulty_schedule)
     weights = config.reward_weights_schedule
     if weights is not None and not _is_weights_schedule(weights):
@@ -194,7 +195,7 @@ def check_schedules(config: Any, world_size: int) -> list[str]:
     if shares is not None and (not shares or not all(_positive(share) for share in shares.values())):
         problems.append(f"env_weights is {shares!r}; it must map names of environments to numbers above 0")
     if shares is not None and config.difficulty_schedule is not None:
-        problems.append("env_weights and difficulty_schedule both decide which example comes next: give one of them")
+        problems.append("env_weights and difficulty_schedule both select the next example: give one of them")
     return problems
 
 
@@ -228,12 +229,12 @@ def _positive(value: Any) -> bool:
 
 
 def check_combinations(config: Any, world_size: int) -> list[str]:
-    """Settings that exclude each other."""
+    """Check settings that exclude each other."""
     problems = []
     if config.deterministic and config.embedded_mode not in ("auto", "deterministic"):
         problems.append(f"deterministic=True needs embedded_mode='deterministic', not {config.embedded_mode!r}")
     if config.skip_solved and config.difficulty_schedule:
-        problems.append("skip_solved and difficulty_schedule both decide which examples are sampled: use one of them")
+        problems.append("skip_solved and difficulty_schedule both select the examples: give one of them")
     length, tokens = config.max_seq_len, config.max_tokens
     if isinstance(tokens, int) and isinstance(length, int) and tokens >= length:
         problems.append(
@@ -241,14 +242,14 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         )
     problems += _check_lengths(config)
     if config.guided_regex is not None and config.server_url is None:
-        problems.append("guided_regex needs a server that constrains its sampling, and the embedded engine does not")
+        problems.append("guided_regex needs a server with constrained sampling; the embedded engine has none")
     if config.truncated_sampling == "refuse" and (reshaping := sorted(config.sampling().keys() & RESHAPING)):
         problems.append(
-            f"truncated_sampling='refuse' and {', '.join(reshaping)}: tokens would be sampled from another "
-            "distribution than the one trained"
+            f"truncated_sampling='refuse' and {', '.join(reshaping)}: tokens would not be sampled "
+            "from the distribution that is trained"
         )
     for name in sorted(SAMPLING_FIELDS & config.sampling_args.keys()):
-        problems.append(f"sampling_args has {name!r}, which training must know: set the field {name} instead")
+        problems.append(f"sampling_args has {name!r}, which is a setting of the training: set {name} instead")
     for tracker in trackers(config.report_to):
         if tracker not in TRACKERS:
             known = (*TRACKERS, "auto", "none")
@@ -257,7 +258,7 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
 
 
 def check_inference(config: Any, world_size: int) -> list[str]:
-    """Inference server and weight updates."""
+    """Check the inference server and the weight updates."""
     problems = []
     inference, url = config.inference, config.inference_base_url
     if inference not in INFERENCE and not _is_url(inference):
@@ -271,8 +272,8 @@ def check_inference(config: Any, world_size: int) -> list[str]:
         problems.append(f"inference is {inference!r} and inference_base_url {url!r}: give one of them")
     if config.deterministic and config.server_url is not None:
         problems.append(
-            "deterministic=True needs the embedded engine (inference='embedded'): a server's draws depend on what else "
-            "it computes"
+            "deterministic=True needs the embedded engine (inference='embedded'): a server's samples depend on "
+            "its other requests"
         )
     every, lag = config.sync_every, config.max_off_policy_steps
     if isinstance(every, int) and isinstance(lag, int) and every > lag + 1:
@@ -284,7 +285,7 @@ def check_inference(config: Any, world_size: int) -> list[str]:
 
 
 def _is_url(text: Any) -> bool:
-    """Whether ``text`` is one URL or several with commas between them."""
+    """Return whether ``text`` is one URL or a comma-separated list."""
     return isinstance(text, str) and all(
         part.strip().startswith(("http://", "https://")) for part in text.split(",") if part.strip()
     )
@@ -298,13 +299,13 @@ def _check_lengths(config: Any) -> list[str]:
         value = getattr(config, name)
         if isinstance(value, int) and value >= length:
             problems.append(
-                f"{name} {value} leaves no room for the rest in max_seq_len {length}: lower one or raise the other"
+                f"{name} {value} leaves no room for other tokens in max_seq_len {length}: lower one or raise the other"
             )
     return problems
 
 
 def trackers(report_to: Any) -> list[str]:
-    """Names of the trackers in ``report_to``; "auto" is wandb where it is installed and configured, else none."""
+    """Return the trackers in ``report_to``; "auto" is wandb where it is installed and configured, else none."""
     names = [report_to] if isinstance(report_to, str) else list(report_to or ())
     configured = bool({"WANDB_API_KEY", "WANDB_MODE"} & os.environ.keys()) and find_spec("wandb") is not None
     names = ["wandb" if name == "auto" and configured else name for name in names]

@@ -1,10 +1,10 @@
-"""Every setting of a training run on a line of its own: type, values it may have, resuming, default, meaning.
+"""Settings of a training run, one line each: type, allowed values, resume rule, default, meaning.
 
 A line is ``name: Annotated[type, markers] = default``. ``Between``, ``OneOf`` and ``Unsupported`` limit the values. A
 setting must be the same when a training is resumed unless its line has a ``MayChange``; that holds for the fields of
-``transformers.TrainingArguments`` too, whose markers stand in ``Inherited``. Nothing else lists settings by name but
-``compat``, which holds their other spellings. Rules over several settings are in ``cross_field_rules``, values that
-follow from others in ``config``.
+``transformers.TrainingArguments`` too, whose markers are in ``Inherited``. Settings are listed by name only here and in
+``compat``, which holds alternative names. Rules over several settings are in ``cross_field_rules``, derived values in
+``config``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from verifiers_trainer.algorithm.losses import KL_TYPES
 class Between:
     """A number in [``low``, ``high``]; a whole number where ``low`` is one.
 
-    ``zero=False`` excludes 0. ``none=False`` excludes None although the type has it: None is a value to be derived.
+    ``zero=False`` excludes 0. ``none=False`` excludes None where the type allows it for a value that is derived.
     """
 
     low: float
@@ -41,7 +41,7 @@ class Between:
     none: bool = True
 
     def problem(self, name: str, value: Any) -> str | None:
-        """Why ``value`` cannot be the setting ``name``; None when it can."""
+        """Return why ``value`` is not allowed for the setting ``name``; None when it is."""
         is_whole = isinstance(self.low, int)
         is_number = isinstance(value, int if is_whole else (int, float)) and not isinstance(value, bool)
         if not is_number or not self.low <= value <= self.high:
@@ -53,7 +53,7 @@ class Between:
 
 
 class OneOf:
-    """One of a few texts, or of the members of an enumeration by their values."""
+    """One of several strings, or of the members of an enumeration by value."""
 
     none = True
 
@@ -61,7 +61,7 @@ class OneOf:
         self.choices = tuple(str(getattr(choice, "value", choice)) for choice in choices)
 
     def problem(self, name: str, value: Any) -> str | None:
-        """Why ``value`` cannot be the setting ``name``; None when it can."""
+        """Return why ``value`` is not allowed for the setting ``name``; None when it is."""
         text = getattr(value, "value", value)
         if text in self.choices:
             return None
@@ -69,7 +69,7 @@ class OneOf:
 
 
 class Unsupported:
-    """A field of transformers that this trainer does not implement: what to do instead, and the values that are off."""
+    """A field of transformers that this trainer does not implement: the alternative, and the values that disable it."""
 
     none = False
 
@@ -77,15 +77,15 @@ class Unsupported:
         self.instead, self.off = instead, off
 
     def problem(self, name: str, value: Any) -> str | None:
-        """Why ``value`` cannot be the setting ``name``; None when it is off."""
+        """Return why ``value`` is not allowed for the setting ``name``; None when it disables the field."""
         if value in self.off:
             return None
-        return f"{name} is {value!r}, which this trainer cannot honour: {self.instead}"
+        return f"{name} is {value!r}, which this trainer does not support: {self.instead}"
 
 
 @dataclass(frozen=True, slots=True)
 class MayChange:
-    """A resumed training may give the setting another value, or, with ``keys``, only those entries of it."""
+    """A resumed training may change the setting, or, with ``keys``, only those entries of it."""
 
     because: str
     keys: frozenset[str] = frozenset()
@@ -98,9 +98,9 @@ class OnceSet:
 
 @dataclass(frozen=True, slots=True)
 class SamplingArgument:
-    """A sampling argument with a setting of its own.
+    """A sampling argument that is a setting.
 
-    ``reshapes``: whether it makes the sampled distribution another than the trained one.
+    ``reshapes``: whether it makes the sampled distribution differ from the trained one.
     """
 
     reshapes: bool
@@ -110,20 +110,20 @@ RUN_LENGTH = MayChange("how long the run is")
 LOGGING = MayChange("what is logged")
 SAVING = MayChange("which checkpoints are written, and where copies go")
 EVALUATION = MayChange("how the policy is evaluated, not how it is trained")
-SPEED = MayChange("speed and memory; gradients and the sampled distribution stay")
+SPEED = MayChange("speed and memory; gradients and the sampled distribution are unchanged")
 PLACEMENT = MayChange("devices, processes, servers and folders")
 TIMEOUTS = MayChange("how long to wait")
 ALARMS = MayChange("when to warn, refuse or stop")
 RESUMING = MayChange("how a checkpoint is resumed")
 LOADING = MayChange(
-    "where the files of the model are, and how they are read",
+    "location of the model files, and how they are read",
     frozenset(
         "attn_implementation cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory "
-        "offload_folder proxies token use_safetensors".split()  # also keeps a token out of the checkpoint
+        "offload_folder proxies token use_safetensors".split()  # so a token is not saved in the checkpoint
     ),
 )
 ADAPTER = MayChange(
-    "where the base model is, and the version of peft",
+    "location of the base model, and the version of peft",
     frozenset(("base_model_name_or_path", "revision", "peft_version")),
 )
 SAMPLES, RESHAPES = SamplingArgument(reshapes=False), SamplingArgument(reshapes=True)
@@ -132,7 +132,7 @@ SAMPLES, RESHAPES = SamplingArgument(reshapes=False), SamplingArgument(reshapes=
 
 
 class Inherited:
-    """Markers of the fields of ``transformers.TrainingArguments``; types and defaults are theirs.
+    """Markers of the fields of ``transformers.TrainingArguments``, which defines their types and defaults.
 
     A field that is not listed, such as one of a newer transformers, takes any value and must match.
     """
@@ -152,7 +152,7 @@ class Inherited:
     label_smoothing_factor: Annotated[Any, Unsupported("there are no labels to smooth", 0.0)]
     neftune_noise_alpha: Annotated[Any, Unsupported("noise makes sampler and trainer disagree", None)]
     auto_find_batch_size: Annotated[Any, Unsupported("lower micro_batch_tokens instead", False)]
-    torch_compile: Annotated[Any, Unsupported("rows differ in length, so every step would compile anew", False)]
+    torch_compile: Annotated[Any, Unsupported("rows differ in length, so every step would recompile", False)]
     torch_empty_cache_steps: Annotated[Any, Unsupported("lower micro_batch_tokens instead", None)]
     train_sampling_strategy: Annotated[Any, Unsupported("shuffle_dataset decides the order of the examples", "random")]
     fp16: Annotated[Any, PLACEMENT]
@@ -238,7 +238,7 @@ class Inherited:
 
 @dataclass
 class RLFields(TrainingArguments):
-    """The fields of ``RLConfig``: those of ``transformers.TrainingArguments``, and our own."""
+    """The fields of ``RLConfig``: those of ``transformers.TrainingArguments``, and the project's."""
 
     # --- fields of transformers with other defaults -------------------------------------------------------------
     output_dir: Annotated[str | None, PLACEMENT] = None
@@ -290,15 +290,15 @@ class RLFields(TrainingArguments):
     batch_size: Annotated[int, Between(1, 10**9)] = 512
     """Rollouts per optimizer step; a multiple of ``rollouts_per_example`` and of ``micro_batch_size``."""
     micro_batch_size: Annotated[int, Between(1, 10**9), SPEED] = 8
-    """Rollouts of the longest length that one forward pass holds: with packing, the tokens of a row are bounded by
+    """Rollouts of maximum length in one forward pass: with packing, the tokens of a packed row are bounded by
     ``micro_batch_size`` x ``max_seq_len`` (and by 1024, on a CPU 512, where attention has no kernel for them)."""
     micro_batch_tokens: Annotated[int | None, Between(2, 10**9), SPEED] = None
-    """Tokens of one packed row, in place of the bound by ``micro_batch_size``; a longer sample has a row of its own."""
+    """Tokens of one packed row, in place of the bound by ``micro_batch_size``; a longer sample is a separate row."""
     packing: Annotated[bool, SPEED] = True
-    """Pack samples end to end into rows; False gives each sample a row of its own."""
+    """Pack samples end to end into rows; False puts each sample in a separate row."""
     share_prompts: Annotated[bool, SPEED] = True
     """Compute the prompt that the rollouts of a group share once per packed row. The gradient is the same. Only with
-    ``packing``, and with PyTorch's own attention over the whole context."""
+    ``packing``, and with PyTorch attention over the whole context."""
     max_seq_len: Annotated[int, Between(2, 10**9)] = 2048
     """Tokens of one conversation; longer rollouts carry no loss and are never truncated."""
     max_prompt_len: Annotated[int | None, Between(1, 10**9)] = None
@@ -423,10 +423,10 @@ class RLFields(TrainingArguments):
     seen in the run. When all examples are solved, all are sampled again. Does not apply to batches that a subclass
     selects."""
     num_env_workers: Annotated[int, Between(0, 4096), SPEED] = 0
-    """Processes that run and score the training rollouts, so that the code of the environment (given by its id) uses
-    more than one core; 0 = this process."""
+    """Processes that run and score the training rollouts, so that the code of the environment (loaded by id) uses more
+    than one core; 0 = this process."""
     env_worker_backend: Annotated[str, OneOf("process", "ray"), PLACEMENT] = "process"
-    """Where these run: a "process" of this machine, or an actor of a "ray" cluster."""
+    """Where the workers run: a "process" of this machine, or an actor of a "ray" cluster."""
     deterministic: bool = False
     """Make two runs with one seed identical bit for bit on the same machine; generation is slower."""
 
@@ -490,7 +490,7 @@ class RLFields(TrainingArguments):
     eval_rollouts_per_example: Annotated[int, Between(1, 10**6), EVALUATION] = 1
     eval_sampling_args: Annotated[dict[str, Any], EVALUATION] = field(default_factory=dict)
     eval_required: Annotated[bool, EVALUATION] = False
-    """Stop training when an evaluation fails; otherwise the failure is logged and training continues."""
+    """Stop training when an evaluation fails; otherwise log the failure and continue."""
 
     # --- logging ------------------------------------------------------------------------------------------------
     run_name: Annotated[str | None, LOGGING] = None
@@ -513,19 +513,19 @@ Marker = TypeVar("Marker")
 def _hints(config_class: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Field -> (type, markers), of every field of the class, inherited ones included."""
     types = typing.get_type_hints(config_class)
-    own = typing.get_type_hints(config_class, include_extras=True)
+    annotated = typing.get_type_hints(config_class, include_extras=True)
     inherited = typing.get_type_hints(Inherited, include_extras=True)
     return {
         name: (
             types[name],
-            getattr(own[name], "__metadata__", ()) or getattr(inherited.get(name), "__metadata__", ()),
+            getattr(annotated[name], "__metadata__", ()) or getattr(inherited.get(name), "__metadata__", ()),
         )
         for name in (one.name for one in dataclasses.fields(config_class))
     }
 
 
 def marker(name: str, kind: type[Marker], config_class: type = RLFields) -> Marker | None:
-    """The marker of that kind on the line of a setting, if it has one.
+    """Return the marker of that kind on the line of a setting, or None.
 
     >>> marker("seed", MayChange), marker("logging_steps", MayChange)
     (None, MayChange(because='what is logged', keys=frozenset()))
@@ -534,7 +534,7 @@ def marker(name: str, kind: type[Marker], config_class: type = RLFields) -> Mark
 
 
 def problem_of(name: str, value: Any, config_class: type = RLFields) -> str | None:
-    """Why the setting ``name`` cannot be ``value``, by its own line; None when it can.
+    """Return why ``value`` is not allowed for the setting ``name``, by the markers on its line; None when it is.
 
     >>> problem_of("temperature", 0.7), problem_of("top_k", None)
     (None, None)
@@ -552,13 +552,13 @@ def problem_of(name: str, value: Any, config_class: type = RLFields) -> str | No
 
 
 RESHAPING = frozenset(name for name in _hints(RLFields) if marker(name, SamplingArgument) == RESHAPES)
-"""Sampling arguments under which the sampled distribution is another than the trained one, on purpose."""
+"""Sampling arguments that make the sampled distribution differ from the trained one, on purpose."""
 SAMPLING_FIELDS = frozenset(name for name in _hints(RLFields) if marker(name, SamplingArgument))
-"""Sampling arguments that are settings of their own, and so cannot be in ``sampling_args``."""
+"""Sampling arguments that are settings, and therefore not allowed in ``sampling_args``."""
 
 
 def resume_values(config: RLFields) -> dict[str, Any]:
-    """The settings that must be the same when the training is resumed, in values that JSON keeps."""
+    """Return the settings that must match when the training is resumed, as JSON values."""
     config_class: type = type(config)
     values = {}
     for name in _hints(config_class):
@@ -574,10 +574,10 @@ def resume_values(config: RLFields) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON keeps it, the same in every process.
+    """Convert a value to JSON types, the same in every process.
 
-    Of a dataclass, such as peft's ``LoraConfig``, only what differs from its defaults: a newer version of the library
-    has more fields. Functions are their names.
+    Of a dataclass, such as peft's ``LoraConfig``, only the fields that differ from their defaults are kept: a newer
+    version of the library has more fields. A function becomes its name.
 
     >>> plain({"r": (1, 2.5), "cap": float("inf"), "modules": {"v", "q"}, "loss": len})
     {'r': [1, 2.5], 'cap': 'inf', 'modules': ['q', 'v'], 'loss': 'len'}
@@ -597,7 +597,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, int | float | str | None):
         return value
     text = getattr(value, "__name__", str(value))
-    return type(value).__qualname__ if " at 0x" in text else text  # an address is another in every process
+    return type(value).__qualname__ if " at 0x" in text else text  # an address differs between processes
 
 
 def _is_set(value: Any, one: dataclasses.Field[Any]) -> bool:

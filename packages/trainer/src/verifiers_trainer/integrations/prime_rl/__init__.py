@@ -1,12 +1,12 @@
-"""prime-rl: its run files read and written, of both ages; its calls on environments are core's own methods.
+"""prime-rl: read and write its run files of 2025 and of v0.3 and v0.4.
 
-    run = read("configs/my_exp/orch.toml", "configs/my_exp/train.toml")     # -> our run, a document as vf-train's
-    emit(run, era="v0.4", out_dir="configs/my_exp")                         # -> rl.toml, and the command that starts it
+    run = read("configs/my_exp/orch.toml", "configs/my_exp/train.toml")     # -> a document in the format of vf-train
+    emit(run, era="v0.4", out_dir="configs/my_exp")                         # -> rl.toml; prints the command
 
     python -m verifiers_trainer.integrations.prime_rl rl.toml --era 2025 --out configs/my_exp
 
-Promise: what a file says and what we write say the same, key by key; a table or key that has no counterpart is named,
-never skipped. Written after prime-rl's files of 2025 and of v0.3 and v0.4; prime-rl needs CUDA and was not run.
+Every key is converted to its counterpart; a table or key without one raises an error that names it. Written against the
+files of prime-rl; prime-rl itself needs CUDA and was not run. Its calls on environments are methods of core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m verifiers_trainer.integrations.prime_rl FILE… --era v0.4 --out DIR``: any run file as prime-rl's."""
+"""``python -m verifiers_trainer.integrations.prime_rl FILE… --era v0.4 --out DIR``: convert run files to prime-rl."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from verifiers_trainer.integrations.prime_rl import ERAS, emit, read
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--era", type=click.Choice(ERAS), default=ERAS[0], show_default=True, help="Which age of prime-rl.")
+@click.option("--era", type=click.Choice(ERAS), default=ERAS[0], show_default=True, help="Version of the files.")
 @click.option("--out", "out_dir", type=click.Path(file_okay=False, path_type=Path), default=Path("."))
 def main(files: tuple[Path, ...], era: str, out_dir: Path) -> None:
-    """Write the run that FILES describe (a vf-train file, or prime-rl's) as prime-rl's files into a folder."""
+    """Write the run in FILES (a file of vf-train, or files of prime-rl) as files of prime-rl into a folder."""
     try:
         emit(files[0] if len(files) == 1 else read(*files), era, out_dir)
     except VerifiersError as error:

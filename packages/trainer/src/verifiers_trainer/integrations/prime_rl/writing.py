@@ -1,4 +1,4 @@
-"""A run of ours as prime-rl's files, of either age, and the command that starts it there."""
+"""Write a run as files of prime-rl, of 2025 or of v0.4, and print the command that starts it."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ ORCHESTRATOR_V04 = {
 TOP_V04 = {"max_steps": "max_steps", "seq_len": "max_seq_len"}
 NAMED = (*OPTIM.values(), *SAMPLING, *LORA.values())
 ELSEWHERE = ("save_steps", "run_name", "use_lora", "use_liger", "gradient_checkpointing")
-"""Settings that stand in other tables than those of numbers."""
+"""Settings that are written to other tables."""
 OFF = ("mask_truncated_completions", "zero_truncated_completions", "gradient_checkpointing")
-"""Settings that prime-rl has no key for, or none any more, and that say nothing when they are false."""
+"""Settings without a key in prime-rl, or in its newer files, that have no effect when false."""
 LEFT_OUT = {"micro_batch_size": "it fills micro batches up to seq_len", "bf16": "it always computes in bf16"}
-"""Settings that do not change what is learned, and why prime-rl does without them."""
+"""Settings that do not change what is learned -> why prime-rl has no key for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """The files that were written, and what starts the run."""
+    """Paths of the files, and the command that starts the run."""
 
     paths: tuple[Path, ...]
     command: str
 
 
 def emit(run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | Path = ".") -> Emitted:
-    """Write a run's files for prime-rl and print the command that starts it.
+    """Write the files of a run for prime-rl and print the command that starts it.
 
-    ``run`` is a document as ``read`` gives, or the path of a ``vf-train`` file. Where ours trains an adapter and
-    prime-rl would train all weights, the adapter and its learning rate are written out. Era "2025" writes
-    ``orch.toml``, ``train.toml`` and ``infer.toml``; "v0.4" (also v0.3) one ``rl.toml``. *Raises* ConfigError that
-    names every setting prime-rl has no key for.
+    ``run`` is a document from ``read``, or the path of a ``vf-train`` file. Where ``vf-train`` trains an adapter by
+    default and prime-rl all weights, the adapter and its learning rate are written explicitly. Era "2025" writes
+    ``orch.toml``, ``train.toml`` and ``infer.toml``; "v0.4" (also v0.3) one ``rl.toml``. *Raises* ConfigError with all
+    settings without a key in prime-rl.
     """
     import click
     import tomli_w
@@ -83,56 +83,56 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _complete(document: dict[str, Any]) -> dict[str, Any]:
-    """With the adapter that our run trains and prime-rl would not, unless the document says how it trains."""
+    """Add the default adapter of ``vf-train``, unless the document trains all weights."""
     args = _args(document)
     if "model" not in document or args.get("use_lora") is False:
         return document
     from verifiers_trainer.settings.config import RLConfig
 
-    told = {name: args.get(name, RLConfig.default_of(name)) for name in ("use_lora", "lora_rank", "lora_alpha")}
-    told["learning_rate"] = args.get("learning_rate") or 1e-5  # of RLConfig with an adapter
-    return document | {"trainer": {**_of(document, "trainer"), "args": {**args, **told}}}
+    adapter = {name: args.get(name, RLConfig.default_of(name)) for name in ("use_lora", "lora_rank", "lora_alpha")}
+    adapter["learning_rate"] = args.get("learning_rate") or 1e-5  # default of RLConfig with an adapter
+    return document | {"trainer": {**_of(document, "trainer"), "args": {**args, **adapter}}}
 
 
 def _check(document: Mapping[str, Any], era: str) -> list[str]:
-    """The settings that are left out. *Raises* ConfigError for those that prime-rl would need and has no key for."""
+    """Return the settings that are left out. *Raises* ConfigError for settings without a key in prime-rl."""
     numbers = ORCHESTRATOR_2025 if era == "2025" else ORCHESTRATOR_V04 | TOP_V04
     known = {*numbers.values(), *NAMED, *ELSEWHERE}
-    left = {name: value for name, value in _args(document).items() if name not in known}
-    silent = {name for name, value in left.items() if name in LEFT_OUT or (name in OFF and value is False)}
-    unknown = [f"trainer.args.{name}" for name in left if name not in silent]
+    unmapped = {name: value for name, value in _args(document).items() if name not in known}
+    ignored = {name for name, value in unmapped.items() if name in LEFT_OUT or (name in OFF and value is False)}
+    unknown = [f"trainer.args.{name}" for name in unmapped if name not in ignored]
     flags = set(_of(document, "inference", "args")) - {*PARALLEL.values(), *SERVER, *SERVER_MODEL}
     unknown += [f"inference.args.{name}" for name in sorted(flags)]
     unknown += [name for name in document if name not in ("model", "env", "trainer", "inference", "wandb")]
     unknown += [f"wandb.{name}" for name in _of(document, "wandb") if name not in WANDB]
     if unknown:
-        raise ConfigError(f"prime-rl {era} has no key for {', '.join(unknown)}; leave them out, or write them there")
+        raise ConfigError(f"prime-rl {era} has no key for {', '.join(unknown)}; remove them, or edit its files")
     if str(document.get("model", "")).startswith("builtin:"):
         raise ConfigError(
-            f"prime-rl cannot load {document['model']!r}, a model of this project: name another", key="model"
+            f"prime-rl cannot load {document['model']!r}, a builtin model of this package: name another", key="model"
         )
     if era == "2025" and len(_environments(document)) > 1:
-        raise ConfigError('the files of 2025 hold one environment; write several with era="v0.4"')
-    return sorted(silent & LEFT_OUT.keys())
+        raise ConfigError('the files of 2025 have one environment; use era="v0.4" for several')
+    return sorted(ignored & LEFT_OUT.keys())
 
 
 def _files_2025(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     model = {"name": document["model"]} if "model" in document else {}
     (environment,) = _environments(document) or [{}]
     orchestrator = {
-        **_chosen(document, ORCHESTRATOR_2025),
-        **_filled(
+        **_values(document, ORCHESTRATOR_2025),
+        **_nonempty(
             model=model,
             environment={name: environment[name] for name in ("id", "args") if environment.get(name)},
-            sampling=_chosen(document, {name: name for name in SAMPLING}),
+            sampling=_values(document, {name: name for name in SAMPLING}),
             wandb=_wandb(document),
-            ckpt=_chosen(document, {"interval": "save_steps"}),
+            ckpt=_values(document, {"interval": "save_steps"}),
         ),
     }
-    trained = model | _filled(**_trained(document), experimental=_filled(lora=_lora(document)))
-    trainer = _filled(model=trained, optim=_chosen(document, OPTIM))
-    inference = _filled(model=model | _served(document, SERVER_MODEL), parallel=_parallel(document))
-    return {"orch.toml": orchestrator, "train.toml": trainer, "infer.toml": inference | _served(document, SERVER)}
+    trainer_model = model | _nonempty(**_model_loading(document), experimental=_nonempty(lora=_lora(document)))
+    trainer = _nonempty(model=trainer_model, optim=_values(document, OPTIM))
+    inference = _nonempty(model=model | _server_flags(document, SERVER_MODEL), parallel=_parallel(document))
+    return {"orch.toml": orchestrator, "train.toml": trainer, "infer.toml": inference | _server_flags(document, SERVER)}
 
 
 def _command_2025(document: Mapping[str, Any], folder: Path) -> str:
@@ -143,7 +143,7 @@ def _command_2025(document: Mapping[str, Any], folder: Path) -> str:
 
 
 def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
-    top = _chosen(document, TOP_V04)
+    top = _values(document, TOP_V04)
     first = 0
     for key, role in GPUS.items():
         count = _of(document, role).get("gpus") or 0
@@ -151,18 +151,18 @@ def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
             top[key] = list(range(first, first + count))
         first += count
     lora = _lora(document)
-    orchestrator = _chosen(document, ORCHESTRATOR_V04) | ({"lora_name": _name(document)} if lora else {})
-    orchestrator |= _filled(
-        env=[_filled(**one) for one in _environments(document)],
-        sampling=_chosen(document, {name: name for name in SAMPLING}),
+    orchestrator = _values(document, ORCHESTRATOR_V04) | ({"lora_name": _name(document)} if lora else {})
+    orchestrator |= _nonempty(
+        env=[_nonempty(**one) for one in _environments(document)],
+        sampling=_values(document, {name: name for name in SAMPLING}),
     )
-    trainer = _filled(model=_filled(**_trained(document), lora=lora), optim=_chosen(document, OPTIM))
-    inference = _served(document, SERVER)
-    inference |= _filled(model=_served(document, SERVER_MODEL), parallel=_parallel(document))
-    return top | _filled(
+    trainer = _nonempty(model=_nonempty(**_model_loading(document), lora=lora), optim=_values(document, OPTIM))
+    inference = _server_flags(document, SERVER)
+    inference |= _nonempty(model=_server_flags(document, SERVER_MODEL), parallel=_parallel(document))
+    return top | _nonempty(
         model={"name": document["model"]} if "model" in document else {},
         wandb=_wandb(document),
-        ckpt=_chosen(document, {"interval": "save_steps"}),
+        ckpt=_values(document, {"interval": "save_steps"}),
         orchestrator=orchestrator,
         trainer=trainer,
         inference=inference,
@@ -170,31 +170,31 @@ def _tables_v04(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lora(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The adapter's table; empty when all weights are trained."""
-    return _chosen(document, LORA) if _args(document).get("use_lora") else {}
+    """Return the table of the adapter; empty when all weights are trained."""
+    return _values(document, LORA) if _args(document).get("use_lora") else {}
 
 
 def _name(document: Mapping[str, Any]) -> str:
-    """What the adapter is called: as the run, or its first environment."""
+    """Return the name of the adapter: that of the run, or of its first environment."""
     environments = _environments(document)
     fallback = str(environments[0]["id"]).rpartition("/")[2] if environments else "policy"
     return str(_wandb(document).get("name") or fallback)
 
 
-def _trained(document: Mapping[str, Any]) -> dict[str, Any]:
-    """How the trainer loads the model."""
+def _model_loading(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys for loading the model in the trainer."""
     args = _args(document)
-    made: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if "use_liger" in args:
-        made["impl"] = "liger_kernel" if args["use_liger"] else "hf"
+        keys["impl"] = "liger_kernel" if args["use_liger"] else "hf"
     if args.get("gradient_checkpointing"):
-        made["ac"] = {"freq": 1}
-    return made
+        keys["ac"] = {"freq": 1}
+    return keys
 
 
-def _served(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    given = _of(document, "inference", "args")
-    return {name: given[name] for name in names if name in given}
+def _server_flags(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    args = _of(document, "inference", "args")
+    return {name: args[name] for name in names if name in args}
 
 
 def _args(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -208,26 +208,26 @@ def _of(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return table
 
 
-def _chosen(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Their key -> the value of our setting, for the settings that are given."""
-    given = _args(document)
-    return {key: given[ours] for key, ours in names.items() if ours in given}
+def _values(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return key of prime-rl -> value, for the settings that the document has; ``names`` maps keys to settings."""
+    args = _args(document)
+    return {key: args[name] for key, name in names.items() if name in args}
 
 
 def _environments(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    given = document.get("env") or []
-    return [dict(one) for one in (given if isinstance(given, list) else [given])]
+    tables = document.get("env") or []
+    return [dict(table) for table in (tables if isinstance(tables, list) else [tables])]
 
 
 def _wandb(document: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"name": _args(document)["run_name"]} if "run_name" in _args(document) else {}
-    return named | dict(_of(document, "wandb"))
+    run_name = {"name": _args(document)["run_name"]} if "run_name" in _args(document) else {}
+    return run_name | dict(_of(document, "wandb"))
 
 
 def _parallel(document: Mapping[str, Any]) -> dict[str, Any]:
-    given = _of(document, "inference", "args")
-    return {key: given[flag] for key, flag in PARALLEL.items() if flag in given}
+    args = _of(document, "inference", "args")
+    return {key: args[flag] for key, flag in PARALLEL.items() if flag in args}
 
 
-def _filled(**tables: Any) -> dict[str, Any]:
+def _nonempty(**tables: Any) -> dict[str, Any]:
     return {name: table for name, table in tables.items() if table}

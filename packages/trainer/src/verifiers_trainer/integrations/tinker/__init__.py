@@ -1,14 +1,14 @@
-"""Tinker: sampling and training on a service, environments, rewards and batches here.
+"""Tinker: sample and train on a service; environments, rewards and batches run locally.
 
     trainer = TinkerTrainer("reverse-text", TinkerConfig(model="Qwen/Qwen3-8B", learning_rate=4e-5))
     trainer.train()
 
-``TinkerClient`` is a client over a service's sampling client, for evaluations and for one's own loop;
-``TinkerTrainer`` a whole run on the SDK alone: this package's pipeline, advantages, samples and checkpoints, and the
-service's forward, backward and optimizer step; ``cookbook`` gives rollouts to tinker-cookbook's own loop. As a command:
+``TinkerClient`` is a client over a sampling client of the service, for evaluations and custom loops; ``TinkerTrainer``
+is a complete run: pipeline, advantages, samples and checkpoints of this package, and forward, backward and optimizer
+step of the service; ``cookbook`` converts rollouts for the loop of tinker-cookbook. As a command:
 ``python -m verifiers_trainer.integrations.tinker @ file.toml``, with the key in TINKER_API_KEY.
 
-Run with SDK 0.24.1 against the server of skyrl 0.3.0 (JAX on a CPU); the hosted service was not.
+Tested with SDK 0.24.1 against the server of skyrl 0.3.0 (JAX on a CPU), not against the hosted service.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TinkerClient", "TinkerConfig", "TinkerTrainer", "VerifiersGroupBuilder", "to_trajectory_group"]
 
-_WHERE = {
+_MODULES = {
     "TinkerClient": "client",
     "TinkerConfig": "settings",
     "TinkerTrainer": "trainer",
@@ -34,6 +34,6 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

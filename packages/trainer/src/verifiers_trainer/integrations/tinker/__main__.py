@@ -2,9 +2,9 @@
 
     TINKER_API_KEY=... python -m verifiers_trainer.integrations.tinker @ tinker.toml --trainer.args.max_steps 20
 
-The file has the shape of ``vf-train``'s: ``model``, ``[env]`` with id and args, and the fields of ``TinkerConfig`` in
-``[trainer.args]``. The same command goes on where it was stopped; ``--fresh`` starts anew. The last step's numbers are
-one JSON object on stdout.
+The file has the format of ``vf-train``: ``model``, ``[env]`` with id and args, and the fields of ``TinkerConfig`` in
+``[trainer.args]``. The same command resumes a stopped run; ``--fresh`` starts a new one. The numbers of the last
+step are one JSON object on stdout.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ USAGE = "python -m verifiers_trainer.integrations.tinker @ FILE.toml [--trainer.
 
 
 def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """(environment id, its arguments, settings) of a command line; later assignments win.
+    """Return (environment id, its arguments, settings) of a command line; later assignments have precedence.
 
-    *Raises* ``ConfigError`` naming every key that has no meaning here and its place.
+    *Raises* ``ConfigError`` with every unknown key and its place.
     """
     assignments, problems = read_words(words)
     env_id, env_args, settings = "", dict[str, Any](), dict[str, Any]()
@@ -40,7 +40,7 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
         elif one.path == ("model",) or (one.path[:2] == ("trainer", "args") and len(one.path) == 3):
             settings[one.path[-1]] = one.value
         else:
-            problems.append(f"{one.place}: {one.key} has no meaning for a Tinker run")
+            problems.append(f"{one.place}: {one.key} is not a setting of a Tinker run")
     if not env_id:
         problems.append("env.id is missing")
     raise_together(problems)
@@ -48,7 +48,7 @@ def read(words: Sequence[str]) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def train(words: Sequence[str], fresh: bool) -> None:
-    """Do it."""
+    """Train with the settings of a command line and print the numbers of the last step."""
     env_id, env_args, settings = read(words)
     from verifiers_trainer.integrations.tinker.settings import TinkerConfig
     from verifiers_trainer.integrations.tinker.trainer import TinkerTrainer
@@ -58,8 +58,8 @@ def train(words: Sequence[str], fresh: bool) -> None:
     trainer = TinkerTrainer(load_environment(env_id, **env_args), config)
     resume = not fresh and checkpoint_files.newest_valid(config.folder) is not None
     numbers = trainer.train(resume_from_checkpoint=resume)
-    shown = {"step": trainer.step, "output_dir": str(config.folder), "reward": numbers.get("reward/mean")}
-    sys.stdout.write(json.dumps(shown) + "\n")
+    summary = {"step": trainer.step, "output_dir": str(config.folder), "reward": numbers.get("reward/mean")}
+    sys.stdout.write(json.dumps(summary) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -69,15 +69,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.write(f"usage: {USAGE}\n\n{__doc__}")
         sys.exit(0 if words else 2)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for loud in ("httpx", "tinker"):
-        logging.getLogger(loud).setLevel(logging.WARNING)
+    for name in ("httpx", "tinker"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         train([word for word in words if word != "--fresh"], "--fresh" in words)
     except VerifiersError as error:
         sys.stderr.write(f"{escape_control(redacted_text(str(error)))}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from the newest checkpoint\n")
+        sys.stderr.write("interrupted; the same command resumes from the newest checkpoint\n")
         sys.exit(130)
 
 

@@ -1,10 +1,10 @@
-"""Rollouts for tinker-cookbook's own training loop.
+"""Convert rollouts for the training loop of tinker-cookbook.
 
-Promise: every transition is a model call as it was sampled, so the cookbook merges turns by their ids. A rollout whose
-reward is unknown, or that failed, gets the mean of its siblings' known rewards: against the mean of the group its
-advantage is zero, which is how the cookbook leaves tokens untrained. ``vf_unscored`` says which it was.
+Every transition is one model call with its sampled tokens, so the cookbook merges turns by their ids. A rollout with an
+error or an unknown reward gets the mean of its siblings' known rewards: its advantage to the mean of the group is zero,
+so its tokens are not trained. ``vf_unscored`` marks unknown rewards.
 
-Run with tinker-cookbook 0.5.7: its types, its advantages and its data assembly.
+Tested with tinker-cookbook 0.5.7: its types, advantages and data assembly.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ COOKBOOK = Peer(
 
 
 def to_trajectory_group(rollouts: Sequence[Mapping[str, Any]]) -> Any:
-    """A ``TrajectoryGroup`` of siblings (states, or outputs with their trajectories)."""
+    """Convert siblings (states, or outputs with their trajectories) to a ``TrajectoryGroup``."""
     types = COOKBOOK.load("rl.types")
-    found = group_worth(rollouts)
-    known = [one.reward for one in found if not one.is_masked]
-    mean = sum(known) / len(known) if known else 0.0
+    values = group_worth(rollouts)
+    rewards = [one.reward for one in values if not one.is_masked]
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
     return types.TrajectoryGroup(
         trajectories_G=[_trajectory(rollout) for rollout in rollouts],
-        final_rewards_G=[mean if one.is_masked else one.reward for one in found],
-        metrics_G=[_metrics(rollout, one) for rollout, one in zip(rollouts, found, strict=True)],
+        final_rewards_G=[mean if one.is_masked else one.reward for one in values],
+        metrics_G=[_metrics(rollout, one) for rollout, one in zip(rollouts, values, strict=True)],
     )
 
 
@@ -60,14 +60,14 @@ def _trajectory(rollout: Mapping[str, Any]) -> Any:
     return types.Trajectory(transitions=transitions, final_ob=sdk.ModelInput.from_ints(last))
 
 
-def _metrics(rollout: Mapping[str, Any], found: Any) -> dict[str, float]:
-    metrics = {name: float(value) for name, value in rollout["metrics"].items() if value == value}
-    return metrics | found.metrics
+def _metrics(rollout: Mapping[str, Any], value: Any) -> dict[str, float]:
+    metrics = {name: float(number) for name, number in rollout["metrics"].items() if number == number}
+    return metrics | value.metrics
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiersGroupBuilder:
-    """One group to play: an environment by its id, a row of it, and how many siblings. Plain values, so it pickles."""
+    """A group to generate: environment id, row and number of siblings. Plain values, so it can be pickled."""
 
     env_id: str
     row: dict[str, Any]
@@ -76,7 +76,7 @@ class VerifiersGroupBuilder:
     max_retries: int = 0
 
     async def play(self, client: TinkerClient, sampling_args: Mapping[str, Any] | None = None) -> Any:
-        """Play the group with the policy behind ``client``; its ``TrajectoryGroup``."""
+        """Generate the group with the policy of ``client``; return its ``TrajectoryGroup``."""
         env = _environment(self.env_id, json.dumps(self.env_args, sort_keys=True))
         rows = [row_of(self.row, env.message_type)] * self.group_size
         return to_trajectory_group(

@@ -1,7 +1,7 @@
-"""``TinkerConfig``: the settings of a run on a Tinker service, checked all at once.
+"""``TinkerConfig``: the settings of a run on a Tinker service, all checked together.
 
-Names are those of ``RLConfig`` where they mean the same, with its defaults. What the service has a default for
-(learning rate, rank of the adapter, the optimizer's other numbers) is left to the service unless given here.
+Settings with the meaning of a setting of ``RLConfig`` have its name and default. Settings with a default of the service
+(learning rate, rank of the adapter, other optimizer settings) are omitted from requests unless set.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ POSITIVE = (
 FREE = frozenset("base_url output_dir max_steps save_steps save_total_limit".split()) | frozenset(
     "max_concurrent generation_timeout rollout_timeout log_completions max_error_fraction no_signal_steps".split()
 )
-"""What may differ when a run is resumed: it decides neither what is sampled nor what is minimised."""
+"""Settings that may change when a run is resumed: they affect neither sampling nor the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinkerConfig:
-    """Settings of ``TinkerTrainer``. Raises ``ConfigError`` with every problem at once."""
+    """Settings of ``TinkerTrainer``. *Raises* ``ConfigError`` with every problem."""
 
     model: str = ""
-    """Base model, by the service's name for it."""
+    """Base model, by its name at the service."""
     base_url: str | None = None
-    """Of the service; None is the hosted one."""
+    """URL of the service; None = the hosted one."""
     tokenizer: str | None = None
-    """Name or folder; None asks the service which one the model has."""
+    """Name or folder; None = that of the model at the service."""
     output_dir: str | None = None
-    """Folder of the run; default ``outputs/tinker-<the time>``."""
+    """Folder of the run; default ``outputs/tinker-<time>``."""
     lora_rank: int | None = None
     """None: the service's default."""
     learning_rate: float | None = None
@@ -62,9 +62,9 @@ class TinkerConfig:
     max_steps: int = 500
     max_seq_len: int = 2048
     max_tokens: int | None = None
-    """Tokens per turn; None = what is left of ``max_seq_len``."""
+    """Maximum tokens of one turn; None = the remainder of ``max_seq_len``."""
     temperature: float = 1.0
-    """Only 1.0: the service gives the model's own log-probabilities."""
+    """Only 1.0: the service returns log-probabilities of the unprocessed distribution."""
     history: str = "render"
     tool_call_parser: str | None = "hermes"
     seed: int = 42
@@ -72,7 +72,7 @@ class TinkerConfig:
 
     advantage: str = "mean"
     aggregation: str = "token_mean"
-    """What the sum over tokens that the service minimises is divided by; it scales the advantages."""
+    """Normalisation of the sum over tokens that the service minimises; applied to the advantages."""
     max_off_policy_steps: int = 1
     max_concurrent: int = 1024
     generation_timeout: float = 600.0
@@ -88,7 +88,7 @@ class TinkerConfig:
 
     save_steps: int = 50
     save_total_limit: int | None = None
-    """Checkpoint folders to keep here; the service's saved states are left to the service."""
+    """Maximum number of local checkpoint folders; states saved at the service are not deleted."""
     log_completions: bool = True
 
     num_iterations: ClassVar[int] = 1
@@ -118,9 +118,9 @@ class TinkerConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> TinkerConfig:
-        """Of a mapping. Raises ``ConfigError`` for names that there are none of, with the nearest one."""
+        """Create a configuration from a mapping. *Raises* ``ConfigError`` for unknown names."""
         if "api_key" in settings:
-            raise ConfigError("the key is read from TINKER_API_KEY alone, never from a file: remove api_key from it")
+            raise ConfigError("the key is read from TINKER_API_KEY only, not from a file: remove api_key")
         check_keywords(settings, [one.name for one in fields(cls)], "a Tinker run")
         return cls(**settings)
 
@@ -140,31 +140,37 @@ class TinkerConfig:
         return {"temperature": self.temperature} | ({} if self.max_tokens is None else {"max_tokens": self.max_tokens})
 
     def decisive(self) -> dict[str, Any]:
-        """What must be equal for a run to be resumed."""
+        """Return the settings that must match when a run is resumed."""
         return {name: value for name, value in asdict(self).items() if name not in FREE}
 
     def problems(self) -> list[str]:
-        """Every violated rule as a sentence."""
-        found = [f"{name} is {getattr(self, name)!r}; it must be positive" for name in POSITIVE if self._negative(name)]
+        """Return every violated rule as a sentence."""
+        problems = [
+            f"{name} is {getattr(self, name)!r}; it must be positive"
+            for name in POSITIVE
+            if self._is_not_positive(name)
+        ]
         choices = CHOICES | {"advantage": tuple(ADVANTAGES), "aggregation": tuple(AGGREGATIONS)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                found.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+                problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         if not self.model:
-            found.append("model is missing: the service's name of the base model, for example Qwen/Qwen3-8B")
+            problems.append("model is missing: the service's name of the base model, for example Qwen/Qwen3-8B")
         if self.temperature != 1.0:
-            found.append(
-                f"temperature is {self.temperature:g}; Tinker's log-probabilities are those of temperature 1.0, and a "
-                "ratio to another distribution means nothing: use 1.0"
+            problems.append(
+                f"temperature is {self.temperature:g}; Tinker's log-probabilities are those of temperature 1.0, so "
+                "the ratio to another distribution would be wrong: use 1.0"
             )
-        if not found and self.batch_size % self.rollouts_per_example:
+        if not problems and self.batch_size % self.rollouts_per_example:
             size = self.rollouts_per_example
             near = max(size, self.batch_size // size * size)
-            found.append(f"batch_size is {self.batch_size}, no multiple of rollouts_per_example ({size}): try {near}")
+            problems.append(
+                f"batch_size is {self.batch_size}, not a multiple of rollouts_per_example ({size}): use {near}"
+            )
         if self.rollouts_per_example == 1 and self.advantage != "none":
-            found.append("rollouts_per_example is 1: an advantage compares siblings, so take at least 2")
-        return found
+            problems.append("rollouts_per_example is 1: an advantage compares siblings: use at least 2")
+        return problems
 
-    def _negative(self, name: str) -> bool:
+    def _is_not_positive(self, name: str) -> bool:
         value = getattr(self, name)
         return value is not None and not value > 0

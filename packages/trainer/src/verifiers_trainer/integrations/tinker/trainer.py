@@ -1,16 +1,16 @@
-"""``TinkerTrainer``: a training run whose forward, backward and optimizer step are a Tinker service's.
+"""``TinkerTrainer``: a training run with forward, backward and optimizer step on a Tinker service.
 
 One step::
 
     batch = batches.next_batch()                      rollouts -> groups -> advantages -> samples
-    training.forward_backward(data, loss); optim_step(adam)             sent together, then waited for
+    training.forward_backward(data, loss); optim_step(adam)             sent together, then awaited
     sampler = training.save_weights_and_get_sampling_client()           new requests are sampled by it
-    batches.set_version(n)                                              and begin as far as the lag allows
+    batches.set_version(n)                                              and start as the lag allows
 
-Promise: the same pipeline, advantages, aggregation and staleness bound as ``RLTrainer``, and a run that was killed
-goes on from its newest checkpoint: a state saved at the service, our counters, and the rollouts not yet trained. No
-torch computes anything here. One service, one adapter; no evaluation in the run (``env.evaluate(trainer.client, ...)``
-between two calls of ``train``).
+Pipeline, advantages, aggregation and staleness bound are those of ``RLTrainer``. A killed run resumes from its newest
+checkpoint: the state saved at the service, local counters, and rollouts not yet trained. torch is not used.
+One service, one adapter, no evaluation during the run (call ``env.evaluate(trainer.client, ...)`` between two calls of
+``train``).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFil
 log = logging.getLogger(__name__)
 
 SAVED = "tinker.json"
-"""File of a checkpoint that says where the service keeps its part."""
+"""File of a checkpoint with the path of the state at the service."""
 
 
 class TinkerTrainer:
     """Trains ``config.model`` in ``env`` (an environment, its id, or a list of several).
 
-    service: a ``tinker.ServiceClient``; None makes one of ``config.base_url`` and TINKER_API_KEY.
-    tokenizer: None takes ``config.tokenizer``, or what the service says.
+    service: a ``tinker.ServiceClient``; None creates one with ``config.base_url`` and TINKER_API_KEY.
+    tokenizer: None takes ``config.tokenizer``, else that of the service.
     """
 
     def __init__(
@@ -59,20 +59,20 @@ class TinkerTrainer:
         self.metrics_file = MetricsFile(config.folder)
         self._service, self._tokenizer = service, tokenizer
         self.training: Any = None
-        """The service's training client, once the run has begun."""
+        """The training client of the service, after the run started."""
         self.client: TinkerClient | None = None
-        """The present policy."""
+        """The client that samples the current policy."""
         self._batches: PipelineThread | None = None
 
     def train(self, resume_from_checkpoint: bool | str | Path = False) -> dict[str, Any]:
-        """Run to ``max_steps``; the numbers of the last step. ``True`` resumes from the newest valid checkpoint.
+        """Train to ``max_steps``; return the numbers of the last step. ``True`` resumes from the newest checkpoint.
 
-        Raises ``CheckpointError``, ``RunMismatch`` and the kinds of ``RunError``.
+        *Raises* ``CheckpointError``, ``RunMismatch`` and the kinds of ``RunError``.
         """
         self.sdk = TINKER.load()
         folder = self._checkpoint_of(resume_from_checkpoint)
         numbers: dict[str, Any] = {}
-        pipeline = self._start_afresh() if folder is None else self._load(folder)
+        pipeline = self._start_new() if folder is None else self._load(folder)
         if self.step >= self.config.max_steps:
             log.warning("step %d of %d: nothing to train", self.step, self.config.max_steps)
             return numbers
@@ -109,10 +109,10 @@ class TinkerTrainer:
                 self.training = service.create_training_client_from_state_with_optimizer(state)
             except Exception as error:
                 raise CheckpointError(
-                    f"the service does not give {state} back ({folder}): {error}", path=str(folder)
+                    f"the service cannot load {state} ({folder}): {error}", path=str(folder)
                 ) from error
         self.client = TinkerClient(
-            self.training.save_weights_and_get_sampling_client(), self._own_tokenizer(), version=self.step,
+            self.training.save_weights_and_get_sampling_client(), self._resolve_tokenizer(), version=self.step,
             max_seq_len=self.config.max_seq_len, history=self.config.history,
             tool_call_parser=self.config.tool_call_parser, model=self.config.model,
         )  # fmt: skip
@@ -120,7 +120,7 @@ class TinkerTrainer:
         self._batches = PipelineThread(pipeline_of_run)
         self._batches.start(self.step, pipeline)
 
-    def _own_tokenizer(self) -> Any:
+    def _resolve_tokenizer(self) -> Any:
         if self._tokenizer is None and self.config.tokenizer is not None:
             from transformers import AutoTokenizer
 
@@ -140,14 +140,14 @@ class TinkerTrainer:
     def _one_step(self) -> dict[str, Any]:
         assert self._batches is not None
         assert self.client is not None
-        began = time.monotonic()
+        start = time.monotonic()
         batch = self._batches.next_batch()
         numbers = {**batch.stats, **self._train_on(batch)}
         self.step += 1
         sampler = self.training.save_weights_and_get_sampling_client()
         self.client.set_sampling_client(sampler, self.step)
         self._batches.set_version(self.step)
-        numbers["time/step"] = time.monotonic() - began
+        numbers["time/step"] = time.monotonic() - start
         self.metrics_file.write(self.step, self.step, numbers)
         if self.config.log_completions:
             write_completions(self.config.folder, self.step, batch)
@@ -158,28 +158,30 @@ class TinkerTrainer:
         return numbers
 
     def _train_on(self, batch: TrainBatch) -> dict[str, Any]:
-        """One forward, backward and optimizer step at the service."""
-        began = time.monotonic()
+        """Run forward, backward and the optimizer step at the service."""
+        start = time.monotonic()
         rows = [row for row in batch.rows_R[0] if not row.is_filler]
         config = {"loss_fn_config": self.config.loss_config} if self.config.loss_config else {}
         rate = {} if self.config.learning_rate is None else {"learning_rate": self.config.learning_rate}
         computed = self.training.forward_backward([datum(self.sdk, row) for row in rows], self.config.loss, **config)
         stepped = self.training.optim_step(self.sdk.AdamParams(**rate, **self.config.adam))
         try:
-            made, taken = computed.result(), stepped.result()
+            outputs, update = computed.result(), stepped.result()
         except Exception as error:
             raise RunError(f"the service failed in step {self.step + 1}: {type(error).__name__}: {error}") from error
-        said = {f"service/{name}": value for one in (made, taken) for name, value in (one.metrics or {}).items()}
-        if broken := [name for name, value in said.items() if value != value]:
+        metrics = {f"service/{name}": value for one in (outputs, update) for name, value in (one.metrics or {}).items()}
+        if not_finite := [name for name, value in metrics.items() if value != value]:
             raise NonFiniteLoss(
-                f"the service's {broken[0]} of step {self.step + 1} is not a number", step=self.step + 1
+                f"the service's {not_finite[0]} of step {self.step + 1} is not a number", step=self.step + 1
             )
-        return said | ratio_stats(rows, made.loss_fn_outputs, self.step) | {"time/train": time.monotonic() - began}
+        return (
+            metrics | ratio_stats(rows, outputs.loss_fn_outputs, self.step) | {"time/train": time.monotonic() - start}
+        )
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def save(self) -> Path:
-        """Write ``checkpoint-<step>``: the service's state first, then our part, which appears whole or not at all."""
+        """Write ``checkpoint-<step>``: the state at the service first, then the local files, atomically."""
         assert self._batches is not None
         pipeline = self._batches.snapshot()
         path = self.training.save_state(f"step-{self.step}").result().path
@@ -192,7 +194,7 @@ class TinkerTrainer:
         return folder
 
     def _configuration(self) -> dict[str, Any]:
-        """What must be equal for a checkpoint to be continued."""
+        """Return what must match when a checkpoint is resumed."""
         return {
             "env_id": self.env.env_id,
             "env_args": {key: str(value) for key, value in self.env.env_args.items()},
@@ -200,25 +202,25 @@ class TinkerTrainer:
             **self.config.decisive(),
         }
 
-    def _checkpoint_of(self, wanted: bool | str | Path) -> Path | None:
-        if wanted is False:
+    def _checkpoint_of(self, checkpoint: bool | str | Path) -> Path | None:
+        if checkpoint is False:
             return None
-        folder = checkpoint_files.newest_valid(self.config.folder) if wanted is True else Path(wanted)
+        folder = checkpoint_files.newest_valid(self.config.folder) if checkpoint is True else Path(checkpoint)
         if folder is None:
             raise CheckpointError(f"{self.config.folder} holds no valid checkpoint", path=str(self.config.folder))
         checkpoint_files.verify(folder)
         return folder
 
-    def _start_afresh(self) -> PipelineState:
+    def _start_new(self) -> PipelineState:
         if earlier := bool(checkpoint_files.steps_in(self.config.folder) or self.metrics_file.holds_earlier):
             aside = checkpoint_files.set_aside(self.config.folder, (METRICS, COMPLETIONS))
-            log.warning("%s holds an earlier run, now in %s", self.config.folder, aside)
+            log.warning("%s had an earlier run, moved to %s", self.config.folder, aside)
         self.metrics_file.start(anew=earlier)
         self.step = 0
         return PipelineState()
 
     def _load(self, folder: Path) -> PipelineState:
-        """The pipeline of a checkpoint. Raises ``RunMismatch`` that lists every setting that differs."""
+        """Load the pipeline of a checkpoint. *Raises* ``RunMismatch`` with every setting that differs."""
         pipeline, self.step, saved = load_pipeline(folder)
         current = self._configuration()
         names = sorted({*saved, *current})
@@ -228,7 +230,7 @@ class TinkerTrainer:
         if differences:
             listed = "; ".join(f"{name} was {old!r}, is {new!r}" for name, (old, new) in differences.items())
             raise RunMismatch(
-                f"{folder} belongs to another configuration: {listed}. Use those values, or start afresh elsewhere",
+                f"{folder} belongs to another configuration: {listed}. Use those values, or another output_dir",
                 differences=differences,
                 path=str(folder),
             )
