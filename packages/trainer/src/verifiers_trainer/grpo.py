@@ -103,9 +103,9 @@ def grpo_defaults(run_name: str = "grpo", **overrides: Any) -> GRPOConfig:
         "log_completions": True,
         "report_to": "wandb",
     }
-    made = compat.canonical(overrides, lambda name: settings.get(name, GRPOConfig.default_of(name)))
-    config = GRPOConfig(**{**settings, **made})
-    config._given = {"run_name", *made}
+    canonical = compat.canonical(overrides, lambda name: settings.get(name, GRPOConfig.default_of(name)))
+    config = GRPOConfig(**{**settings, **canonical})
+    config._given = {"run_name", *canonical}
     return config
 
 

@@ -95,8 +95,8 @@ class HFLoop(Trainer):
     """Whether the model is split over the processes once training begins."""
     grad_norm: float = 0.0
     """Norm of the gradient of the newest step, before it was clipped."""
-    _held_back = (False, False)
-    _withheld: Any = None
+    _pending_decisions = (False, False)
+    _earlier_engine: Any = None
     """DeepSpeed's engine of an earlier ``train``, until the next one begins."""
 
     def __init__(self, ranks: Ranks, callbacks: list[TrainerCallback], **keywords: Any):
@@ -162,7 +162,7 @@ class HFLoop(Trainer):
     def train(self, *args: Any, **keywords: Any) -> Any:
         self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
         if deepspeed.is_used(self.accelerator):
-            self._withheld = deepspeed.withheld(self.accelerator)
+            self._earlier_engine = deepspeed.withheld(self.accelerator)
         with self._steps.update:
             return super().train(*args, **keywords)
 
@@ -179,8 +179,8 @@ class HFLoop(Trainer):
             deepspeed.in_one_precision(self.model, self.args)
         with fsdp.ties_kept(self.model):
             prepared = super()._prepare_for_training(*args, **keywords)
-        if self._withheld is not None:
-            self.accelerator.deepspeed_engine_wrapped, self._withheld = self._withheld, None
+        if self._earlier_engine is not None:
+            self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = self._earlier_engine, None
         return prepared
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -225,14 +225,14 @@ class HFLoop(Trainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **keywords: Any) -> None:
         """In the midst of a batch that is used several times, saving and stopping wait for its end."""
-        control, held = self.control, self._held_back
+        control, pending = self.control, self._pending_decisions
         if self.ranks.world > 1:  # a callback may have decided on one rank alone
             flags = self.ranks.any([getattr(control, name) for name in DECISIONS], "the end of the step")
             control.__dict__.update(zip(DECISIONS, flags, strict=True))
-        asked = (control.should_save or held[0], control.should_training_stop or held[1])
+        decisions = (control.should_save or pending[0], control.should_training_stop or pending[1])
         within = bool(self.state.global_step % self.args.num_iterations)
-        self._held_back = asked if within else (False, False)
-        control.should_save, control.should_training_stop = (False, False) if within else asked
+        self._pending_decisions = decisions if within else (False, False)
+        control.should_save, control.should_training_stop = (False, False) if within else decisions
         super()._maybe_log_save_evaluate(*args, **keywords)
 
     # --- checkpoints --------------------------------------------------------------------------------------------

@@ -241,8 +241,8 @@ class RLTrainer(HFLoop):
         old = self.model if needs_old else None
         old_logprobs.annotate(rows, self.args.device, old=old, reference=self.reference)
         model.train()
-        if (found := sanity_checks.not_a_number(inputs, rows)) is not None:
-            raise self._non_finite(*found)
+        if (problem := sanity_checks.not_a_number(inputs, rows)) is not None:
+            raise self._non_finite(*problem)
         meter = RatioMeter(
             self.policy_version, (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
         )
@@ -332,8 +332,8 @@ class RLTrainer(HFLoop):
 
     def current_rows(self) -> list[Any]:
         """The rows that the step whose batch is being drawn may take: all, or those of the present difficulty."""
-        place = custom_batches.place_of(self._drawn_step, self.num_steps_per_epoch)
-        difficulty = subclass_hooks.call(self.get_current_difficulty, place)
+        position = custom_batches.epoch_and_step(self._drawn_step, self.num_steps_per_epoch)
+        difficulty = subclass_hooks.call(self.get_current_difficulty, position)
         return curriculum.rows_of([example.row for example in self.examples], difficulty, self.args.difficulty_key)
 
     def get_current_difficulty(self, epoch: int = 0, step: int = 0) -> Any:
@@ -344,14 +344,14 @@ class RLTrainer(HFLoop):
         """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
         return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
 
-    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **known: Any) -> Sequence[Any]:
+    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **others: Any) -> Sequence[Any]:
         """The reward of each completion: its recorded scores under the weights that the rubric has now."""
         return rewards.recorded(self.env, completions, prompts)
 
     def _draw(self, step: int) -> Any:
         """The batch of the ``step``-th step of the run, as ``get_batch`` returns it."""
         self._drawn_step = step
-        return subclass_hooks.call(self.get_batch, custom_batches.place_of(step, self.num_steps_per_epoch))
+        return subclass_hooks.call(self.get_batch, custom_batches.epoch_and_step(step, self.num_steps_per_epoch))
 
     @property
     def first_draw(self) -> int:
@@ -386,24 +386,29 @@ class RLTrainer(HFLoop):
         """
         count = num_examples if num_examples is not None else self.args.eval_num_examples
 
-        def evaluated() -> dict[str, float]:
-            reached_by = self.run_context(self.args.eval_sampling_args)
+        def compute() -> dict[str, float]:
+            rollout_context = self.run_context(self.args.eval_sampling_args)
             return evaluation.evaluate(
-                self.training_run, reached_by, self.policy_version, count, rows=eval_dataset, prefix=metric_key_prefix
+                self.training_run,
+                rollout_context,
+                self.policy_version,
+                count,
+                rows=eval_dataset,
+                prefix=metric_key_prefix,
             )
 
-        return self._record_evaluation(self.ranks.share(evaluated, "the evaluation"))
+        return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
 
     def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
         """The evaluation that ``eval_strategy`` asks for; an override of ``evaluate`` runs on rank 0 alone."""
         if not subclass_hooks.is_overridden(self, RLTrainer, "evaluate"):
             return self.evaluate(ignore_keys=ignore_keys)
 
-        def evaluated() -> dict[str, float]:
+        def compute() -> dict[str, float]:
             hook: Any = self.evaluate  # it may take fewer arguments
             return evaluation.numbers_of(subclass_hooks.call(hook, {"ignore_keys": ignore_keys}))
 
-        return self._record_evaluation(self.ranks.share(evaluated, "the evaluation"))
+        return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
 
     def _record_evaluation(self, metrics: dict[str, float]) -> dict[str, float]:
         """Write an evaluation's numbers and tell the callbacks, unless it was recorded already."""

@@ -61,17 +61,17 @@ def choose_engine(model: Any, config: RLConfig) -> tuple[str | None, str]:
     if config.deterministic:
         return None, "deterministic runs need it"
     default = f"http://127.0.0.1:{config.vllm_server_port}"
-    if (found := _model_served_at(default)) is None:
+    if (served := _model_served_at(default)) is None:
         return None, f"no server answers at {default}"
-    wanted = str(getattr(model, "name_or_path", "") or "")
-    if not wanted or Path(found).name != Path(wanted).name:
-        return None, f"the server at {default} serves {found!r}, not {wanted!r}"
-    if (owned := _weights_of_a_run(default)) is not None:
+    trained = str(getattr(model, "name_or_path", "") or "")
+    if not trained or Path(served).name != Path(trained).name:
+        return None, f"the server at {default} serves {served!r}, not {trained!r}"
+    if (label := _weights_of_a_run(default)) is not None:
         log.warning(
             "the server at %s serves the same model, but has the weights of another run (%s), so it is not used; if "
             "that run is over, set inference=%r",
             default,
-            owned,
+            label,
             default,
         )
         return None, f"the server at {default} belongs to another run"

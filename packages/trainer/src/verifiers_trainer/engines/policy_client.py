@@ -82,12 +82,12 @@ class PolicyClient:
         for number, message in enumerate(completion):
             if message.get("role") != "assistant":
                 continue
-            if (found := self._sampled.get(id(message))) is None:
+            if (entry := self._sampled.get(id(message))) is None:
                 raise ConfigError(
                     f"message {number} of {place} was not sampled through trainer.client, so its tokens are not known: "
                     "play it with env.rollout(client=self.client, …), and return the messages it gave"
                 )
-            turns.append(found[1])
+            turns.append(entry[1])
         return tuple(turns)
 
     @property

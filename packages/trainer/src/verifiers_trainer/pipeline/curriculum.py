@@ -64,14 +64,14 @@ def rows_of(rows: Iterable[Any], difficulty: Any, key: Any = "difficulty") -> li
         return rows
     read = reader_of(key)
     if callable(difficulty):
-        found = [row for row in rows if difficulty(row)]
+        matching = [row for row in rows if difficulty(row)]
     else:
-        wanted = list(difficulty) if isinstance(difficulty, list | tuple) else [difficulty]
-        found = [row for row in rows if read(row) in wanted]
-    if not found:
-        there = ", ".join(sorted({repr(read(row)) for row in rows})[:8])
-        raise ConfigError(f"no row has the difficulty {difficulty!r} (difficulty_key={key!r}); there are: {there}")
-    return found
+        difficulties = list(difficulty) if isinstance(difficulty, list | tuple) else [difficulty]
+        matching = [row for row in rows if read(row) in difficulties]
+    if not matching:
+        available = ", ".join(sorted({repr(read(row)) for row in rows})[:8])
+        raise ConfigError(f"no row has the difficulty {difficulty!r} (difficulty_key={key!r}); there are: {available}")
+    return matching
 
 
 def check_difficulties(rows: Sequence[Any], schedule: Sequence[Sequence[Any]], key: Any) -> None:
@@ -103,8 +103,8 @@ class RewardWeights:
         weights = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT))
         for state in states:
             if weights is not None and state["error"] is None:
-                own = effective_weights(self.env.for_row(state).rubric, weights)
-                state["reward"] = rewards.weighted(own, state["metrics"])
+                effective = effective_weights(self.env.for_row(state).rubric, weights)
+                state["reward"] = rewards.weighted(effective, state["metrics"])
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:
         """The weight of each function that counts in ``epoch``, for the environment of this rollout."""
@@ -112,21 +112,21 @@ class RewardWeights:
         return rubric.plan().weights if weights is None else effective_weights(rubric, weights)
 
 
-def effective_weights(rubric: Rubric, given: Any) -> dict[str, float]:
+def effective_weights(rubric: Rubric, weights: Any) -> dict[str, float]:
     """Function -> weight, of those that count. Raises ``ConfigError`` when ``given`` does not fit the rubric."""
-    if isinstance(rubric, RubricGroup) and not (isinstance(given, Mapping) and given.keys() - set(rubric.names)):
-        own = rubric.get_group_weights()
+    if isinstance(rubric, RubricGroup) and not (isinstance(weights, Mapping) and weights.keys() - set(rubric.names)):
+        previous = rubric.get_group_weights()
         try:
-            rubric.set_group_weights(given)
+            rubric.set_group_weights(weights)
             return dict(rubric.plan().weights)
         finally:
-            rubric.set_group_weights(own)
+            rubric.set_group_weights(previous)
     names, base = rubric.get_reward_func_names(), rubric.plan().weights
-    listed = names if isinstance(given, Mapping) or len(given) == len(names) else [n for n in names if n in base]
-    by_name = dict(given) if isinstance(given, Mapping) else dict(zip(listed, given, strict=False))
-    if len(by_name) != len(given) or by_name.keys() - set(names):
+    listed = names if isinstance(weights, Mapping) or len(weights) == len(names) else [n for n in names if n in base]
+    by_name = dict(weights) if isinstance(weights, Mapping) else dict(zip(listed, weights, strict=False))
+    if len(by_name) != len(weights) or by_name.keys() - set(names):
         raise ConfigError(
-            f"reward_weights_schedule gives {given!r}, and the rubric has the functions {', '.join(names)}: give a "
+            f"reward_weights_schedule gives {weights!r}, and the rubric has the functions {', '.join(names)}: give a "
             "weight for each, or weights by their names"
         )
     return {name: weight for name in names if (weight := float(by_name.get(name, base.get(name, 0.0))))}

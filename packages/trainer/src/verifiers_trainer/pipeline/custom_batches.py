@@ -90,22 +90,22 @@ def _decide_rewards(
 ) -> DecideRewards | None:
     """What changes the rewards of a finished group, called with its index; None when the rubric's stand."""
 
-    def place(index: int) -> dict[str, int]:
-        return place_of(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
+    def position(index: int) -> dict[str, int]:
+        return epoch_and_step(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
 
     if hook is not None:
         if settings.reward_weights_schedule:
             raise ConfigError("compute_rewards and reward_weights_schedule both decide the rewards: use one of them")
 
         async def by_hook(index: int, states: Sequence[State]) -> None:
-            await rewards.decide(hook, states, place(index))
+            await rewards.decide(hook, states, position(index))
 
         return by_hook
     if settings.reward_weights_schedule:
         weights = RewardWeights(env, settings.reward_weights_schedule)
 
         async def by_schedule(index: int, states: Sequence[State]) -> Mapping[str, float]:
-            epoch = place(index)["epoch"]
+            epoch = position(index)["epoch"]
             weights.decide(epoch, states)
             return weights.weights_of(epoch, states[0])
 
@@ -113,10 +113,10 @@ def _decide_rewards(
     return None
 
 
-def place_of(step: int, steps_per_epoch: int) -> dict[str, int]:
+def epoch_and_step(step: int, steps_per_epoch: int) -> dict[str, int]:
     """The pass that a step of the run belongs to, and its number in the pass.
 
-    >>> place_of(7, 3)
+    >>> epoch_and_step(7, 3)
     {'epoch': 2, 'step': 1}
     """
     epoch, step = divmod(step, steps_per_epoch)
@@ -129,12 +129,12 @@ def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
         raise DatasetError(f"there are no rows to sample the batch of step {step} from")
     count = config.batch_size // config.rollouts_per_example
     sampled = []
-    for place in range(step * count, (step + 1) * count):
-        epoch, place = divmod(place, len(rows))
+    for position in range(step * count, (step + 1) * count):
+        epoch, position = divmod(position, len(rows))
         order = list(range(len(rows)))
         if config.shuffle_dataset:
             random.Random(f"{config.seed}:{epoch}").shuffle(order)
-        sampled.append(rows[order[place]])
+        sampled.append(rows[order[position]])
     return sampled
 
 
@@ -156,23 +156,23 @@ class CustomRows(Schedule):
     def put(self, step: int, rows: Any) -> None:
         """Use ``rows`` for a step: those after the P-th are left out, fewer are used several times."""
         try:
-            found = examples_from(list(rows), self._row_format)
+            examples = examples_from(list(rows), self._row_format)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"get_batch returned {type(rows).__name__}, not rows of the dataset: {error}") from error
-        if not found:
+        if not examples:
             raise DatasetError("get_batch returned no rows: there is nothing to train on")
-        if len(found) != self._per_step and not self._warned:
+        if len(examples) != self._per_step and not self._warned:
             self._warned = True
-            log.warning("get_batch returned %d rows, and a step takes %d", len(found), self._per_step)
-        self._steps[step] = found
+            log.warning("get_batch returned %d rows, and a step takes %d", len(examples), self._per_step)
+        self._steps[step] = examples
 
     def example(self, index: int) -> Example:
-        step, place = divmod(index, self._per_step)
+        step, position = divmod(index, self._per_step)
         if step not in self._steps:
             self.put(step, self._draw(step))
             self._steps = {n: rows for n, rows in self._steps.items() if n > step - 64}
         rows = self._steps[step]
-        return rows[place % len(rows)]
+        return rows[position % len(rows)]
 
     def seed_of(self, index: int) -> int:
         return self.seed * 1_000_003 + index  # a row may come several times in a pass
@@ -241,7 +241,7 @@ def groups_of(batch: Any, turns_of: TurnsOf, first_index: int = 0) -> list[Group
     Raises ``ConfigError`` when the numbers do not fit.
     """
     if isinstance(batch, Sequence) and batch and all(isinstance(member, Group) for member in batch):
-        return [replace(group, index=first_index + place) for place, group in enumerate(batch)]
+        return [replace(group, index=first_index + offset) for offset, group in enumerate(batch)]
     if not (isinstance(batch, tuple) and len(batch) == 3):
         raise ConfigError(f"get_batch returned {type(batch).__name__} after prompts, completions and rewards before")
     prompts, completions, rewards = batch

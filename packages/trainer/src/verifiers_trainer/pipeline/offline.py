@@ -45,7 +45,7 @@ from verifiers_trainer.settings.config import RLConfig
 log = logging.getLogger(__name__)
 
 COLUMNS = ("prompts", "completions", "rewards")
-OF_UNKNOWN_AGE = -1
+UNKNOWN_VERSION = -1
 """Version of tokens that a policy of another run sampled."""
 
 
@@ -113,8 +113,8 @@ def _names(dataset: Any) -> Sequence[str]:
 
 def _of_another_run(turn: Turn) -> Turn:
     """Its tokens as recorded; their version is another run's, and without log-probabilities they were not sampled."""
-    recorded = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
-    return replace(turn, version=OF_UNKNOWN_AGE if recorded else NOT_SAMPLED)
+    has_logprobs = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
+    return replace(turn, version=UNKNOWN_VERSION if has_logprobs else NOT_SAMPLED)
 
 
 def _tokenised(prompt: Any, completion: Any, tokenizer: Any, tools: Any = None) -> tuple[Turn, ...]:
@@ -169,9 +169,9 @@ class OfflineRollouts:
                 len(self.groups),
                 self._mean,
             )
-        known = np.concatenate([group.rewards for group in self.groups])
-        differ = len(np.unique(known[~np.isnan(known)])) > 1
-        live = [group for group in map(self._centred, self.groups) if not group.is_dead(self.config)]
+        rewards = np.concatenate([group.rewards for group in self.groups])
+        differ = len(np.unique(rewards[~np.isnan(rewards)])) > 1
+        live = [group for group in map(self._centre, self.groups) if not group.is_dead(self.config)]
         self._live = live if differ else []
         turns = [turn for group in self._live for record in group.rollouts for turn in record.turns]
         tokens = sum(len(turn.completion_ids) for turn in turns)
@@ -185,7 +185,7 @@ class OfflineRollouts:
         """Batches of one pass."""
         return len(self._pass(0))
 
-    def _centred(self, group: Group) -> Group:
+    def _centre(self, group: Group) -> Group:
         if self._mean is None:
             return group
         return replace(group, rollouts=tuple(replace(r, reward=r.reward - self._mean) for r in group.rollouts))
@@ -196,7 +196,7 @@ class OfflineRollouts:
             random.Random(f"{self.config.seed}:{number}").shuffle(order)
         batches: list[list[Group]] = []
         for group in order:
-            if not batches or sum(len(taken.rollouts) for taken in batches[-1]) >= self.config.batch_size:
+            if not batches or sum(len(member.rollouts) for member in batches[-1]) >= self.config.batch_size:
                 batches.append([])
             batches[-1].append(group)
         return batches
@@ -211,28 +211,28 @@ class OfflineRollouts:
         for _ in range(max(1, self.num_batches if self._live else 1)):
             if not self._live:
                 break
-            number, place = divmod(self.state.next_index, self.num_batches)
-            taken = self._pass(number)[place]
+            number, position = divmod(self.state.next_index, self.num_batches)
+            groups = self._pass(number)[position]
             self.state.next_index += 1
-            batch = build(taken, [], self.config, self.config.world_size)
+            batch = build(groups, [], self.config, self.config.world_size)
             if batch.num_tokens:
                 self.state.delivered += 1
-                return self._numbered(batch, number, place)
+                return self._numbered(batch, number, position)
         raise NoLearningSignal(
             "there is nothing to learn from: of the finished rollouts no group has two different rewards and tokens "
             "within max_seq_len",
             histogram=reward_histogram(self.groups),
         )
 
-    def _numbered(self, batch: TrainBatch, number: int, place: int) -> TrainBatch:
+    def _numbered(self, batch: TrainBatch, number: int, position: int) -> TrainBatch:
         """With the rewards as they were given, and groups numbered by how far the data is used."""
         original = {group.index: group for group in self.groups}
         groups = [original[group.index] for group in batch.groups]
         stats = batch.stats | rollout_stats(groups) | {"offline/recorded": self._recorded, "batch/short": 0}
         stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}
         stats |= {"time/pack": 0.0, "time/wait_generation": 0.0}
-        used = number * len(self.groups) + math.ceil((place + 1) / self.num_batches * len(self.groups)) - 1
-        numbered = tuple(replace(group, index=used) for group in groups)
+        last_index = number * len(self.groups) + math.ceil((position + 1) / self.num_batches * len(self.groups)) - 1
+        numbered = tuple(replace(group, index=last_index) for group in groups)
         return replace(batch, groups=numbered, stats=stats)
 
     def set_version(self, version: int, served: int | None = None) -> None:

@@ -358,16 +358,16 @@ class Pipeline:
             return ready[size - 1].index < min(self.running)
         return True
 
-    def _would_go_stale(self, left: Sequence[Group]) -> bool:
+    def _would_go_stale(self, remaining: Sequence[Group]) -> bool:
         """Whether more old groups would remain than the coming batches can take while they are young enough.
 
         The n-th oldest of what remains is trained n // groups_per_batch batches after the next.
         """
         versions = [group.version for group in self.running.values()]
-        versions += [v for group in left if (v := group.oldest_version) is not None]
+        versions += [v for group in remaining if (v := group.oldest_version) is not None]
         oldest = self._batch_of(self.version) + 1 - self.config.max_off_policy_steps
-        begun = enumerate(sorted(map(self._batch_of, versions)))
-        return any(batch < oldest + place // self._groups_per_batch for place, batch in begun)
+        batches = enumerate(sorted(map(self._batch_of, versions)))
+        return any(batch < oldest + position // self._groups_per_batch for position, batch in batches)
 
     def _drop_stale(self) -> None:
         oldest = (self._batch_of(self.version) - self.config.max_off_policy_steps) * self.config.num_iterations

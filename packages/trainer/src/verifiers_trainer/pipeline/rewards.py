@@ -23,7 +23,7 @@ _scored: ContextVar[Mapping[int, State] | None] = ContextVar("verifiers_scored_r
 """Completions by identity -> their rollouts, while a hook decides on them."""
 
 
-async def decide(hook: Any, states: Sequence[State], known: Mapping[str, Any]) -> None:
+async def decide(hook: Any, states: Sequence[State], arguments: Mapping[str, Any]) -> None:
     """Set the reward of every scored rollout to what ``hook`` gives for it; None and NaN are unknown.
 
     A rollout that failed keeps its unknown reward and is not shown. Raises ``ConfigError`` for another number of
@@ -33,9 +33,9 @@ async def decide(hook: Any, states: Sequence[State], known: Mapping[str, Any]) -
     if not alive:
         return
     token = _scored.set({id(state["completion"]): state for state in alive})
-    shown = {f"{name}s": [state[name] for state in alive] for name in ("prompt", "completion", "answer")}
+    columns = {f"{name}s": [state[name] for state in alive] for name in ("prompt", "completion", "answer")}
     try:
-        rewards = await maybe_await(subclass_hooks.call(hook, {**shown, "states": alive, **known}))
+        rewards = await maybe_await(subclass_hooks.call(hook, {**columns, "states": alive, **arguments}))
     finally:
         _scored.reset(token)
     if len(rewards) != len(alive):
@@ -46,19 +46,19 @@ async def decide(hook: Any, states: Sequence[State], known: Mapping[str, Any]) -
 
 def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any]) -> list[float]:
     """The rewards of completions: from their recorded scores, or from the rubric for those that have none."""
-    known = _scored.get() or {}
-    states = [known.get(id(completion)) for completion in completions]
-    missing = [place for place, state in enumerate(states) if state is None]
+    states_by_id = _scored.get() or {}
+    states = [states_by_id.get(id(completion)) for completion in completions]
+    missing = [index for index, state in enumerate(states) if state is None]
     fresh: dict[int, float] = {}
     if missing:
         scores: Any = env.rubric.score_rollouts_sync(
-            prompts=[_prompt(prompts[place]) for place in missing],
-            completions=[completions[place] for place in missing],
-            answers=[_answer(prompts[place]) for place in missing],
+            prompts=[_prompt(prompts[index]) for index in missing],
+            completions=[completions[index] for index in missing],
+            answers=[_answer(prompts[index]) for index in missing],
             states=[{} for _ in missing],
         )
         fresh = dict(zip(missing, scores["reward"], strict=True))
-    return [fresh[place] if state is None else reward_of(env, state) for place, state in enumerate(states)]
+    return [fresh[index] if state is None else reward_of(env, state) for index, state in enumerate(states)]
 
 
 def reward_of(env: Environment, state: State) -> float:
@@ -78,9 +78,9 @@ def weighted(weights: Mapping[str, float], scores: Mapping[str, float]) -> float
     return sum((weight * scores.get(name, math.nan) for name, weight in weights.items()), 0.0)
 
 
-def _prompt(given: Any) -> Any:
-    return given["prompt"] if isinstance(given, Mapping) and "prompt" in given else given
+def _prompt(prompt: Any) -> Any:
+    return prompt["prompt"] if isinstance(prompt, Mapping) and "prompt" in prompt else prompt
 
 
-def _answer(given: Any) -> Any:
-    return given.get("answer", "") if isinstance(given, Mapping) else ""
+def _answer(prompt: Any) -> Any:
+    return prompt.get("answer", "") if isinstance(prompt, Mapping) else ""

@@ -35,8 +35,8 @@ class Schedule:
 
     def example(self, index: int) -> Example:
         """The example of group ``index``."""
-        epoch, place = divmod(index, len(self.examples))
-        return self.examples[self._order(epoch)[place]]
+        epoch, position = divmod(index, len(self.examples))
+        return self.examples[self._order(epoch)[position]]
 
     def seed_of(self, index: int) -> int:
         """The sampling seed of the pass that group ``index`` belongs to."""
@@ -70,10 +70,10 @@ class Solved:
 
     def count(self, groups: Iterable[Group]) -> None:
         """Take notice of finished groups; those without a known reward say nothing."""
-        found = [(group, known) for group in groups if (known := group.rewards[~np.isnan(group.rewards)]).size]
-        self.best_reward = max([self.best_reward, *(float(known.max()) for _, known in found)])
-        for group, known in sorted(found, key=lambda pair: pair[0].index):
-            is_solved = 0 < SOLVED_SHARE * self.best_reward <= known.mean()
+        pairs = [(group, rewards) for group in groups if (rewards := group.rewards[~np.isnan(group.rewards)]).size]
+        self.best_reward = max([self.best_reward, *(float(rewards.max()) for _, rewards in pairs)])
+        for group, rewards in sorted(pairs, key=lambda pair: pair[0].index):
+            is_solved = 0 < SOLVED_SHARE * self.best_reward <= rewards.mean()
             self.streaks[group.example_id] = self.streaks.get(group.example_id, 0) + 1 if is_solved else 0
 
     def __contains__(self, example_id: int) -> bool:

@@ -19,7 +19,7 @@ def is_overridden(trainer: Any, base: type, *names: str) -> bool:
     return any(name in vars(trainer) or getattr(type(trainer), name) is not getattr(base, name) for name in names)
 
 
-def call(hook: Callable[..., Any], known: Mapping[str, Any]) -> Any:
+def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """What ``hook`` returns, called with those of ``known`` that its parameters name.
 
     Raises ``ConfigError`` when it requires another parameter.
@@ -32,17 +32,17 @@ def call(hook: Callable[..., Any], known: Mapping[str, Any]) -> Any:
     parameters = inspect.signature(hook).parameters.values()
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {p.name for p in parameters}
-            named |= {name: value for name, value in known.items() if name not in taken}
-        elif parameter.name in known:
+            parameter_names = {p.name for p in parameters}
+            named |= {name: value for name, value in arguments.items() if name not in parameter_names}
+        elif parameter.name in arguments:
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                positional.append(known[parameter.name])
+                positional.append(arguments[parameter.name])
             else:
-                named[parameter.name] = known[parameter.name]
+                named[parameter.name] = arguments[parameter.name]
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
             raise ConfigError(
                 f"{getattr(hook, '__qualname__', hook)} requires {parameter.name!r}, which the trainer does not know; "
-                f"it gives {', '.join(known) or 'nothing'}"
+                f"it gives {', '.join(arguments) or 'nothing'}"
             )
     return hook(*positional, **named)
 

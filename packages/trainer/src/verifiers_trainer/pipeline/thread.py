@@ -82,8 +82,8 @@ class PipelineThread:
         timeout_s = self.pipeline.config.generation_timeout
 
         def stalled() -> GenerationStalled:
-            place = self.thread.where_blocked()
-            awaited = self.pipeline.waiting_for() if place is None else f"{BLOCKED} at {place}"
+            location = self.thread.where_blocked()
+            awaited = self.pipeline.waiting_for() if location is None else f"{BLOCKED} at {location}"
             return GenerationStalled(
                 f"{problem} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or look at why they take "
                 "so long",

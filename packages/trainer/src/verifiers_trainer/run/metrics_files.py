@@ -39,8 +39,8 @@ class MetricsFile:
     def resume(self, step: int) -> None:
         """Drop the lines of steps after ``step``; they will be trained again."""
         if self.path.is_file():
-            kept = [row for row in read_metrics(self.path) if row["step"] <= step]
-            atomic_write(self.path, "".join(_line(row) for row in kept).encode("ascii"))
+            remaining = [row for row in read_metrics(self.path) if row["step"] <= step]
+            atomic_write(self.path, "".join(_line(row) for row in remaining).encode("ascii"))
 
     def start(self, anew: bool) -> None:
         """Training begins; ``anew``: in a file with what this object wrote before (an earlier run's was moved away)."""

@@ -87,11 +87,11 @@ class StepRecorder:
 
     def _warn(self, step: int) -> None:
         """Log what is out of order, once for as long as it is."""
-        found = alarms(self.last_step)
-        for name in found.keys() - self._alarms:
-            log.warning("step %d: %s", step, found[name])
-        self._alarms = set(found)
-        self.numbers |= {f"alarm/{name}": 1 for name in found}
+        active = alarms(self.last_step)
+        for name in active.keys() - self._alarms:
+            log.warning("step %d: %s", step, active[name])
+        self._alarms = set(active)
+        self.numbers |= {f"alarm/{name}": 1 for name in active}
 
 
 def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, float]:

@@ -94,14 +94,14 @@ class _Row:
         return len(self.tokens) >= params.max_tokens or self.tokens[-1] in params.stop_token_ids
 
     def generation(self, error: str | None) -> Generation:
-        ended = self.stop_text is not None or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
+        at_stop = self.stop_text is not None or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
         return Generation(
             request=self.request,
             token_ids=np.array(self.tokens, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             versions=np.array(self.versions, np.int32),
             alternatives=self.alternatives,
-            finish_reason="abort" if error else "stop" if ended else "length",
+            finish_reason="abort" if error else "stop" if at_stop else "length",
             stop_text=self.stop_text,
             error=NOT_FINITE if self.broken else error,
         )
@@ -322,24 +322,24 @@ class ContinuousGenerator:
         """Draw, record and end what a stop text or a broken distribution ends."""
         with self._lock:
             rows = [self._rows.get(name) for name in names]
-        kept = [row or _ABORTED for row in rows]
+        slots = [row or _ABORTED for row in rows]
         if names != self._composition or any(row is None for row in rows):
             self._composition = names
-            self._table = SamplingTable.build([row.request.params for row in kept], logits_BV.device)
+            self._table = SamplingTable.build([row.request.params for row in slots], logits_BV.device)
         counts = None
         if self._table.penalties is not None:
-            prompts = [row.request.prompt_ids for row in kept]
-            outputs = [np.array(row.tokens, np.int64) for row in kept]
+            prompts = [row.request.prompt_ids for row in slots]
+            outputs = [np.array(row.tokens, np.int64) for row in slots]
             counts = TokenCounts(prompts, outputs, logits_BV.shape[1], logits_BV.device)
-        counters_B = np.array([len(row.tokens) for row in kept], np.int64)
+        counters_B = np.array([len(row.tokens) for row in slots], np.int64)
         drawn = draw(logits_BV, self._table, counters_B, counts)
         version = self._version()
         for index, (token, logprob) in enumerate(zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True)):
             row = rows[index]
             if row is None:
                 continue
-            if wanted := row.request.params.top_logprobs:
-                row.alternatives.append(alternatives(drawn, index, wanted))
+            if num_alternatives := row.request.params.top_logprobs:
+                row.alternatives.append(alternatives(drawn, index, num_alternatives))
             self._record(row, token, logprob, version)
         return drawn.tokens, drawn.logprobs
 
@@ -353,5 +353,5 @@ class ContinuousGenerator:
             row.stop_text = completed_stop_text(np.array(row.tokens), params.stop, self._decode_text)
         if row.broken or row.stop_text is not None:
             self._finish(row.name, None)
-        elif (told := row.request.on_token) is not None and not row.is_complete:
-            told(token, logprob, row.alternatives[-1] if row.alternatives else None)
+        elif (on_token := row.request.on_token) is not None and not row.is_complete:
+            on_token(token, logprob, row.alternatives[-1] if row.alternatives else None)

@@ -104,7 +104,7 @@ class EmbeddedEngine:
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
         self._parser = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
         self._version = _PolicyVersion()
-        self._twin: Any = None
+        self._replica: Any = None
         self._generator: Generator | None = None
         self._endpoint: Endpoint | None = None
         self._finalizer: weakref.finalize | None = None
@@ -118,11 +118,11 @@ class EmbeddedEngine:
 
     @property
     def base_url(self) -> str:
-        return self._started().base_url
+        return self._running_endpoint().base_url
 
     @property
     def api_key(self) -> str:
-        return self._started().api_key
+        return self._running_endpoint().api_key
 
     @property
     def served_model(self) -> str:
@@ -170,26 +170,26 @@ class EmbeddedEngine:
             return
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        twin = share_parameters(self._model)
+        replica = share_parameters(self._model)
         tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
         if self._mode == "auto":
-            self._mode = _best_mode(twin, self._autocast_dtype)
-        generator = self._build_generator(twin, tokenizer)
-        endpoint = Endpoint(self._serving(twin, tokenizer, generator))
+            self._mode = _best_mode(replica, self._autocast_dtype)
+        generator = self._build_generator(replica, tokenizer)
+        endpoint = Endpoint(self._serving(replica, tokenizer, generator))
         try:
             endpoint.start(deadline_s)
             generator.start(endpoint.resolve, deadline_s)
         except BaseException:
             _shut_down(generator, endpoint)
             raise
-        self._twin, self._generator, self._endpoint = twin, generator, endpoint
+        self._replica, self._generator, self._endpoint = replica, generator, endpoint
         self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint)
 
     def stop(self) -> None:
         """End both threads; requests in flight are answered with an error. Idempotent; ``start`` may follow."""
         if self._finalizer is not None:
             self._finalizer()
-        self._generator = self._endpoint = self._finalizer = self._twin = None
+        self._generator = self._endpoint = self._finalizer = self._replica = None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -205,7 +205,7 @@ class EmbeddedEngine:
 
     def check_shared(self) -> None:
         """Raises ConfigError when the model's Parameter objects were replaced: the engine would sample old weights."""
-        if self._generator is not None and not shares_parameters(self._twin, self._model):
+        if self._generator is not None and not shares_parameters(self._replica, self._model):
             raise ConfigError(
                 "parameters of the model were replaced after the engine started, so it samples from old weights; "
                 "update them in place, or stop and start the engine"
@@ -218,29 +218,29 @@ class EmbeddedEngine:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _started(self) -> Endpoint:
+    def _running_endpoint(self) -> Endpoint:
         if self._endpoint is None:
             raise EndpointUnreachable("the embedded engine is not running; call start() first")
         return self._endpoint
 
-    def _build_generator(self, twin: Any, tokenizer: Any) -> Generator:
+    def _build_generator(self, replica: Any, tokenizer: Any) -> Generator:
         def decode(token_ids: list[int]) -> str:
             return tokenizer.decode(token_ids, skip_special_tokens=True)
 
-        kv_bytes = self._kv_bytes or _default_kv_bytes(twin.device)
+        kv_bytes = self._kv_bytes or _default_kv_bytes(replica.device)
         if self._mode == "continuous":
-            return self._build_continuous(twin, decode, kv_bytes)
+            return self._build_continuous(replica, decode, kv_bytes)
         return PaddedGenerator(
-            twin,
+            replica,
             decode=decode,
             version=self._version,
             max_rows=1 if self._mode == "deterministic" else self._concurrency,
             kv_bytes=kv_bytes,
-            max_batch_tokens=self._max_batch_tokens or _prefill_tokens(twin.device),
+            max_batch_tokens=self._max_batch_tokens or _prefill_tokens(replica.device),
             autocast_dtype=self._autocast_dtype,
         )
 
-    def _build_continuous(self, twin: Any, decode: Any, kv_bytes: int) -> Generator:
+    def _build_continuous(self, replica: Any, decode: Any, kv_bytes: int) -> Generator:
         try:
             from verifiers_trainer.engines.embedded.continuous import (
                 ContinuousGenerator,
@@ -248,8 +248,8 @@ class EmbeddedEngine:
                 step_tokens,
             )
         except ImportError as error:  # its batching moved to where it is imported from
-            said = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
-            raise ConfigError(said, field="mode") from error
+            message = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
+            raise ConfigError(message, field="mode") from error
 
         if self._autocast_dtype is not None:
             raise ConfigError("mode='continuous' cannot autocast; use mode='padded'", field="autocast_dtype")
@@ -260,27 +260,27 @@ class EmbeddedEngine:
                 "one token of a step; raise it or lower the concurrency",
                 field="max_batch_tokens",
             )
-        wanted = self._concurrency * math.ceil(self._max_seq_len / self._page_size)
-        affordable = kv_bytes // bytes_per_block(twin, self._page_size, tokens)
+        max_blocks = self._concurrency * math.ceil(self._max_seq_len / self._page_size)
+        affordable = kv_bytes // bytes_per_block(replica, self._page_size, tokens)
         return ContinuousGenerator(
-            twin,
+            replica,
             decode=decode,
             version=self._version,
             max_rows=self._concurrency,
             max_seq_len=self._max_seq_len,
-            num_blocks=self._num_blocks or min(wanted, affordable),
+            num_blocks=self._num_blocks or min(max_blocks, affordable),
             page_size=self._page_size,
             max_batch_tokens=tokens,
         )
 
-    def _serving(self, twin: Any, tokenizer: Any, generator: Generator) -> Serving:
+    def _serving(self, replica: Any, tokenizer: Any, generator: Generator) -> Serving:
         return Serving(
             generator=generator,
             chat=ChatFormat(tokenizer),
             tool_call_parser=self._parser,
             served_model=self._served_model,
             max_seq_len=self._max_seq_len,
-            eos_token_ids=_eos_token_ids(twin, tokenizer),
+            eos_token_ids=_eos_token_ids(replica, tokenizer),
             version=self._version,
             description={
                 "version": metadata.version("verifiers-trainer"),

@@ -21,20 +21,20 @@ def share_parameters(model: torch.nn.Module) -> Any:
     """
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
-    twin: Any = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    twin.__dict__.pop("forward", None)
-    if hasattr(twin, "get_base_model"):
-        if getattr(twin.active_peft_config, "is_prompt_learning", False):
+    replica: Any = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    replica.__dict__.pop("forward", None)
+    if hasattr(replica, "get_base_model"):
+        if getattr(replica.active_peft_config, "is_prompt_learning", False):
             raise ConfigError("the embedded engine cannot serve prompt-learning adapters; use LoRA or a vLLM server")
-        twin = twin.get_base_model()
-        twin.__dict__.pop("forward", None)
-    if getattr(twin, "is_activation_checkpointing", False):
-        twin.activation_checkpointing_disable()
-    twin.config.use_cache = True
-    return twin.eval()
+        replica = replica.get_base_model()
+        replica.__dict__.pop("forward", None)
+    if getattr(replica, "is_activation_checkpointing", False):
+        replica.activation_checkpointing_disable()
+    replica.config.use_cache = True
+    return replica.eval()
 
 
 def shares_parameters(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     """Whether every parameter of ``one`` is also one of ``other``'s; False once something replaced a Parameter."""
-    known = {id(parameter) for parameter in other.parameters()}
-    return all(id(parameter) in known for parameter in one.parameters())
+    parameter_ids = {id(parameter) for parameter in other.parameters()}
+    return all(id(parameter) in parameter_ids for parameter in one.parameters())

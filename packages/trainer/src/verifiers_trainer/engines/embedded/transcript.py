@@ -51,7 +51,7 @@ class Transcript:
             self._stop_ids[row, : len(p.stop_token_ids)] = p.stop_token_ids
         self._text_rows = [row for row, p in enumerate(params) if p.stop]
         self._top_rows = [row for row, p in enumerate(params) if p.top_logprobs]
-        self._heard_rows = [row for row, request in enumerate(self.requests) if request.on_token is not None]
+        self._streaming_rows = [row for row, request in enumerate(self.requests) if request.on_token is not None]
 
     def append(self, drawn: Drawn, version: int) -> list[Generation]:
         """Record one token per living row; returns the completions this finished."""
@@ -77,15 +77,15 @@ class Transcript:
             reason: FinishReason = "stop" if stopped_B[row] or text_B[row] else "length"
             error = NOT_FINITE if broken_B[row] else None
             finished.append(self.finish(row, reason, stop_text=texts.get(row), error=error))
-        for row in self._heard_rows:
+        for row in self._streaming_rows:
             if self.alive[row]:
-                self._tell(row, int(tokens_B[row]), float(logprobs_B[row]))
+                self._report_token(row, int(tokens_B[row]), float(logprobs_B[row]))
         return finished
 
-    def _tell(self, row: int, token: int, logprob: float) -> None:
-        told = self.requests[row].on_token
-        assert told is not None
-        told(token, logprob, self._alternatives[row][-1] if self._alternatives[row] else None)
+    def _report_token(self, row: int, token: int, logprob: float) -> None:
+        on_token = self.requests[row].on_token
+        assert on_token is not None
+        on_token(token, logprob, self._alternatives[row][-1] if self._alternatives[row] else None)
 
     def _append_alternatives(self, drawn: Drawn) -> None:
         for row in self._top_rows:
@@ -170,9 +170,9 @@ def completed_stop_text(tokens_T: np.ndarray, stops: tuple[str, ...], decode: De
     """
     window = max(len(stop.encode()) for stop in stops) + 4
     tail = decode(tokens_T[-window:].tolist())
-    there = [stop for stop in stops if stop in tail]
-    if not there:
+    candidates = [stop for stop in stops if stop in tail]
+    if not candidates:
         return None
     before = decode(tokens_T[-window:-1].tolist())
-    completed = [(tail.rfind(stop), stop) for stop in there if tail.count(stop) > before.count(stop)]
+    completed = [(tail.rfind(stop), stop) for stop in candidates if tail.count(stop) > before.count(stop)]
     return min(completed)[1] if completed else None

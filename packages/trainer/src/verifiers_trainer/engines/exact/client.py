@@ -28,7 +28,7 @@ from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
 """Arguments of the chat route that are honoured here, because the text route does not know them."""
-TOLD_ANYWAY = ("logprobs", "top_logprobs")
+ALWAYS_RETURNED = ("logprobs", "top_logprobs")
 """Arguments whose meaning differs between the two routes; log-probabilities come in any case."""
 
 
@@ -44,10 +44,12 @@ class ExactClient:
         """One completion; see ``Client.complete`` for what it raises."""
         if request.message_type == "completion":
             return await self._inner.complete(request)
-        sampling, asked = _split(request.sampling_args)
-        offered = request.tools if asked.get("tool_choice") != "none" else None
+        sampling, chat_options = _split(request.sampling_args)
+        offered = request.tools if chat_options.get("tool_choice") != "none" else None
         messages = chat_messages(request.prompt)
-        prompt_ids = self._prompt_ids(messages, offered, request.rollout_id, asked.get("chat_template_kwargs") or {})
+        prompt_ids = self._prompt_ids(
+            messages, offered, request.rollout_id, chat_options.get("chat_template_kwargs") or {}
+        )
         num_prompt = min(len(prompt_ids), sampling.get("truncate_prompt_tokens") or len(prompt_ids))
         if num_prompt >= self._max_seq_len:
             raise OverlongPromptError(f"the prompt has {num_prompt} tokens, and max_seq_len is {self._max_seq_len}")
@@ -61,7 +63,7 @@ class ExactClient:
         )
         tokens = response.tokens
         assert tokens is not None
-        message, finish_reason = self._message(response, bool(offered), bool(asked.get("separate_reasoning")))
+        message, finish_reason = self._message(response, bool(offered), bool(chat_options.get("separate_reasoning")))
         self._history.remember(messages, message, tokens.prompt_ids, tokens.completion_ids, request.rollout_id)
         return replace(response, message=message, finish_reason=finish_reason)
 
@@ -77,15 +79,15 @@ class ExactClient:
         self, messages: list[Any], tools: Any, rollout_id: str | None, variables: Mapping[str, Any]
     ) -> list[int]:
         try:
-            known = self._history.prompt_ids(messages, tools, rollout_id, variables)
-            if known is None:
-                written = [json.dumps(list(part)).encode() for part in (messages, tools or ())]
-                known = self._chat.prompt_ids(
-                    written[0], written[1] if tools else None, json.dumps(dict(variables)).encode()
+            prompt_ids = self._history.prompt_ids(messages, tools, rollout_id, variables)
+            if prompt_ids is None:
+                encoded = [json.dumps(list(part)).encode() for part in (messages, tools or ())]
+                prompt_ids = self._chat.prompt_ids(
+                    encoded[0], encoded[1] if tools else None, json.dumps(dict(variables)).encode()
                 ).tolist()
         except BadRequest as error:
             raise ModelRefused(f"history='exact' cannot render this conversation: {error}") from error
-        return known
+        return prompt_ids
 
     def _message(self, response: Response, tools_offered: bool, separate_reasoning: bool) -> tuple[Message, str]:
         """What the environment is told was said, and why it ended."""
@@ -107,15 +109,15 @@ class ExactClient:
         return message, finish_reason
 
 
-def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(arguments of the text route, arguments that are honoured here). Raises ``ConfigError`` for a forced call."""
-    sampling = {name: value for name, value in given.items() if name != "extra_body"}
-    sampling.update(given.get("extra_body") or {})
-    asked = {name: sampling.pop(name) for name in CHAT_ONLY if name in sampling}
-    for name in TOLD_ANYWAY:
+    sampling = {name: value for name, value in arguments.items() if name != "extra_body"}
+    sampling.update(arguments.get("extra_body") or {})
+    chat_options = {name: sampling.pop(name) for name in CHAT_ONLY if name in sampling}
+    for name in ALWAYS_RETURNED:
         sampling.pop(name, None)
-    if asked.get("tool_choice") not in (None, "auto", "none"):
+    if chat_options.get("tool_choice") not in (None, "auto", "none"):
         raise ConfigError(
-            f"history='exact' cannot force a tool call (tool_choice={asked['tool_choice']!r}): use 'auto' or 'none'"
+            f"history='exact' cannot force a tool call (tool_choice={chat_options['tool_choice']!r}): use 'auto' or 'none'"
         )
-    return sampling, asked
+    return sampling, chat_options

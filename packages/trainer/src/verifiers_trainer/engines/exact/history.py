@@ -70,8 +70,8 @@ class ExactHistory:
         """``message`` was sampled as ``token_ids`` after ``prompt``, which was ``prompt_ids``."""
         messages = list(prompt)
         ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32)])
-        found = self._newest(messages, rollout_id)
-        before = None if found is None else found[1]
+        newest = self._newest(messages, rollout_id)
+        before = None if newest is None else newest[1]
         if before is not None and not np.array_equal(ids[: before.num_tokens], before.ids()):
             before = None  # that turn was rendered anew, or cut at its beginning
         new = ids if before is None else ids[before.num_tokens :].copy()
@@ -109,14 +109,14 @@ class ExactHistory:
         *Raises* ConfigError when the template does not end a turn with a special token, BadRequest when it refuses
         the messages.
         """
-        found = self._newest(messages, rollout_id)
-        if found is None:
+        newest = self._newest(messages, rollout_id)
+        if newest is None:
             return None
-        index, answer = found
-        known = answer.ids().tolist()
+        index, answer = newest
+        ids = answer.ids().tolist()
         end, rest = self._after(messages, index, tools, variables or {})
-        closing = [] if known[-1] == end else [end]
-        return [*known, *closing, *self._tokenizer(rest, add_special_tokens=False)["input_ids"]]
+        closing = [] if ids[-1] == end else [end]
+        return [*ids, *closing, *self._tokenizer(rest, add_special_tokens=False)["input_ids"]]
 
     def _newest(self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None) -> tuple[int, _Answer] | None:
         """The last message that is a known answer, with its place."""
@@ -135,11 +135,11 @@ class ExactHistory:
         """(id of the token that ends message ``index``, the template's text after it, ready for the next answer)."""
         plain = [_plain_message(dict(message)) for message in messages]
         plain[index] = {**plain[index], "content": MARK}
-        _, found, after = self._render(plain, tools, variables).partition(MARK)
-        if not found and "tool_calls" in plain[index]:  # some templates leave out what was said beside calls
-            written = self._render(plain[: index + 1], tools, variables, answer=False)
+        _, has_mark, after = self._render(plain, tools, variables).partition(MARK)
+        if not has_mark and "tool_calls" in plain[index]:  # some templates leave out what was said beside calls
+            prefix = self._render(plain[: index + 1], tools, variables, answer=False)
             whole = self._render(plain, tools, variables)
-            after = self._last_end(written) + whole[len(written) :] if whole.startswith(written) else ""
+            after = self._last_end(prefix) + whole[len(prefix) :] if whole.startswith(prefix) else ""
         end = self._first_end(after)
         if end is None:
             raise ConfigError(
@@ -165,8 +165,8 @@ class ExactHistory:
         end = self._tokenizer.eos_token
         if end and end in text:
             return str(end)
-        there = [token for token in self._tokenizer.all_special_tokens if token and token in text]
-        return min(there, key=text.index, default=None)
+        candidates = [token for token in self._tokenizer.all_special_tokens if token and token in text]
+        return min(candidates, key=text.index, default=None)
 
     def _last_end(self, text: str) -> str:
         """The last end token of a text and what follows it; nothing when there is none."""
@@ -180,27 +180,27 @@ def require_exact_history(tokenizer: Any, tools: Sequence[Mapping[str, Any]] | N
     *Raises* ConfigError when the turns of this chat template have no end that could be found, BadRequest when it
     refuses what is tried.
     """
-    talks: list[list[dict[str, Any]]] = [[_said("assistant", "Yes."), _said("user", "And now?")]]
+    talks: list[list[dict[str, Any]]] = [[_message("assistant", "Yes."), _message("user", "And now?")]]
     if tools:
         function = tools[0]["function"]
         arguments = json.dumps(example_arguments(function.get("parameters") or {}))
         call = {"id": "call-0", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
         result = {"role": "tool", "content": "1", "tool_call_id": "call-0", "name": function["name"]}
         talks.append([{"role": "assistant", "content": None, "tool_calls": [call]}, result])
-    asked = [_said("user", "Well?")]
+    prompt = [_message("user", "Well?")]
     for answer, following in talks:
         history = ExactHistory(tokenizer)
-        history.remember(asked, answer, [0], [0], None)
-        history.prompt_ids([*asked, answer, following], tools, None)
+        history.remember(prompt, answer, [0], [0], None)
+        history.prompt_ids([*prompt, answer, following], tools, None)
 
 
-def _said(role: str, content: str) -> dict[str, Any]:
+def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
 def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
     """Of what a template shows of a conversation: the same whether it came back as dicts or as objects."""
-    shown = [
+    fields = [
         [
             m.get("role"),
             m.get("content") or "",
@@ -209,7 +209,7 @@ def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
         ]
         for m in messages
     ]
-    return hashlib.sha256(json.dumps(shown, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(fields, default=str).encode()).hexdigest()
 
 
 def _call(call: Mapping[str, Any]) -> list[Any]:

@@ -52,9 +52,9 @@ class ChatFormat:
         It ends ready for the answer, unless ``add_generation_prompt`` is off; with ``continue_final_message`` inside
         of the last message. Raises BadRequest when the template refuses it.
         """
-        asked = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
+        key = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
         long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
-        return self._render(*asked) if long else self._cached_prompt(*asked)
+        return self._render(*key) if long else self._cached_prompt(*key)
 
     def encode(self, text: str) -> np.ndarray:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
@@ -113,24 +113,26 @@ def shows_tools(tokenizer: Any) -> bool | None:
         {"tools": tools, "add_generation_prompt": True, "tokenize": False}
         for tools in ([{"type": "function", "function": function}], None)
     )
-    said = [{"role": "user", "content": "Look."}]
+    messages = [{"role": "user", "content": "Look."}]
     try:
-        return tokenizer.apply_chat_template(said, **with_tool) != tokenizer.apply_chat_template(said, **without)
+        return tokenizer.apply_chat_template(messages, **with_tool) != tokenizer.apply_chat_template(
+            messages, **without
+        )
     except Exception:  # noqa: BLE001 - a template is a program; whatever it raises, it does not say
         return None
 
 
-def _template_variables(written: bytes) -> dict[str, Any]:
-    variables = json.loads(written) or {}
+def _template_variables(encoded: bytes) -> dict[str, Any]:
+    variables = json.loads(encoded) or {}
     if not isinstance(variables, dict):
         raise BadRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
-    if taken := sorted(_RESERVED & variables.keys()):
-        raise BadRequest(f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs")
+    if reserved := sorted(_RESERVED & variables.keys()):
+        raise BadRequest(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
     return variables
 
 
-def _list_of_objects(written: bytes, field: str) -> list[dict]:
-    value = json.loads(written)
+def _list_of_objects(encoded: bytes, field: str) -> list[dict]:
+    value = json.loads(encoded)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadRequest(f"{field} must be a list of objects", field)
     if field == "messages" and not value:

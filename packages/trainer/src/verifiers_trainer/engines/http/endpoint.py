@@ -102,10 +102,10 @@ class Endpoint:
         """Hand finished completions to their requests; called on the generation thread."""
         self._call(self._resolve, finished)
 
-    def _call(self, function: Callable[[Any], None], told: Any) -> None:
+    def _call(self, function: Callable[[Any], None], argument: Any) -> None:
         """Call on the endpoint's loop, from another thread; nothing happens once it has ended."""
         try:
-            self._loop.call_soon_threadsafe(function, told)
+            self._loop.call_soon_threadsafe(function, argument)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
@@ -136,8 +136,8 @@ class Endpoint:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Checks the key and turns every failure into the protocol's error body."""
-        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if request.path != "/health" and not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
+        authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if request.path != "/health" and not hmac.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
             return _error("missing or wrong bearer token", 401, code="invalid_api_key")
         try:
             return await handler(request)
@@ -200,8 +200,8 @@ class Endpoint:
     def _text_prompt(self, prompt: Any) -> np.ndarray:
         if isinstance(prompt, str):
             return self._serving.chat.encode(prompt)
-        known = range(self._serving.chat.vocabulary)
-        if not isinstance(prompt, list) or not all(type(token) is int and token in known for token in prompt):
+        vocabulary = range(self._serving.chat.vocabulary)
+        if not isinstance(prompt, list) or not all(type(token) is int and token in vocabulary for token in prompt):
             raise BadRequest("prompt must be text or a list of token ids of this model, or a list of those", "prompt")
         return np.array(prompt, np.int32)
 
@@ -216,24 +216,24 @@ class Endpoint:
         self, request: web.Request, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
     ) -> web.StreamResponse:
         """The same as events, token by token. What fails before the first of them is answered as without a stream."""
-        serving, came = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
+        serving, arrivals = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
         flat = [each for siblings in self._requests(prompts, body) for each in siblings]
-        flat = [replace(each, on_token=self._teller(came, index)) for index, each in enumerate(flat)]
+        flat = [replace(each, on_token=self._token_callback(arrivals, index)) for index, each in enumerate(flat)]
         reply = StreamedReply(flat, body, serving.chat, serving.served_model, parser)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         with self._submitted(flat) as futures:
             for index, future in enumerate(futures.values()):
-                future.add_done_callback(partial(_put, came, index))
-            left, events = len(flat), list(reply.opening())
-            while left:
-                index, told = await came.get()
-                left -= len(told) == 1
+                future.add_done_callback(partial(_put, arrivals, index))
+            remaining, events = len(flat), list(reply.opening())
+            while remaining:
+                index, arrival = await arrivals.get()
+                remaining -= len(arrival) == 1
                 try:
-                    events += _events(reply, index, told)
+                    events += _events(reply, index, arrival)
                 except BadRequest as error:
                     if not response.prepared:
                         raise
-                    events, left = [event(error_body(str(error), error.status))], 0
+                    events, remaining = [event(error_body(str(error), error.status))], 0
                 try:
                     await response.prepare(request)
                     if events:
@@ -243,13 +243,13 @@ class Endpoint:
                 events = []
         return response
 
-    def _teller(self, came: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
+    def _token_callback(self, arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
         """Brings the tokens of a choice from the generation thread to the loop, where they are written."""
 
-        def tell(*token: Any) -> None:
-            self._call(came.put_nowait, (index, token))
+        def put(*token: Any) -> None:
+            self._call(arrivals.put_nowait, (index, token))
 
-        return tell
+        return put
 
     def _requests(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[GenerationRequest]]:
         """What to generate for each prompt. Raises BadRequest for another model, or what does not fit."""
@@ -282,15 +282,15 @@ class Endpoint:
                     self._serving.generator.abort(request_id)
 
 
-def _put(came: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int, done: asyncio.Future[Generation]) -> None:
-    came.put_nowait((index, (done,)))
+def _put(arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int, future: asyncio.Future[Generation]) -> None:
+    arrivals.put_nowait((index, (future,)))
 
 
-def _events(reply: StreamedReply, index: int, told: tuple[Any, ...]) -> list[bytes]:
+def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[bytes]:
     """The events of a token, or of a completion that is finished. Raises BadRequest for one that failed."""
-    if len(told) > 1:
-        return list(reply.token(index, *told))
-    generation: Generation = told[0].result()
+    if len(arrival) > 1:
+        return list(reply.token(index, *arrival))
+    generation: Generation = arrival[0].result()
     if generation.error is not None:
         raise BadRequest(generation.error, status=500)
     return list(reply.finish(index, generation))

@@ -174,15 +174,19 @@ def text_logprobs(
         token_ids = np.concatenate([ids, token_ids])
         logprobs = [None, *prompt.logprobs.tolist(), *logprobs]
         nothing = Alternatives(np.empty(0, np.int32), np.empty(0, np.float32))
-        asked = body.alternatives
-        told = [Alternatives(a.token_ids[:asked], a.logprobs[:asked]) for a in prompt.alternatives]
-        best = [nothing, *(told or [nothing] * len(prompt.logprobs)), *(best or [nothing] * len(generation.token_ids))]
+        count = body.alternatives
+        prompt_alternatives = [Alternatives(a.token_ids[:count], a.logprobs[:count]) for a in prompt.alternatives]
+        best = [
+            nothing,
+            *(prompt_alternatives or [nothing] * len(prompt.logprobs)),
+            *(best or [nothing] * len(generation.token_ids)),
+        ]
     pieces = [_piece(token, body, chat) for token in token_ids.tolist()]
     tops: list[dict[str, float] | None] = []
     for index, (piece, logprob) in enumerate(zip(pieces, logprobs, strict=True)):
         others = _pairs(best[index].token_ids, best[index].logprobs) if best else []
-        told_here = {_piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others}
-        tops.append(None if logprob is None else {**told_here, piece: logprob})
+        by_piece = {_piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others}
+        tops.append(None if logprob is None else {**by_piece, piece: logprob})
     offsets = [0, *accumulate(len(piece) for piece in pieces)][:-1]
     return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
@@ -191,19 +195,19 @@ def _prompt_logprobs(generation: Generation, chat: ChatFormat) -> list[dict[str,
     """vLLM's ``prompt_logprobs``: for each token after the first, ``{id: {logprob, rank, decoded_token}}``."""
     scored = generation.prompt_logprobs
     assert scored is not None
-    told: list[dict[str, dict[str, Any]] | None] = [None]
+    entries: list[dict[str, dict[str, Any]] | None] = [None]
     for index, token in enumerate(generation.request.prompt_ids[1:].tolist()):
         best = scored.alternatives[index] if scored.alternatives else None
         pairs = [] if best is None else _pairs(best.token_ids, best.logprobs)
         ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(pairs, start=1)]
         ranked.append((token, float(scored.logprobs[index]), int(scored.ranks[index])))
-        told.append(
+        entries.append(
             {
                 str(each): {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": chat.piece(each)}
                 for each, logprob, rank in ranked
             }
         )
-    return told
+    return entries
 
 
 def _pairs(token_ids: np.ndarray, logprobs: np.ndarray) -> list[tuple[int, float]]:

@@ -119,7 +119,7 @@ class _Choice:
         """The text that stands, and how many of its characters were sent."""
         self._first, self._next = 0, 0
         """Tokens from ``_next`` on are not in ``_text``; decoding begins at ``_first``, where the words before help."""
-        self._taken = 0
+        self._num_sent = 0
         """How many tokens were sent."""
         self._offset = 0
         """Of the next token in the text of a text completion's log-probs."""
@@ -133,42 +133,44 @@ class _Choice:
         if self._whole:
             return None
         self._read()
-        end = len(self._text) - self._held()
+        end = len(self._text) - self._num_withheld()
         if end <= self._sent:
             return None
         piece, self._sent = self._text[self._sent : end], end
         arrays = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
         so_far = Generation(self._request, *arrays, alternatives=self._best)
-        said: dict[str, Any] = {"index": self.index, "finish_reason": None, **self._tokens_of(so_far)}
-        return {**said, "delta": {"content": piece}} if isinstance(self._body, ChatBody) else {**said, "text": piece}
+        fields: dict[str, Any] = {"index": self.index, "finish_reason": None, **self._tokens_of(so_far)}
+        return (
+            {**fields, "delta": {"content": piece}} if isinstance(self._body, ChatBody) else {**fields, "text": piece}
+        )
 
     def finish(self, generation: Generation) -> dict[str, Any]:
         """The choice of the last event. Its text follows on what was sent; raises BadRequest where it cannot."""
-        said = {**choice_fields(self.index, generation, self._body), **self._tokens_of(generation)}
+        fields = {**choice_fields(self.index, generation, self._body), **self._tokens_of(generation)}
         if self._whole and isinstance(self._body, ChatBody):
             opened = self._body.separate_reasoning and self._chat.opens_thought(self._request.prompt_ids)
-            message, said["finish_reason"] = message_of(generation, self._body, self._chat, self._parser, opened)
+            message, fields["finish_reason"] = message_of(generation, self._body, self._chat, self._parser, opened)
             message.pop("role")
             for number, call in enumerate(message.get("tool_calls", ())):
                 call["index"] = number
-            return {**said, "delta": message}
+            return {**fields, "delta": message}
         text = completion_text(generation, self._body, self._chat)
         if not text.startswith(self._text[: self._sent]):
             raise BadRequest("this tokenizer reads tokens differently one by one; ask without stream", status=500)
         rest = text[self._sent :]
-        return {**said, "delta": {"content": rest}} if isinstance(self._body, ChatBody) else {**said, "text": rest}
+        return {**fields, "delta": {"content": rest}} if isinstance(self._body, ChatBody) else {**fields, "text": rest}
 
     def _read(self) -> None:
         """Take into the text what the new tokens spell, once they are whole characters."""
         skip = self._body.skip_special_tokens is not False
-        known = self._chat.decode(self._tokens[self._first : self._next], skip_special_tokens=skip)
-        now = self._chat.decode(self._tokens[self._first :], skip_special_tokens=skip)
-        if len(now) <= len(known) or now.endswith(_UNFINISHED):
+        before = self._chat.decode(self._tokens[self._first : self._next], skip_special_tokens=skip)
+        text = self._chat.decode(self._tokens[self._first :], skip_special_tokens=skip)
+        if len(text) <= len(before) or text.endswith(_UNFINISHED):
             return
-        self._text += now[len(known) :]
+        self._text += text[len(before) :]
         self._first, self._next = self._next, len(self._tokens)
 
-    def _held(self) -> int:
+    def _num_withheld(self) -> int:
         """How many characters at the end may turn out to begin a stop text."""
         longest = 0
         for stop in self._request.params.stop:
@@ -178,23 +180,23 @@ class _Choice:
 
     def _tokens_of(self, generation: Generation) -> dict[str, Any]:
         """Ids and log-probs of the tokens that were not sent yet."""
-        begin, self._taken = self._taken, len(generation.token_ids)
+        begin, self._num_sent = self._num_sent, len(generation.token_ids)
         part = Generation(
             generation.request,
             generation.token_ids[begin:],
             generation.logprobs[begin:],
             alternatives=generation.alternatives[begin:],
         )
-        said: dict[str, Any] = {"token_ids": part.token_ids.tolist()} if self._body.return_token_ids else {}
-        said["logprobs"] = None
+        fields: dict[str, Any] = {"token_ids": part.token_ids.tolist()} if self._body.return_token_ids else {}
+        fields["logprobs"] = None
         if isinstance(self._body, ChatBody):
             if self._body.logprobs:
-                said["logprobs"] = {"content": content_logprobs(part, self._body, self._chat)}
+                fields["logprobs"] = {"content": content_logprobs(part, self._body, self._chat)}
         elif self._body.wants_logprobs:
-            told = text_logprobs(part, None, self._body, self._chat)
-            told["text_offset"] = [self._offset + offset for offset in told["text_offset"]]
-            self._offset += sum(map(len, told["tokens"]))
-            said["logprobs"] = told
+            logprobs = text_logprobs(part, None, self._body, self._chat)
+            logprobs["text_offset"] = [self._offset + offset for offset in logprobs["text_offset"]]
+            self._offset += sum(map(len, logprobs["tokens"]))
+            fields["logprobs"] = logprobs
         if begin == 0 and self._body.return_token_ids and not isinstance(self._body, ChatBody):
-            said["prompt_token_ids"] = self.prompt_ids
-        return said
+            fields["prompt_token_ids"] = self.prompt_ids
+        return fields

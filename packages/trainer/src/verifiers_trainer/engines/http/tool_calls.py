@@ -47,8 +47,8 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     while (start := text.find(_OPEN, position)) >= 0:
         around.append(text[position:start])
         try:
-            written, position = _object_at(text, start + len(_OPEN))
-            calls.append(_call(written, "arguments"))
+            value, position = _object_at(text, start + len(_OPEN))
+            calls.append(_call(value, "arguments"))
         except _NotACall:
             return text, []
         if text.startswith(_CLOSE, position):
@@ -73,9 +73,9 @@ def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
     calls: list[ToolCall] = []
     try:
         while position < len(text):
-            written, position = _object_at(text, position)
+            value, position = _object_at(text, position)
             position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
-            for entry in written if isinstance(written, list) else [written]:
+            for entry in value if isinstance(value, list) else [value]:
                 calls.append(_call(entry, "parameters", "arguments"))
     except _NotACall:
         return text, []
@@ -90,22 +90,22 @@ TOOL_CALL_PARSERS: dict[str, ToolCallParser | None] = {
 
 
 def resolve_tool_call_parser(
-    chosen: str | ToolCallParser | None, chat_template: str | None = None
+    parser: str | ToolCallParser | None, chat_template: str | None = None
 ) -> ToolCallParser | None:
     """The parser of that name; ``auto`` is the one whose format the chat template shows.
 
     A callable or None is returned as it is. Raises ConfigError for an unknown name.
     """
-    if chosen is None or callable(chosen):
-        return chosen
-    if chosen == "auto":
-        chosen = tool_call_format(chat_template)
-    if chosen not in TOOL_CALL_PARSERS:
-        known = ", ".join(["auto", *sorted(TOOL_CALL_PARSERS)])
+    if parser is None or callable(parser):
+        return parser
+    if parser == "auto":
+        parser = tool_call_format(chat_template)
+    if parser not in TOOL_CALL_PARSERS:
+        names = ", ".join(["auto", *sorted(TOOL_CALL_PARSERS)])
         raise ConfigError(
-            f"no tool_call_parser {chosen!r}; known: {known}, or give a function", field="tool_call_parser"
+            f"no tool_call_parser {parser!r}; known: {names}, or give a function", field="tool_call_parser"
         )
-    return TOOL_CALL_PARSERS[chosen]
+    return TOOL_CALL_PARSERS[parser]
 
 
 def tool_call_format(chat_template: str | None) -> str:
@@ -138,24 +138,24 @@ def _object_at(text: str, position: int) -> tuple[Any, int]:
     return value, _SPACE.match(text, end).end()  # type: ignore[union-attr]
 
 
-def _call(written: Any, *names_of_arguments: str) -> ToolCall:
-    if not (isinstance(written, dict) and isinstance(written.get("name"), str) and written["name"]):
+def _call(value: Any, *names_of_arguments: str) -> ToolCall:
+    if not (isinstance(value, dict) and isinstance(value.get("name"), str) and value["name"]):
         raise _NotACall
-    given = [written[name] for name in names_of_arguments if name in written]
-    arguments = given[0] if given else {}
-    if not isinstance(arguments, dict) or not _is_text(written["name"]):
+    candidates = [value[name] for name in names_of_arguments if name in value]
+    arguments = candidates[0] if candidates else {}
+    if not isinstance(arguments, dict) or not _is_text(value["name"]):
         raise _NotACall
     try:
-        spelt = json.dumps(arguments, ensure_ascii=False)
+        text = json.dumps(arguments, ensure_ascii=False)
     except RecursionError as error:
         raise _NotACall from error
     # Half a surrogate pair is legal in JSON, as an escape, and in no encoding of text.
-    return {"name": written["name"], "arguments": spelt if _is_text(spelt) else json.dumps(arguments)}
+    return {"name": value["name"], "arguments": text if _is_text(text) else json.dumps(arguments)}
 
 
-def _is_text(spelt: str) -> bool:
+def _is_text(text: str) -> bool:
     try:
-        spelt.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -122,10 +122,10 @@ _Body = TypeVar("_Body", ChatBody, TextBody)
 _DECODERS: dict[type, msgspec.json.Decoder] = {kind: msgspec.json.Decoder(kind) for kind in (ChatBody, TextBody)}
 
 
-def decode_body(written: bytes, kind: type[_Body]) -> _Body:
+def decode_body(content: bytes, kind: type[_Body]) -> _Body:
     """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not supported."""
     try:
-        body = _DECODERS[kind].decode(written)
+        body = _DECODERS[kind].decode(content)
     except msgspec.ValidationError as error:
         text = str(error)
         if "unknown field" in text:
@@ -136,8 +136,8 @@ def decode_body(written: bytes, kind: type[_Body]) -> _Body:
         raise BadRequest(f"the body is not JSON: {error}") from error
     for field, allowed in _NEUTRAL.items():
         if (value := getattr(body, field, None)) not in allowed:
-            shown = " or ".join(repr(choice) for choice in allowed if choice is not None) or "leaving it out"
-            raise BadRequest(f"{field}={value!r} is not supported by the embedded engine; use {shown}", field)
+            alternatives = " or ".join(repr(choice) for choice in allowed if choice is not None) or "leaving it out"
+            raise BadRequest(f"{field}={value!r} is not supported by the embedded engine; use {alternatives}", field)
     _check_stream(body)
     return body
 
@@ -161,12 +161,12 @@ def sampling_params(
     The choice at index i has the seed ``seed + i``, as vLLM's do; the prompt's log-probs are computed for the first
     alone. Raises BadRequest for a value out of range.
     """
-    asked = getattr(body, "max_completion_tokens", None)
-    asked = body.max_tokens if asked is None else asked
+    limit = getattr(body, "max_completion_tokens", None)
+    limit = body.max_tokens if limit is None else limit
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    _check_ranges(body, asked, stop, vocabulary)
+    _check_ranges(body, limit, stop, vocabulary)
     ends = () if body.ignore_eos else eos_token_ids
-    max_tokens = room if asked is None else min(asked, room)
+    max_tokens = room if limit is None else min(limit, room)
     least = body.min_tokens or 0
     _check("min_tokens", least, 0 <= least <= max_tokens, f"at most max_tokens, here {max_tokens}")
     first = SamplingParams(
@@ -193,8 +193,8 @@ def sampling_params(
 def _prompt_alternatives(body: ChatBody | TextBody) -> int | None:
     """How many alternatives to report at each token of the prompt; None without its log-probs."""
     echoed = body.alternatives if isinstance(body, TextBody) and body.echo and body.wants_logprobs else None
-    given = [count for count in (body.prompt_logprobs, echoed) if count is not None]
-    return max(given, default=None)
+    counts = [count for count in (body.prompt_logprobs, echoed) if count is not None]
+    return max(counts, default=None)
 
 
 def _check_ranges(body: ChatBody | TextBody, max_tokens: int | None, stop: tuple[str, ...], vocabulary: int) -> None:

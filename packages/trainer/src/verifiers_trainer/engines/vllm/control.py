@@ -20,7 +20,7 @@ from yarl import URL
 from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
 from verifiers_trainer.engines.loop_thread import LoopThread
 
-SHOWN = 400
+MAX_RESPONSE_CHARS = 400
 """Characters of an answer that an error shows."""
 POLL_S = 0.25
 POLL_TIMEOUT_S = 5.0
@@ -77,10 +77,10 @@ class Server:
         work = self._exchange(method, path, body, None, timeout_s, stage, time.monotonic())
         return asyncio.run_coroutine_threadsafe(work, self.thread.loop)
 
-    def failure(self, said: str, stage: str, started: float, response: str | None = None) -> WeightSyncError:
+    def failure(self, reason: str, stage: str, started: float, response: str | None = None) -> WeightSyncError:
         """The error of a step that went wrong."""
         return WeightSyncError(
-            f"{stage}: {self.url} {said}",
+            f"{stage}: {self.url} {reason}",
             stage=stage,
             elapsed_s=time.monotonic() - started,
             response=response,
@@ -129,11 +129,11 @@ class Server:
         except TimeoutError as error:
             raise self.failure(f"did not answer within {timeout_s:.3g} s", stage, started) from error
         except (aiohttp.ClientError, OSError) as error:
-            said = f"gave no answer ({type(error).__name__}: {error})"
-            raise self.failure(said, stage, started) from error
+            reason = f"gave no answer ({type(error).__name__}: {error})"
+            raise self.failure(reason, stage, started) from error
         if not 200 <= answer.status < 300:
-            shown = f"HTTP {answer.status} {' '.join(text.split())[:SHOWN]}"
-            raise self.failure(f"answered {shown}", stage, started, shown)
+            summary = f"HTTP {answer.status} {' '.join(text.split())[:MAX_RESPONSE_CHARS]}"
+            raise self.failure(f"answered {summary}", stage, started, summary)
         try:
             return json.loads(text) if text.strip() else None
         except ValueError:
@@ -150,14 +150,14 @@ class Server:
         return self._session
 
 
-def server_urls(given: str) -> list[str]:
+def server_urls(urls: str) -> list[str]:
     """The roots of one or several servers, separated by commas; ``/v1`` at the end is understood.
 
     >>> server_urls("http://127.0.0.1:8000/v1, http://0.0.0.0:8001")
     ['http://127.0.0.1:8000', 'http://127.0.0.1:8001']
     """
     roots = []
-    for text in filter(None, (part.strip() for part in given.split(","))):
+    for text in filter(None, (part.strip() for part in urls.split(","))):
         url = URL(text if "://" in text else f"http://{text}")
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"{text!r} is no URL of an inference server; it looks like http://127.0.0.1:8000/v1")

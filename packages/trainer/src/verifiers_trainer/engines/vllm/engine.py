@@ -99,7 +99,7 @@ class VLLMEngine:
 
     @property
     def base_url(self) -> str:
-        return self._started()[0].base_url
+        return self._running_servers()[0].base_url
 
     @property
     def api_key(self) -> str:
@@ -107,7 +107,7 @@ class VLLMEngine:
 
     @property
     def served_model(self) -> str:
-        return self._started()[0].serving.model
+        return self._running_servers()[0].serving.model
 
     @property
     def version(self) -> int:
@@ -124,7 +124,7 @@ class VLLMEngine:
     def check_shared(self) -> None:
         """Servers have weights of their own."""
 
-    def _started(self) -> list[Server]:
+    def _running_servers(self) -> list[Server]:
         if not self.servers:
             raise EndpointUnreachable("the inference servers were not asked yet; call start() first")
         return self.servers
@@ -163,11 +163,11 @@ class VLLMEngine:
         """Wait for a server; its version."""
         try:
             server.wait_healthy(deadline.left_s)
-            said = server.call("GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S)
+            reply = server.call("GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S)
             listed = server.call("GET", "/v1/models", stage="asking for the models", timeout_s=ASK_TIMEOUT_S)
         except WeightSyncError as error:
             raise unreachable(server, error) from error
-        version = str(said.get("version", "")) if isinstance(said, dict) else ""
+        version = str(reply.get("version", "")) if isinstance(reply, dict) else ""
         if (number := parse_version(version)) is not None and number < parse_version(f"{OLDEST}.0"):  # type: ignore[operator]
             raise ConfigError(f"{server.url} is vLLM {version}, which returns no token ids; use {OLDEST} or newer")
         base = [entry["id"] for entry in listed["data"] if not entry.get("parent")]
@@ -189,7 +189,7 @@ class VLLMEngine:
 
     def open_client(self) -> Any:
         """A core ``Client``: with several servers, a rollout stays with one of them."""
-        clients = [VersionedClient(self, server) for server in self._started()]
+        clients = [VersionedClient(self, server) for server in self._running_servers()]
         return clients[0] if len(clients) == 1 else RoundRobinClient([(client, None) for client in clients])
 
     # --- weights ------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class VLLMEngine:
             assert self._sync is not None
             deadline = Deadline.after(self._timeout_s)
             self._sync.prepare(version)
-            for server in self._started():
+            for server in self._running_servers():
                 self._bring(server, version, deadline)
             self._pushed = (version, stamp)
             self._sync.retire(self.servers, version)
@@ -258,8 +258,8 @@ class VLLMEngine:
     def _acquire(self, stage: str) -> None:
         started = time.monotonic()
         if not self._lock.acquire(timeout=self._timeout_s + ASK_TIMEOUT_S):
-            said = f"{stage}: not within {self._timeout_s:g} s"
-            raise WeightSyncError(said, stage=stage, elapsed_s=time.monotonic() - started)
+            message = f"{stage}: not within {self._timeout_s:g} s"
+            raise WeightSyncError(message, stage=stage, elapsed_s=time.monotonic() - started)
 
     # --- whose weights answered ---------------------------------------------------------------------------------
 
@@ -280,9 +280,9 @@ class VLLMEngine:
             version = version_in_label(str(response.version), self.run)
             return f"its answer has the weights {response.version}" if version is None else version
         assert self._thread.loop is not None
-        asked = asyncio.run_coroutine_threadsafe(self._labels[server.url].after_now(), self._thread.loop)
+        future = asyncio.run_coroutine_threadsafe(self._labels[server.url].after_now(), self._thread.loop)
         try:
-            label = await asyncio.wrap_future(asked)
+            label = await asyncio.wrap_future(future)
         except WeightSyncError as error:
             return str(error)
         if version_in_label(label, self.run) is None:
@@ -298,10 +298,10 @@ class VLLMEngine:
 
         return read
 
-    def repair(self, server: Server, seen: Serving, fault: BaseException | str) -> Future[None] | None:
+    def repair(self, server: Server, failed_serving: Serving, fault: BaseException | str) -> Future[None] | None:
         """Give ``server`` the present weights again, once for all who ask; None when that was done since ``seen``."""
         with self._repairs_lock:
-            if server.serving.repairs != seen.repairs:
+            if server.serving.repairs != failed_serving.repairs:
                 return None
             running = self._repairs.get(server.url)
             if running is not None and not running.done():
@@ -372,15 +372,15 @@ class VersionedClient:
         for _ in range(MAX_REPAIRS + 1):
             serving = self._server.serving
             try:
-                response = await self._client.complete(self._addressed(request, serving))
-                found = await self._engine.sampled_by(self._server, serving, response)
+                response = await self._client.complete(self._to_server(request, serving))
+                origin = await self._engine.sampled_by(self._server, serving, response)
             except (ModelNotFound, ModelUnavailable) as error:
                 fault = error
             else:
-                if isinstance(found, int):
-                    return _stamped(response, found)
-                fault = found
-            await self._repaired(serving, fault)
+                if isinstance(origin, int):
+                    return _with_version(response, origin)
+                fault = origin
+            await self._await_repair(serving, fault)
         if isinstance(fault, ModelUnavailable):
             raise fault
         raise WeightSyncError(
@@ -392,16 +392,16 @@ class VersionedClient:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    def _addressed(self, request: ModelRequest, serving: Serving) -> ModelRequest:
+    def _to_server(self, request: ModelRequest, serving: Serving) -> ModelRequest:
         arguments = self._engine.understood(request.sampling_args)
         return replace(request, model=serving.model, sampling_args=arguments)
 
-    async def _repaired(self, seen: Serving, fault: BaseException | str) -> None:
-        if (repair := self._engine.repair(self._server, seen, fault)) is not None:
+    async def _await_repair(self, serving: Serving, fault: BaseException | str) -> None:
+        if (repair := self._engine.repair(self._server, serving, fault)) is not None:
             await asyncio.shield(asyncio.wrap_future(repair))
 
 
-def _stamped(response: Response, version: int) -> Response:
+def _with_version(response: Response, version: int) -> Response:
     tokens = None if response.tokens is None else replace(response.tokens, version=version)
     return replace(response, version=version, tokens=tokens)
 

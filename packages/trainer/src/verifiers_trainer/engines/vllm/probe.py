@@ -76,12 +76,12 @@ def _require_token_ids(server: Server, answer: Any, choice: Any) -> None:
         )
 
 
-def _require_same_tokens(server: Server, found: Sequence[int], expected: Sequence[int]) -> None:
-    for place, (theirs, ours) in enumerate(zip_longest(found, expected)):
+def _require_same_tokens(server: Server, actual: Sequence[int], expected: Sequence[int]) -> None:
+    for position, (theirs, ours) in enumerate(zip_longest(actual, expected)):
         if theirs != ours:
             raise ConfigError(
-                f"{server.url} renders the same messages as other tokens: at place {place} it has {theirs}, the "
-                f"trainer {ours} (of {len(found)} and {len(expected)}); give both the same tokenizer and chat template"
+                f"{server.url} renders the same messages as other tokens: at place {position} it has {theirs}, the "
+                f"trainer {ours} (of {len(actual)} and {len(expected)}); give both the same tokenizer and chat template"
             )
 
 

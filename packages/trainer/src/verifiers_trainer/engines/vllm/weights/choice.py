@@ -45,14 +45,14 @@ class Choice:
     reason: str
 
 
-def choose(wanted: str, situation: Situation) -> Choice:
+def choose(method: str, situation: Situation) -> Choice:
     """The way to move weights in a situation. Raises ``ConfigError`` when what is wanted cannot work there."""
-    if wanted == "auto":
+    if method == "auto":
         return _automatic(situation)
-    if (problem := impossible(wanted, situation)) is not None:
+    if (problem := impossible(method, situation)) is not None:
         instead = _automatic(situation)
-        raise ConfigError(f"weight_sync={wanted!r} cannot be used: {problem}; use {instead.method!r}, or 'auto'")
-    return Choice(wanted, "as asked for")
+        raise ConfigError(f"weight_sync={method!r} cannot be used: {problem}; use {instead.method!r}, or 'auto'")
+    return Choice(method, "as asked for")
 
 
 def _automatic(situation: Situation) -> Choice:

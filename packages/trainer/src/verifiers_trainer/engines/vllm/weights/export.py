@@ -47,19 +47,19 @@ def _named_weights(base: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _merged(layer: Any) -> dict[str, torch.Tensor]:
     """Weight and bias of a layer with its adapter added; a copy."""
     with torch.no_grad():
-        twin = copy.deepcopy(layer)
-        twin.merge()
-    return {name: tensor.detach() for name, tensor in twin.get_base_layer().state_dict().items()}
+        copied = copy.deepcopy(layer)
+        copied.merge()
+    return {name: tensor.detach() for name, tensor in copied.get_base_layer().state_dict().items()}
 
 
 def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same, contiguous and without two names for one memory, as files need it."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
+    separate: dict[str, torch.Tensor] = {}
+    pointers: set[int] = set()
     for name, tensor in tensors.items():
-        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor.contiguous()
-        seen.add(tensor.data_ptr())
-    return found
+        separate[name] = tensor.clone() if tensor.data_ptr() in pointers else tensor.contiguous()
+        pointers.add(tensor.data_ptr())
+    return separate
 
 
 def unservable_adapter(model: Any) -> str | None:
@@ -74,6 +74,6 @@ def unservable_adapter(model: Any) -> str | None:
         if getattr(peft, "bias", "none") != "none":
             return "it trains biases"
         targets = set(peft.target_modules or ())
-        if found := sorted(targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}):
-            return f"it adapts {', '.join(found)}"
+        if unsupported := sorted(targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}):
+            return f"it adapts {', '.join(unsupported)}"
     return None

@@ -97,13 +97,13 @@ def chunks(tensors: dict[str, torch.Tensor], size: int) -> Iterator[dict[str, to
     [['a'], ['b', 'c']]
     """
     part: dict[str, torch.Tensor] = {}
-    taken = 0
+    num_bytes = 0
     for name, tensor in tensors.items():
         needed = tensor.numel() * tensor.element_size()
-        if part and taken + needed > size:
+        if part and num_bytes + needed > size:
             yield part
-            part, taken = {}, 0
-        part[name], taken = tensor, taken + needed
+            part, num_bytes = {}, 0
+        part[name], num_bytes = tensor, num_bytes + needed
     if part:
         yield part
 

@@ -86,7 +86,7 @@ class LoraDirSync:
         return any(entry["id"] == self._current for entry in listed["data"])
 
     def retire(self, servers: list[Server], version: int) -> None:
-        for name in [name for name, made in self._names.items() if made < version - self._keep]:
+        for name in [name for name, adapter_version in self._names.items() if adapter_version < version - self._keep]:
             self._unload(servers, name)
 
     def close(self, servers: list[Server]) -> None:

@@ -73,7 +73,7 @@ class NcclSync:
         self._collectives, self._buffer_bytes = collectives, buffer_bytes
         self._groups: dict[str, Collective] = {}
         """URL of a server -> the group with its workers."""
-        self._made_at: dict[str, int] = {}
+        self._repairs_at_join: dict[str, int] = {}
         """URL of a server -> how often it had been repaired by then: a restarted one is in no group."""
 
     def prepare(self, version: int) -> None:
@@ -81,7 +81,9 @@ class NcclSync:
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         label = label_of(self._run, version)
-        if self._made_at.get(server.url) != server.serving.repairs or not has_label_of(server, self._run, deadline):
+        if self._repairs_at_join.get(server.url) != server.serving.repairs or not has_label_of(
+            server, self._run, deadline
+        ):
             self._leave(server.url)
         try:
             group = self._groups.get(server.url) or self._join(server, deadline)
@@ -110,10 +112,10 @@ class NcclSync:
             group.abort()
 
     def _join(self, server: Server, deadline: Deadline) -> Collective:
-        asked = server.call(
+        reply = server.call(
             "GET", "/get_world_size", stage="asking for the number of workers", timeout_s=deadline.left_s
         )
-        world_size, unique_id = int(asked["world_size"]) + 1, self._collectives.unique_id()
+        world_size, unique_id = int(reply["world_size"]) + 1, self._collectives.unique_id()
         info = {
             "nccl_unique_id_b64": base64.b64encode(unique_id).decode("ascii"),
             "rank_offset": 1,
@@ -127,7 +129,7 @@ class NcclSync:
         zero = torch.zeros(1, dtype=torch.float32, device=self._device())
         within(lambda: group.all_reduce(zero), server, f"{stage} (first all-reduce)", deadline, answer)
         self._result(server, answer, stage, deadline)
-        self._groups[server.url], self._made_at[server.url] = group, server.serving.repairs
+        self._groups[server.url], self._repairs_at_join[server.url] = group, server.serving.repairs
         return group
 
     def _send(self, server: Server, group: Collective, version: int, deadline: Deadline) -> None:

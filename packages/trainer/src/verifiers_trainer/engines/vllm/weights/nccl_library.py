@@ -42,14 +42,14 @@ class NcclLibrary:
         )
 
     def unique_id(self) -> bytes:
-        made = _UniqueId()
-        self.check(self.functions.ncclGetUniqueId(ctypes.byref(made)))
-        return bytes(made)
+        identifier = _UniqueId()
+        self.check(self.functions.ncclGetUniqueId(ctypes.byref(identifier)))
+        return bytes(identifier)
 
     def join(self, unique_id: bytes, world_size: int) -> NcclGroup:
         """Enter the group on the present CUDA device."""
-        given, communicator = _UniqueId.from_buffer_copy(unique_id), ctypes.c_void_p()
-        self.check(self.functions.ncclCommInitRank(ctypes.byref(communicator), world_size, given, 0))
+        identifier, communicator = _UniqueId.from_buffer_copy(unique_id), ctypes.c_void_p()
+        self.check(self.functions.ncclCommInitRank(ctypes.byref(communicator), world_size, identifier, 0))
         return NcclGroup(self, communicator)
 
     def check(self, result: int) -> None:
@@ -85,11 +85,11 @@ class NcclGroup:
 
 
 def _candidates() -> list[str]:
-    found = []
+    paths = []
     for name in DISTRIBUTIONS:
         try:
             files = metadata.files(name) or []
         except metadata.PackageNotFoundError:
             continue
-        found += [str(file.locate()) for file in files if file.name.startswith("libnccl.so")]
-    return [*found, "libnccl.so.2"]
+        paths += [str(file.locate()) for file in files if file.name.startswith("libnccl.so")]
+    return [*paths, "libnccl.so.2"]

@@ -34,8 +34,8 @@ def forget_prefixes(server: Server, deadline: Deadline) -> None:
         query={"reset_running_requests": "true"},
     )
     if isinstance(answer, dict) and answer.get("success") is False:
-        said = "refused, so that new requests would be answered from old prefixes"
-        raise WeightSyncError(f"{stage}: {server.url} {said}", stage=stage, response=str(answer), url=server.url)
+        reason = "refused, so that new requests would be answered from old prefixes"
+        raise WeightSyncError(f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url)
 
 
 def resume(server: Server, deadline: Deadline) -> None:
@@ -43,8 +43,8 @@ def resume(server: Server, deadline: Deadline) -> None:
     stage = "resuming generation"
     answer = server.call("GET", "/is_paused", stage=stage, timeout_s=deadline.left_s)
     if isinstance(answer, dict) and answer.get("is_paused") is False:
-        said = "is not paused, so it was restarted during the update"
-        raise WeightSyncError(f"{stage}: {server.url} {said}", stage=stage, response=str(answer), url=server.url)
+        reason = "is not paused, so it was restarted during the update"
+        raise WeightSyncError(f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url)
     server.call("POST", "/resume", stage=stage, timeout_s=deadline.left_s)
 
 
