@@ -1,8 +1,8 @@
-"""Batches that a subclass draws by its own ``get_batch``: rows to run rollouts of, or rollouts that it ran itself.
+"""Batches from a subclass's ``get_batch``: rows to run rollouts of, or finished rollouts.
 
-Rollouts of rows are run by the pipeline like any others (``CustomRows`` stands in for the schedule). Finished rollouts
-are taken as they come, on the trainer's thread, when the step needs them (``CustomRollouts`` stands in for the
-pipeline): the present policy sampled them, and their number is the batch size. The first batch decides which it is.
+The pipeline runs the rollouts of rows as usual (``CustomRows`` replaces the schedule). Finished rollouts are drawn on
+the trainer's thread when the step needs them (``CustomRollouts`` replaces the pipeline): the present policy sampled
+them, and their number is the batch size. The first batch selects the kind.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ WITHOUT_PIPELINE = {
     "staleness/max": 0,
     "time/pack": 0.0,
 }
-"""The pipeline's numbers of a step, where there is no pipeline."""
+"""Values of the pipeline's metrics in a step without a pipeline."""
 DRAWING_METHODS = ("get_batch", "sample_batch", "current_rows", "get_current_difficulty")
-"""Methods of a trainer that decide which rows a step takes."""
+"""Methods of a trainer that select the rows of a step."""
 Draw = Callable[[int], Any]
 """The batch of the n-th step, as ``get_batch`` returns it."""
 TurnsOf = Callable[[Any, str], tuple[Turn, ...]]
-"""The turns of a completion as the policy sampled them, given its name for an error."""
+"""(completion, its name in an error) -> its turns, as the policy sampled them."""
 
 
 def open_batches(
@@ -63,10 +63,10 @@ def open_batches(
     turns_of: TurnsOf,
     compute_rewards: Callable[..., Any] | None = None,
 ) -> BatchSource:
-    """Open what gives each step its batch; nothing is begun yet.
+    """Create the source of each step's batch, without starting it.
 
-    draw: decides what each step takes, from ``first_step`` on; None takes the examples in their order, or by
-    ``env_weights``. compute_rewards: a hook that decides the rewards; None leaves them to the rubric.
+    draw: returns the data of each step, from ``first_step`` on; None takes the examples in order, or by
+    ``env_weights``. compute_rewards: a hook that replaces the rubric's rewards; None keeps them.
     Raises ``ConfigError`` for settings that contradict each other or the rows.
     """
     schedule: Schedule | None = None
@@ -88,14 +88,14 @@ def open_batches(
 def _decide_rewards(
     env: Environment, settings: RLConfig, steps_per_epoch: int, hook: Callable[..., Any] | None
 ) -> DecideRewards | None:
-    """What changes the rewards of a finished group, called with its index; None when the rubric's stand."""
+    """The function that replaces the rewards of a finished group, called with its index; None keeps the rubric's."""
 
     def position(index: int) -> dict[str, int]:
         return epoch_and_step(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
 
     if hook is not None:
         if settings.reward_weights_schedule:
-            raise ConfigError("compute_rewards and reward_weights_schedule both decide the rewards: use one of them")
+            raise ConfigError("compute_rewards and reward_weights_schedule both set the rewards: use one of them")
 
         async def by_hook(index: int, states: Sequence[State]) -> None:
             await rewards.decide(hook, states, position(index))
@@ -114,7 +114,7 @@ def _decide_rewards(
 
 
 def epoch_and_step(step: int, steps_per_epoch: int) -> dict[str, int]:
-    """The pass that a step of the run belongs to, and its number in the pass.
+    """The pass over the data of a step of the run, and the step's index in the pass.
 
     >>> epoch_and_step(7, 3)
     {'epoch': 2, 'step': 1}
@@ -124,7 +124,7 @@ def epoch_and_step(step: int, steps_per_epoch: int) -> dict[str, int]:
 
 
 def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
-    """The rows that the ``step``-th step takes from ``rows``: pass after pass, each shuffled by (seed, pass)."""
+    """The part of ``rows`` for the ``step``-th step: pass after pass, each shuffled by (seed, pass)."""
     if not rows:
         raise DatasetError(f"there are no rows to sample the batch of step {step} from")
     count = config.batch_size // config.rollouts_per_example
@@ -139,12 +139,12 @@ def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
 
 
 class CustomRows(Schedule):
-    """The rows that ``draw`` gives for each step, in their order; the n-th step's are groups n·P to (n+1)·P - 1.
+    """The rows that ``draw`` returns for each step, in order; those of step n are groups n·P to (n+1)·P - 1.
 
-    Groups without a learning signal are replaced from the rows of the steps to come, so those are asked for earlier.
+    Groups without a learning signal are replaced from the rows of later steps, which are then drawn earlier.
     """
 
-    may_skip = False  # a subclass that draws rows means each of them
+    may_skip = False  # every row that a subclass draws is used
 
     def __init__(self, draw: Draw, row_format: RowFormat, examples: Sequence[Example], config: RLConfig):
         super().__init__(examples, config.seed, shuffle=False)
@@ -154,7 +154,7 @@ class CustomRows(Schedule):
         self._warned = False
 
     def put(self, step: int, rows: Any) -> None:
-        """Use ``rows`` for a step: those after the P-th are left out, fewer are used several times."""
+        """Use ``rows`` for a step: rows after the P-th are ignored, fewer than P are repeated."""
         try:
             examples = examples_from(list(rows), self._row_format)
         except (TypeError, ValueError) as error:
@@ -175,11 +175,11 @@ class CustomRows(Schedule):
         return rows[position % len(rows)]
 
     def seed_of(self, index: int) -> int:
-        return self.seed * 1_000_003 + index  # a row may come several times in a pass
+        return self.seed * 1_000_003 + index  # a row may be drawn several times in a pass
 
 
 class CustomRollouts:
-    """The rollouts that ``draw`` gives for each step, as a batch; has the methods of ``PipelineThread``."""
+    """The rollouts that ``draw`` returns for each step, as a batch; has the methods of ``PipelineThread``."""
 
     def __init__(self, draw: Draw, turns_of: TurnsOf, config: RLConfig, first: tuple[int, Any]):
         self._draw, self._turns_of, self.config = draw, turns_of, config
@@ -224,21 +224,19 @@ class CustomRollouts:
         self.version = version
 
     def settle(self) -> None:
-        """Nothing runs beside the trainer."""
+        """No-op: nothing runs in the background."""
 
     def snapshot(self) -> PipelineState:
         return replace(self.state)
 
     def close(self) -> None:
-        """There is nothing to stop."""
+        """No-op: nothing runs in the background."""
 
 
 def groups_of(batch: Any, turns_of: TurnsOf, first_index: int = 0) -> list[Group]:
-    """The groups of ``get_batch``'s (prompts, completions, rewards), siblings one after another, or its own groups.
+    """The groups of a ``get_batch`` result: groups, or (prompts, completions, rewards) with siblings adjacent.
 
-    They are numbered from ``first_index``.
-
-    Raises ``ConfigError`` when the numbers do not fit.
+    They are numbered from ``first_index``. Raises ``ConfigError`` when the lengths do not match.
     """
     if isinstance(batch, Sequence) and batch and all(isinstance(member, Group) for member in batch):
         return [replace(group, index=first_index + offset) for offset, group in enumerate(batch)]
@@ -279,5 +277,5 @@ def _row(prompt: Any) -> Mapping[str, Any]:
 
 
 BatchSource = PipelineThread | CustomRollouts | OfflineRollouts
-"""What gives the trainer the batch of each step: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``,
+"""Sources of each step's batch: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``,
 ``close``."""

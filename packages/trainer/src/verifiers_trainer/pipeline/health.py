@@ -32,7 +32,7 @@ class FaultMeter:
             kind = error.partition(":")[0]
             if kind not in self._kinds:
                 self._kinds.add(kind)
-                log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
+                log.warning("a rollout of example %s failed and is not trained on: %s", group.example_id, error)
         self._recent.extend([True] * len(errors) + [False] * (len(group.rollouts) - len(errors)))
         failed, total = sum(self._recent), len(self._recent)
         if errors and total >= self.min_rollouts and failed > self.max_fraction * total:
@@ -75,7 +75,7 @@ class SignalMeter:
         limit = self.config.no_signal_steps
         if limit and self._in_a_row >= limit:
             raise NoLearningSignal(
-                f"there is nothing to learn from: in each of the last {limit} batches {reason} (rewards of the last: "
+                f"no learning signal: in each of the last {limit} batches {reason} (rewards of the last: "
                 f"{counts}). {advice}",
                 histogram=histogram,
             )

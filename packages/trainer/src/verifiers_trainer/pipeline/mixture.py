@@ -1,7 +1,7 @@
-"""Several environments in one run: which of them the n-th group uses, so that each gets its share.
+"""Several environments in one run: assign each group to an environment according to ``env_weights``.
 
-Shares are of the groups that are begun, exact to one group at every moment: the environment furthest below its share
-comes next. Which rows of an environment come, and in which order, is as with one environment alone.
+The environment furthest below its share of the started groups comes next, so shares are exact to one group. Rows of an
+environment are ordered as with one environment alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verifiers_trainer.pipeline.schedule import Schedule
 
 
 def joined(environments: Sequence[Environment], names: Sequence[str | None] | None = None) -> Environment:
-    """One environment of several: each under its name, its id, or ``env_<n>``; a name that repeats gets a number."""
+    """Join environments into one, each under its name, its id, or ``env_<n>``; repeated names get a number."""
     if len(environments) == 1:
         return environments[0]
     aliases = list(names) if names else [None] * len(environments)
@@ -32,7 +32,7 @@ def joined(environments: Sequence[Environment], names: Sequence[str | None] | No
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, those that repeat with a number.
+    """The names, repeated ones with a number.
 
     >>> distinct(["sums", "wordle", "sums"])
     ['sums', 'wordle', 'sums-2']
@@ -48,14 +48,14 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def member_of(env: Environment, row: Mapping[str, Any]) -> str:
-    """The member of a group of environments that a row belongs to; "" where there is no group."""
+    """The member of an environment group that a row belongs to; "" for a single environment."""
     return (route_of(row) or [""])[0] if isinstance(env, EnvGroup) else ""
 
 
 class MixtureSchedule(Schedule):
-    """Groups from several environments by ``weights``: ``{"gsm8k": 3, "wordle": 1}`` gives three of four to gsm8k.
+    """Groups from several environments by ``weights``: ``{"gsm8k": 3, "wordle": 1}`` assigns three of four to gsm8k.
 
-    Raises ``ConfigError`` for names that are not the group's, and for an environment without rows.
+    Raises ``ConfigError`` for names other than the group's, and for an environment without rows.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MixtureSchedule(Schedule):
         self._shares = shares / shares.sum()
         self._counts = np.zeros(len(names), np.int64)
         self._positions: list[tuple[str, int]] = []
-        """By group index: the environment, and how many groups of it came before."""
+        """By group index: the environment, and the number of its earlier groups."""
 
     def example(self, index: int) -> Example:
         name, position = self._position(index)

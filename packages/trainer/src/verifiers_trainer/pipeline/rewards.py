@@ -1,7 +1,7 @@
 """Rewards of scored rollouts: the hook ``compute_rewards`` and its default.
 
-A rollout is scored once, and its raw scores are kept. A reward is their weighted sum under the weights that the rubric
-has now, so weights may change during training without scoring anything again. The rubric itself is core's.
+A rollout is scored once and keeps its raw scores. Its reward is their weighted sum under the rubric's present weights,
+so weights may change during training without scoring again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from verifiers.runtime.sync_async import maybe_await
 from verifiers_trainer.pipeline import subclass_hooks
 
 _scored: ContextVar[Mapping[int, State] | None] = ContextVar("verifiers_scored_rollouts", default=None)
-"""Completions by identity -> their rollouts, while a hook decides on them."""
+"""id(completion) -> its rollout, while a hook runs."""
 
 
 async def decide(hook: Any, states: Sequence[State], arguments: Mapping[str, Any]) -> None:
-    """Set the reward of every scored rollout to what ``hook`` gives for it; None and NaN are unknown.
+    """Set the reward of every scored rollout to the result of ``hook``; None and NaN are unknown.
 
-    A rollout that failed keeps its unknown reward and is not shown. Raises ``ConfigError`` for another number of
-    rewards, and whatever the hook raises.
+    A failed rollout keeps its unknown reward and is not passed to the hook. Raises ``ConfigError`` for a wrong number
+    of rewards, and the errors of the hook.
     """
     alive = [state for state in states if state["error"] is None]
     if not alive:
@@ -62,9 +62,9 @@ def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any
 
 
 def reward_of(env: Environment, state: State) -> float:
-    """The weighted sum of a rollout's scores with the present weights; NaN when one that counts is unknown.
+    """The weighted sum of a rollout's scores with the present weights; NaN when a weighted score is unknown.
 
-    A rubric that overrides scoring keeps the reward it computed.
+    A rubric that overrides scoring keeps its computed reward.
     """
     rubric = env.for_row(state).rubric
     if overrides(rubric, Rubric, "score_rollout") or overrides(rubric, Rubric, "score_group"):
@@ -74,7 +74,7 @@ def reward_of(env: Environment, state: State) -> float:
 
 
 def weighted(weights: Mapping[str, float], scores: Mapping[str, float]) -> float:
-    """Σ weight · score; NaN when a score that counts is missing or unknown."""
+    """Σ weight · score; NaN when a weighted score is missing or unknown."""
     return sum((weight * scores.get(name, math.nan) for name, weight in weights.items()), 0.0)
 
 

@@ -118,6 +118,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
         sampling.pop(name, None)
     if chat_options.get("tool_choice") not in (None, "auto", "none"):
         raise ConfigError(
-            f"history='exact' cannot force a tool call (tool_choice={chat_options['tool_choice']!r}): use 'auto' or 'none'"
+            f"history='exact' cannot force a tool call (tool_choice={chat_options['tool_choice']!r}): use 'auto' or "
+            "'none'"
         )
     return sampling, chat_options
