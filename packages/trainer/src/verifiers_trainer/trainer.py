@@ -274,7 +274,7 @@ class RLTrainer(HFLoop):
         num_items_in_batch: Any = None,
         meter: RatioMeter | None = None,
     ) -> Any:
-        """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the number of ranks, which average gradients."""
+        """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks average gradients)."""
         row = inputs.to_tensors(self.args.device)
         out = model(**forward_arguments(row))
         tokens = LossInput.of(row, out.logprobs, self.args.anchor)

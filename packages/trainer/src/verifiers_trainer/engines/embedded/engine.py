@@ -1,9 +1,9 @@
-"""Inference inside the training process, on the trainer's own parameters, behind a real HTTP endpoint.
+"""Inference inside the training process, on the trainer's parameters, behind an HTTP endpoint.
 
 The engine holds a second module over the same parameters (``sharing``), a generation loop in a thread (``padded`` or
 ``continuous``) and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside
-``pause``; nothing is copied, nothing in flight is lost, and every token knows the policy version it was sampled
-under. Not for sharded training (FSDP, ZeRO): there the parameters of one process are not the model.
+``pause``; nothing is copied, requests in flight survive, and every token is labelled with the policy version that
+sampled it. Not for sharded training (FSDP, ZeRO), where one process holds parts of the parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ACCELERATOR_PREFILL_TOKENS = 8192
 
 
 class _PolicyVersion:
-    """The number the loop labels tokens with; apart from the engine, so that its threads do not keep it alive."""
+    """The policy version of new tokens; a separate object, so that threads hold no reference to the engine."""
 
     __slots__ = ("value",)
 
@@ -50,8 +50,8 @@ class _PolicyVersion:
 class EmbeddedEngine:
     """Serves ``model`` to OpenAI clients from this process. Implements ``protocol.Engine``.
 
-    Constructing it starts nothing and changes nothing; ``start`` makes the sharing copy, so start it after weights
-    were loaded and special tokens aligned. It is its own context manager, and stops when it is collected.
+    Constructing it has no side effects; ``start`` makes the sharing copy, so call it after loading weights and aligning
+    special tokens. It is a context manager, and stops when garbage-collected.
 
     mode: ``padded`` (one batch that rows join and leave), ``continuous`` (transformers' continuous batching),
         ``deterministic`` (one request at a time, bit for bit reproducible), or ``auto``.
@@ -60,7 +60,7 @@ class EmbeddedEngine:
     num_blocks, page_size: cache of ``continuous``; derived from ``kv_bytes`` when not given.
     max_batch_tokens: most tokens of one forward pass: in ``continuous`` prompts and decoding rows together, in the
         others the prompts of one prefill; at least ``concurrency`` in ``continuous``.
-    kv_bytes: bound on the key/value caches; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
+    kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
     threads: torch's threads for this process, set at ``start``; None leaves them.
     autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
     tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
@@ -135,7 +135,7 @@ class EmbeddedEngine:
 
     @property
     def mode(self) -> Mode:
-        """The mode in use; what ``auto`` chose once started."""
+        """The mode in use; ``auto`` is resolved by ``start``."""
         return self._mode
 
     @property
@@ -157,14 +157,14 @@ class EmbeddedEngine:
     def set_version(self, version: int) -> None:
         """Label tokens with ``version`` from the next decoding step on.
 
-        Called after ``pause`` ended it comes too late for the tokens sampled in between: call it inside.
+        Call it inside ``pause``: afterwards, tokens may already be sampled with the old label.
         """
         self._version.value = version
 
     def start(self, deadline_s: float = 60.0) -> None:
-        """Make the sharing copy, then serve. Started already, it does nothing.
+        """Make the sharing copy and serve; a no-op when running.
 
-        Raises ConfigError for a model this mode cannot serve, EndpointUnreachable when a thread is not up in time.
+        Raises ConfigError for a model this mode cannot serve, EndpointUnreachable when a thread does not start in time.
         """
         if self._endpoint is not None:
             return
@@ -186,14 +186,14 @@ class EmbeddedEngine:
         self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint)
 
     def stop(self) -> None:
-        """End both threads; requests in flight are answered with an error. Idempotent; ``start`` may follow."""
+        """Stop both threads; requests in flight receive an error. Idempotent; may be restarted."""
         if self._finalizer is not None:
             self._finalizer()
         self._generator = self._endpoint = self._finalizer = self._replica = None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Hold the loop between two decoding steps. Nothing to hold when the engine is not running."""
+        """Pause the loop between two decoding steps; a no-op while the engine is stopped."""
         if self._generator is None:
             yield
             return
@@ -204,7 +204,7 @@ class EmbeddedEngine:
         return self._generator is not None and self._generator.alive
 
     def check_shared(self) -> None:
-        """Raises ConfigError when the model's Parameter objects were replaced: the engine would sample old weights."""
+        """Raise ConfigError when Parameter objects of the model were replaced: the engine would sample old weights."""
         if self._generator is not None and not shares_parameters(self._replica, self._model):
             raise ConfigError(
                 "parameters of the model were replaced after the engine started, so it samples from old weights; "
@@ -247,7 +247,7 @@ class EmbeddedEngine:
                 bytes_per_block,
                 step_tokens,
             )
-        except ImportError as error:  # its batching moved to where it is imported from
+        except ImportError as error:  # older versions have continuous batching elsewhere
             message = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
             raise ConfigError(message, field="mode") from error
 
@@ -296,7 +296,7 @@ def _shut_down(generator: Generator, endpoint: Endpoint) -> None:
 
 
 def _best_mode(model: Any, autocast_dtype: torch.dtype | None) -> Mode:
-    """Padded, except where flash attention makes continuous batching pay.
+    """Padded, except with flash attention on an accelerator, where continuous batching is faster.
 
     With any other attention transformers masks every token against the whole cache; measured on a CPU the padded
     loop was 7 times faster on equal lengths and 5 times on ragged multi-turn conversations.
@@ -320,7 +320,7 @@ def _prefill_tokens(device: torch.device) -> int:
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Ends of a turn: what the model's generation configuration says, and the tokenizer's end token."""
+    """End-of-turn token ids of the model's generation configuration and of the tokenizer."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured = configured if isinstance(configured, list) else [configured]
     return tuple(dict.fromkeys(token for token in [*configured, tokenizer.eos_token_id] if token is not None))

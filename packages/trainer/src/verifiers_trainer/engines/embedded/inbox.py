@@ -1,7 +1,7 @@
 """The queue in front of a generation loop: decides when waiting requests join the running batch.
 
-Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds for companions of
-the first request, and a busy one takes newcomers when they are many or have waited long enough.
+Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds for more
+requests after the first, and a busy one admits requests when they are many or have waited long enough.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Inbox:
             return aborted
 
     def take(self, running: int, admit: Callable[[GenerationRequest], bool]) -> list[GenerationRequest] | None:
-        """Requests to join now, oldest first, as long as ``admit`` says yes; None when the loop is to end.
+        """Requests to join now, oldest first, while ``admit`` returns True; None when the loop must end.
 
-        Blocks only when nothing is running.
+        Blocks only when no row is running.
         """
         with self._arrived:
             if not running:
@@ -72,7 +72,7 @@ class Inbox:
             return joining
 
     def close(self) -> list[GenerationRequest]:
-        """Take nothing more and end the loop; returns what was still waiting."""
+        """Reject further requests and end the loop; return the waiting requests."""
         with self._arrived:
             self._closed = True
             remaining = [request for _, request in self._waiting]

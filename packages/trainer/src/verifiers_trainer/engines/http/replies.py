@@ -1,4 +1,4 @@
-"""Responses of the endpoint, as bytes: finished generations in the shape OpenAI and vLLM clients read."""
+"""Responses of the endpoint, as bytes: finished generations in the format of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody
 from verifiers_trainer.engines.requests import Alternatives, Generation, PromptLogprobs
 
 _LEAST_LOGPROB = -9999.0
-"""What OpenAI writes for a token that cannot be drawn; JSON has no infinity."""
+"""OpenAI's value for a token of probability 0; JSON has no infinity."""
 
 
 def chat_reply(
@@ -63,7 +63,7 @@ def text_reply(prompts: Sequence[Sequence[Generation]], body: TextBody, chat: Ch
 
 
 def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat) -> str:
-    """The text without what ended it: neither the stop token nor the stop text and what follows.
+    """The text without the stop token, or the stop text and what follows it.
 
     ``include_stop_str_in_output`` keeps the stop text.
     """
@@ -75,7 +75,7 @@ def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat
     stop = generation.stop_text
     if stop is None:
         return text
-    # Before min_tokens a stop text ends nothing: then it is the last one that did, otherwise the first.
+    # Stop texts before min_tokens are ignored, so with min_tokens the last occurrence ended it, otherwise the first.
     position = text.rfind(stop) if params.min_tokens else text.find(stop)
     end = position + (len(stop) if body.include_stop_str_in_output else 0)
     return text[:end] if position >= 0 else text
@@ -103,7 +103,7 @@ def message_of(
 
 
 def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:
-    """What the choices of both kinds share; ``stop_reason`` is the stop text or the stop token that was asked for."""
+    """Fields common to chat and text choices; ``stop_reason`` is the requested stop text or token."""
     token_ids = generation.token_ids.tolist()
     stop_reason: str | int | None = generation.stop_text
     if stop_reason is None and token_ids and token_ids[-1] in (body.stop_token_ids or ()):

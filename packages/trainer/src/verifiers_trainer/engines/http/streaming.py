@@ -1,8 +1,8 @@
-"""A completion as it comes: server-sent events in the shape that OpenAI and vLLM clients read.
+"""Streamed completions: server-sent events in the format of OpenAI and vLLM.
 
-A piece is sent as soon as its text cannot change any more: a character is whole, and what stands there does not begin a
-stop text. The pieces together are exactly the text of the answer that is not streamed; its token ids and log-probs come
-with them. What can only be read of the whole text, tool calls and thoughts, comes in one piece at the end.
+A piece is sent once its text is final: its characters are complete, and it does not begin a stop text. The pieces
+together equal the text of the response without streaming, with its token ids and log-probs. Tool calls and reasoning,
+which need the whole text, are sent in one piece at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from verifiers_trainer.engines.requests import Alternatives, Generation, Generat
 
 DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\ufffd"
-"""What decoders write for bytes that are no whole character yet."""
+"""The replacement character that decoders write for an incomplete character."""
 
 
 def event(content: bytes) -> bytes:
@@ -57,7 +57,7 @@ class StreamedReply:
         self._finished: list[Generation] = []
 
     def opening(self) -> Iterator[bytes]:
-        """What is known before the first token: whose turn it is."""
+        """The events before the first token: the assistant's role."""
         if not isinstance(self._body, ChatBody):
             return
         for choice in self._choices:
@@ -66,12 +66,12 @@ class StreamedReply:
             yield self._chunk([{"index": choice.index, **delta}], **shared)
 
     def token(self, index: int, token: int, logprob: float, best: Alternatives | None) -> Iterator[bytes]:
-        """The event, if there is one yet, that a token of a choice leads to."""
+        """The event of a choice's new token, if its text is final."""
         if (piece := self._choices[index].token(token, logprob, best)) is not None:
             yield self._chunk([piece])
 
     def finish(self, index: int, generation: Generation) -> Iterator[bytes]:
-        """What was still held of a choice, and how it ended; after the last of them the usage."""
+        """The rest of a choice and its finish reason; after the last choice the usage."""
         yield self._chunk([self._choices[index].finish(generation)])
         self._finished.append(generation)
         if len(self._finished) < len(self._choices):
@@ -81,7 +81,7 @@ class StreamedReply:
         yield DONE
 
     def _prompt_tokens(self) -> int:
-        """Of each prompt once, however many choices it has."""
+        """Number of prompt tokens, each prompt counted once."""
         per_prompt = self._body.n or 1
         return sum(len(choice.prompt_ids) for choice in self._choices[::per_prompt])
 
@@ -99,7 +99,7 @@ class StreamedReply:
 
 
 class _Choice:
-    """What of one completion was sent, and what is held."""
+    """The progress of one streamed completion."""
 
     def __init__(
         self,
@@ -116,16 +116,16 @@ class _Choice:
         self._logprobs: list[float] = []
         self._best: list[Alternatives] = []
         self._text, self._sent = "", 0
-        """The text that stands, and how many of its characters were sent."""
+        """The decoded text, and the number of characters sent."""
         self._first, self._next = 0, 0
-        """Tokens from ``_next`` on are not in ``_text``; decoding begins at ``_first``, where the words before help."""
+        """Tokens from ``_next`` on are not in ``_text``; decoding begins at ``_first`` for context."""
         self._num_sent = 0
-        """How many tokens were sent."""
+        """Number of tokens sent."""
         self._offset = 0
-        """Of the next token in the text of a text completion's log-probs."""
+        """Text offset of the next token in a text completion's log-probs."""
 
     def token(self, token: int, logprob: float, best: Alternatives | None) -> dict[str, Any] | None:
-        """The choice of the next event; None while nothing can be said."""
+        """The choice of the next event; None while no text is final."""
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if best is not None:
@@ -145,7 +145,7 @@ class _Choice:
         )
 
     def finish(self, generation: Generation) -> dict[str, Any]:
-        """The choice of the last event. Its text follows on what was sent; raises BadRequest where it cannot."""
+        """The choice of the last event, with the remaining text. Raises BadRequest when the sent text is no prefix."""
         fields = {**choice_fields(self.index, generation, self._body), **self._tokens_of(generation)}
         if self._whole and isinstance(self._body, ChatBody):
             opened = self._body.separate_reasoning and self._chat.opens_thought(self._request.prompt_ids)
@@ -156,12 +156,12 @@ class _Choice:
             return {**fields, "delta": message}
         text = completion_text(generation, self._body, self._chat)
         if not text.startswith(self._text[: self._sent]):
-            raise BadRequest("this tokenizer reads tokens differently one by one; ask without stream", status=500)
+            raise BadRequest("this tokenizer decodes tokens one by one to another text; use stream=false", status=500)
         rest = text[self._sent :]
         return {**fields, "delta": {"content": rest}} if isinstance(self._body, ChatBody) else {**fields, "text": rest}
 
     def _read(self) -> None:
-        """Take into the text what the new tokens spell, once they are whole characters."""
+        """Decode new tokens into the text once they are complete characters."""
         skip = self._body.skip_special_tokens is not False
         before = self._chat.decode(self._tokens[self._first : self._next], skip_special_tokens=skip)
         text = self._chat.decode(self._tokens[self._first :], skip_special_tokens=skip)
@@ -171,7 +171,7 @@ class _Choice:
         self._first, self._next = self._next, len(self._tokens)
 
     def _num_withheld(self) -> int:
-        """How many characters at the end may turn out to begin a stop text."""
+        """Number of characters at the end that may begin a stop text."""
         longest = 0
         for stop in self._request.params.stop:
             most = min(len(stop) - 1, len(self._text) - self._sent)
@@ -179,7 +179,7 @@ class _Choice:
         return longest
 
     def _tokens_of(self, generation: Generation) -> dict[str, Any]:
-        """Ids and log-probs of the tokens that were not sent yet."""
+        """Ids and log-probs of the tokens not sent yet."""
         begin, self._num_sent = self._num_sent, len(generation.token_ids)
         part = Generation(
             generation.request,
