@@ -1,11 +1,10 @@
-"""``ExactClient``: a policy that is asked with token ids, so that one conversation is one sample (``history="exact"``).
+"""``ExactClient``: sends prompts as token ids, so that one conversation is one sample (``history="exact"``).
 
-Promise: each prompt of a conversation begins with the very ids of the turn before (``exact_history``), whatever the
-chat template would make of that turn now; the environment sees chat, as it would over the chat route. Tool calls and,
-where asked for (``separate_reasoning``), thoughts are read here, because the text route of a server reads neither.
+Guarantee: each prompt of a conversation begins with exactly the ids of the turn before (``exact.history``), however the
+chat template would render that turn now; the environment receives chat messages, as over the chat route. Tool calls
+and, with ``separate_reasoning``, reasoning are parsed here, because the text route of a server parses neither.
 
-It wraps another core ``Client`` whose endpoint takes a prompt of token ids, and decides neither which engine answers
-nor which policy version.
+It wraps another core ``Client`` whose endpoint accepts token ids.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
-"""Arguments of the chat route that are honoured here, because the text route does not know them."""
+"""Arguments of the chat route that are handled here, because the text route does not have them."""
 ALWAYS_RETURNED = ("logprobs", "top_logprobs")
-"""Arguments whose meaning differs between the two routes; log-probabilities come in any case."""
+"""Arguments that differ between the two routes; log-probabilities are always returned."""
 
 
 class ExactClient:
@@ -72,7 +71,7 @@ class ExactClient:
             await close()
 
     async def shows_tools(self) -> bool | None:
-        """Whether the chat template shows the tools of a request; None where nobody knows."""
+        """Whether the chat template shows the tools of a request; None when unknown."""
         return await shows_tools(self._inner)
 
     def _prompt_ids(
@@ -90,7 +89,7 @@ class ExactClient:
         return prompt_ids
 
     def _message(self, response: Response, tools_offered: bool, separate_reasoning: bool) -> tuple[Message, str]:
-        """What the environment is told was said, and why it ended."""
+        """The assistant message for the environment, and its finish reason."""
         assert response.tokens is not None
         text, finish_reason, thought = response.text, response.finish_reason, ""
         if separate_reasoning:
@@ -110,7 +109,7 @@ class ExactClient:
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments of the text route, arguments that are honoured here). Raises ``ConfigError`` for a forced call."""
+    """(arguments of the text route, arguments handled here). Raises ``ConfigError`` for a forced call."""
     sampling = {name: value for name, value in arguments.items() if name != "extra_body"}
     sampling.update(arguments.get("extra_body") or {})
     chat_options = {name: sampling.pop(name) for name in CHAT_ONLY if name in sampling}

@@ -1,11 +1,11 @@
-"""A broadcast of all weights to the servers' GPUs, without vllm being imported: the wire contract is NCCL's and HTTP's.
+"""Broadcast all weights to the servers' GPUs over NCCL and HTTP, without importing vllm.
 
-The trainer is rank 0 of a group with all workers of one server; they meet by a unique id that is sent over HTTP. Both
+The trainer is rank 0 of a group with all workers of one server, joined by a unique id that is sent over HTTP. Both
 sides enter the group at the same time and begin with one all-reduce of a single fp32 zero. Weights are sent packed, the
-bytes of tensor after tensor, a chunk being sent once it *exceeds* the buffer's size. ``Collective`` is what does it;
-``nccl_library`` has NCCL's own.
+bytes of tensor after tensor; a chunk is sent once it *exceeds* the buffer size. ``nccl_library`` implements
+``Collective`` with NCCL.
 
-Not for a trainer and a server on one device: NCCL cannot do that (``choice`` refuses it).
+Trainer and server must not share a device, which NCCL does not support (``choice`` rejects it).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_
 from verifiers_trainer.engines.vllm.weights.transfer import metadata, transfer
 
 BUFFER_BYTES = 2**30
-"""Size that a packed chunk exceeds before it is sent; both sides must know the same."""
+"""Bytes that a packed chunk exceeds before it is sent; equal on both sides."""
 UNIQUE_ID_BYTES = 128
 
 
@@ -44,7 +44,7 @@ class Collective(Protocol):
 
 
 class Collectives(Protocol):
-    """Where groups come from."""
+    """A factory of groups."""
 
     def unique_id(self) -> bytes:
         """A new group's id, 128 bytes."""
@@ -54,7 +54,7 @@ class Collectives(Protocol):
 
 
 class NcclSync:
-    """``weights`` gives the tensors to send, on the device that sends them."""
+    """``weights`` returns the tensors to send, on the device that sends them."""
 
     name = "nccl"
     keeps_files = False
@@ -74,10 +74,10 @@ class NcclSync:
         self._groups: dict[str, Collective] = {}
         """URL of a server -> the group with its workers."""
         self._repairs_at_join: dict[str, int] = {}
-        """URL of a server -> how often it had been repaired by then: a restarted one is in no group."""
+        """Server URL -> its number of repairs when it joined: a restarted server is in no group."""
 
     def prepare(self, version: int) -> None:
-        """Weights are read when they are sent."""
+        """No-op: weights are read when they are sent."""
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         label = label_of(self._run, version)
@@ -93,7 +93,7 @@ class NcclSync:
 
             transfer(server, version, label, self._features, deadline, send)
         except WeightSyncError:
-            self._leave(server.url)  # whatever the other ranks wait for, it will not come; the next push joins anew
+            self._leave(server.url)  # other ranks may be blocked; the next push joins a new group
             raise
         return self._model
 
@@ -101,7 +101,7 @@ class NcclSync:
         return has_label_of(server, self._run, deadline)
 
     def retire(self, servers: list[Server], version: int) -> None:
-        """Nothing is left of older versions."""
+        """No-op: older versions use no resources."""
 
     def close(self, servers: list[Server]) -> None:
         for url in list(self._groups):
@@ -160,7 +160,7 @@ class NcclSync:
 def within(
     work: Callable[[], Any], server: Server, stage: str, deadline: Deadline, answer: Future[Any] | None = None
 ) -> Any:
-    """What ``work`` returns, run in a thread of its own: a collective that hangs cannot be interrupted.
+    """Run ``work`` in its own thread and return its result: a hanging collective cannot be interrupted.
 
     Raises ``WeightSyncError`` at the deadline, or as soon as ``answer``, the call it belongs to, has failed.
     """

@@ -1,4 +1,4 @@
-"""NCCL's C functions, as many as a sender needs, from the library that comes with torch. Needs CUDA.
+"""The NCCL functions of a sender, from the library that torch installs. Needs CUDA.
 
 Signatures: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 """
@@ -26,7 +26,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class NcclLibrary:
-    """Makes groups over NCCL; ``Collectives``. Loads the library at first use."""
+    """Creates NCCL groups; implements ``Collectives``. Loads the library at first use."""
 
     @cached_property
     def functions(self) -> Any:
@@ -53,14 +53,14 @@ class NcclLibrary:
         return NcclGroup(self, communicator)
 
     def check(self, result: int) -> None:
-        """Raise ``RuntimeError`` with NCCL's words for a result that is none."""
+        """Raise ``RuntimeError`` with NCCL's message for an error code."""
         if result:
             self.functions.ncclGetErrorString.restype = ctypes.c_char_p
             raise RuntimeError(f"NCCL: {self.functions.ncclGetErrorString(result).decode()}")
 
 
 class NcclGroup:
-    """A group that this process is rank 0 of; ``Collective``."""
+    """A group with this process as rank 0; implements ``Collective``."""
 
     def __init__(self, library: NcclLibrary, communicator: ctypes.c_void_p):
         self._library, self._communicator = library, communicator
