@@ -333,7 +333,9 @@ def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
 
     with pipeline(Policy(), counting_env(cls=Blocks), generation_timeout=0.3) as source:
         try:
-            with pytest.raises(GenerationStalled, match=r"blocks their event loop at .*threading.py:\d+ \(wait\)"):
+            with pytest.raises(
+                GenerationStalled, match=r"blocks the event loop of all rollouts at .*threading.py:\d+ \(wait\)"
+            ):
                 source.next_batch()
         finally:
             release.set()
