@@ -266,7 +266,7 @@ def sync(quick: bool, report: Report, pairs: int) -> None:
 
     def embedded(trainer: Any, folder: Path) -> None:
         own = {parameter.data_ptr() for parameter in trainer.model.parameters()}
-        twin = list(trainer.engine._twin.parameters())
+        twin = list(trainer.engine._replica.parameters())
         copied = sum(p.numel() * p.element_size() for p in twin if p.data_ptr() not in own)
         report.figure("P11: embedded, bytes copied after a step", copied, " B", 0)
         report.figure("P11: embedded, pause of the last step", trainer.last_step["time/pause"] * 1e3, " ms")

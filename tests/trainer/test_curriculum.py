@@ -73,7 +73,7 @@ def test_a_difficulty_is_a_value_a_list_or_a_function_and_a_missing_one_is_easy(
     assert [row["q"] for row in rows_of(data, lambda row: row["q"] > 2, "d")] == [3, 4]
     assert [row["q"] for row in rows_of(data, 1, lambda row: row["q"] % 2)] == [1, 3]
     assert len(rows_of(data, None)) == 4
-    with pytest.raises(ConfigError, match=r"no row has the difficulty 'hard' .*; there are: 'easy', 1, 2, 3"):
+    with pytest.raises(ConfigError, match=r"no row has the difficulty 'hard' .*; available: 'easy', 1, 2, 3"):
         rows_of(data, "hard", "d")
     with pytest.raises(ConfigError, match=r"difficulty_key 'no\.where:f' cannot be loaded"):
         rows_of(data, 1, "no.where:f")
@@ -232,7 +232,7 @@ def test_a_hook_and_a_schedule_for_the_same_rewards_are_refused(tmp_path):
             return [0.0] * len(completions)
 
     config = small_config(tmp_path, reward_weights_schedule={0: [1, 0]})
-    with pytest.raises(ConfigError, match="compute_rewards and reward_weights_schedule both decide"):
+    with pytest.raises(ConfigError, match="compute_rewards and reward_weights_schedule both set"):
         Own(small_policy(), counted_env([]), config, build_tiny_tokenizer()).train()
 
 

@@ -89,7 +89,7 @@ def test_an_evaluation_that_fails_is_reported_and_training_goes_on(tmp_path, cap
     broken = BrokenEvaluation(dataset=rows(4), rubric=vf.Rubric(funcs=[digits]))
     settings = {"eval_env": broken, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}
     assert len(run(small_trainer(tmp_path, **settings)).steps) == 2
-    assert "the evaluation at step 1 failed, and training goes on: the judge is down" in caplog.text
+    assert "the evaluation at step 1 failed; training continues: the judge is down" in caplog.text
 
     with pytest.raises(TooManyFaults, match="the judge is down"):
         run(small_trainer(tmp_path, **settings, eval_required=True))

@@ -44,7 +44,7 @@ def test_a_hook_gets_what_it_names_and_nothing_else():
     assert subclass_hooks.call(lambda step: step, known) == 2
     assert subclass_hooks.call(lambda epoch, /, step=0: (epoch, step), known) == (1, 2)
     assert subclass_hooks.call(lambda epoch, **rest: rest, known) == {"step": 2, "states": []}
-    with pytest.raises(ConfigError, match="requires 'batch', which the trainer does not know; it gives epoch, step"):
+    with pytest.raises(ConfigError, match="requires 'batch', which the trainer does not provide; it provides epoch"):
         subclass_hooks.call(lambda batch: 0, known)
 
 

@@ -115,7 +115,7 @@ def test_tokens_of_unknown_age_are_refused():
     class Silent(Policy):
         version = property(lambda self: -1, lambda self, value: None)
 
-    with pipeline(Silent()) as source, pytest.raises(ConfigError, match="does not say which policy version"):
+    with pipeline(Silent()) as source, pytest.raises(ConfigError, match="does not report which policy version"):
         source.next_batch()
 
 
@@ -306,7 +306,7 @@ def test_a_wait_that_takes_too_long_names_what_it_waited_for():
     policy = Policy(delay=lambda request: 60 if question(request) == "q1" else 0)
     with pipeline(policy, generation_timeout=0.3, max_off_policy_steps=0) as source:
         with pytest.raises(
-            GenerationStalled, match=r"example 1, begun at policy version 0; .* 4 for the model"
+            GenerationStalled, match=r"example 1, started at policy version 0; .* 4 for the model"
         ) as raised:
             source.next_batch()
     assert raised.value.elapsed_s == 0.3
@@ -333,7 +333,9 @@ def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
 
     with pipeline(Policy(), counting_env(cls=Blocks), generation_timeout=0.3) as source:
         try:
-            with pytest.raises(GenerationStalled, match=r"blocks their event loop at .*threading.py:\d+ \(wait\)"):
+            with pytest.raises(
+                GenerationStalled, match=r"blocks the event loop of all rollouts at .*threading.py:\d+ \(wait\)"
+            ):
                 source.next_batch()
         finally:
             release.set()

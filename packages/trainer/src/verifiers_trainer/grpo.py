@@ -1,8 +1,8 @@
-"""``GRPOConfig`` and ``GRPOTrainer``: the one trainer under the names and with the defaults that GRPO scripts expect.
+"""``GRPOConfig`` and ``GRPOTrainer``: ``RLTrainer`` under the names and with the defaults of GRPO scripts.
 
-Nothing is implemented here but one rule of arithmetic: rollouts per step are ``per_device_train_batch_size`` x
-processes x ``gradient_accumulation_steps``, or ``batch_size`` x ``gradient_accumulation_steps`` when a batch size is
-given. Other spellings of settings are in ``settings.compat``.
+The one rule implemented here is the batch size: rollouts per step are ``per_device_train_batch_size`` x
+processes x ``gradient_accumulation_steps``, or ``batch_size`` x ``gradient_accumulation_steps`` when ``batch_size``
+is set. Other spellings of settings are in ``settings.compat``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST_MICRO_BATCH = 8
 class GRPOConfig(RLConfig):
     """``RLConfig`` with GRPO's defaults: clipped ratios, full parameters, a fixed length as denominator.
 
-    Takes ``num_generations``, ``per_device_train_batch_size``, ``max_completion_length`` and their like.
+    Accepts GRPO's names: ``num_generations``, ``per_device_train_batch_size``, ``max_completion_length`` and others.
 
         args = vf.GRPOConfig(learning_rate=1e-5, per_device_train_batch_size=8, num_generations=16)
     """
@@ -43,14 +43,14 @@ class GRPOConfig(RLConfig):
         "sync_ref_model": True,
         "use_lora": False,
     }
-    """What differs from ``RLConfig``."""
+    """Defaults that differ from ``RLConfig``."""
 
-    if TYPE_CHECKING:  # GRPO's own names are no fields: a type checker takes any name here, and the object refuses
+    if TYPE_CHECKING:  # GRPO's names are not fields: a type checker accepts any name, the constructor checks
 
         def __init__(self, **settings: Any) -> None: ...
 
     def _derive_batch(self, world_size: int) -> None:
-        """Make ``batch_size`` the rollouts of one optimizer step; what transformers would accumulate is part of it."""
+        """Set ``batch_size`` to the rollouts of one optimizer step, gradient accumulation included."""
         steps, micro = self.gradient_accumulation_steps, self.micro_batch_size
         if self.is_given("batch_size"):
             steps = steps if self.is_given("gradient_accumulation_steps") else 1
@@ -80,9 +80,9 @@ class GRPOTrainer(RLTrainer):
 
 
 def grpo_defaults(run_name: str = "grpo", **overrides: Any) -> GRPOConfig:
-    """The settings that examples start from, in ``outputs/<run_name>``; ``overrides`` win, under any of their names.
+    """Settings for examples, in ``outputs/<run_name>``; ``overrides`` (under any of their names) take precedence.
 
-    What is not overridden counts as a default: passes over the data, for example, may still decide ``max_steps``.
+    Other values count as defaults: ``num_train_epochs``, for example, may still derive ``max_steps``.
     """
     settings = {
         "run_name": run_name,
@@ -103,14 +103,14 @@ def grpo_defaults(run_name: str = "grpo", **overrides: Any) -> GRPOConfig:
         "log_completions": True,
         "report_to": "wandb",
     }
-    made = compat.canonical(overrides, lambda name: settings.get(name, GRPOConfig.default_of(name)))
-    config = GRPOConfig(**{**settings, **made})
-    config._explicit = {"run_name", *made}
+    canonical = compat.canonical(overrides, lambda name: settings.get(name, GRPOConfig.default_of(name)))
+    config = GRPOConfig(**{**settings, **canonical})
+    config._explicit = {"run_name", *canonical}
     return config
 
 
 def lora_defaults(r: int = 8, alpha: int = 16, **options: Any) -> LoraConfig:
-    """A ``peft.LoraConfig`` over the attention projections; ``options`` are further fields of it."""
+    """A ``peft.LoraConfig`` over the attention projections; ``options`` are its other fields."""
     from peft import LoraConfig
 
     defaults: dict[str, Any] = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "task_type": "CAUSAL_LM"}

@@ -1,14 +1,14 @@
-"""``HFLoop``: transformers' training loop with the five places where reinforcement learning differs left open.
+"""``HFLoop``: transformers' training loop with five abstract methods for what reinforcement learning changes.
 
-Every private name of transformers and accelerate that the trainer depends on is in this module; it knows nothing of
-rollouts. A subclass defines five methods, beside what it overrides of transformers' public ones
+This module holds every private name of transformers and accelerate that the trainer uses; it does not depend on
+rollouts. A subclass defines five methods and overrides some of transformers' public ones
 (``get_train_dataloader``, ``training_step``, ``compute_loss``, ``evaluate``, ``save_model``, ``log``)::
 
-    begin()              model and optimizer are prepared, a checkpoint is loaded; the first batch comes next
+    begin()              before the first batch, after model, optimizer and checkpoint are loaded
     weight_update()      a context manager around ``optimizer.step()``
-    finish_step()        after each optimizer step, ``state.global_step`` counted
-    run_evaluation()     -> the numbers of an evaluation that the strategy asks for
-    save_checkpoint()    writes the checkpoint of the present step
+    finish_step()        after each optimizer step, once ``state.global_step`` is incremented
+    run_evaluation()     -> the metrics of an evaluation that ``eval_strategy`` triggers
+    save_checkpoint()    write the checkpoint of the present step
 
 One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches has no length;
 "epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples, which ``finish_step`` counts in
@@ -48,24 +48,24 @@ FORCED = {
     "label_names": [],
     "report_to": [],
 }
-"""What the loop needs of transformers' own settings, set on the private copy."""
+"""Values of transformers' settings that the loop requires, set on the private copy."""
 
 DECISIONS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
-"""What a callback may ask for, and all ranks must do together."""
+"""Control flags that a callback may set; all ranks must agree on them."""
 
 
 class Steps(TrainerCallback):
-    """Calls the loop's methods in the order of a step, and lets "epoch" strategies act when a pass has ended."""
+    """Calls the loop's methods in the order of a step, and triggers "epoch" strategies at the end of a pass."""
 
     def __init__(self, loop: HFLoop):
         self.loop = loop
         self.update = ExitStack()
-        """Holds the ``weight_update`` of the step being taken; entered by ``train``, so that an error leaves it too."""
+        """Holds the ``weight_update`` of the present step; entered by ``train``, so that an error exits it too."""
         self._passes = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._passes = int(state.epoch or 0)
-        state.compute_steps(args, state.max_steps)  # a resumed state has the intervals of the run that wrote it
+        state.compute_steps(args, state.max_steps)  # a resumed state holds the intervals of the earlier run
         self.loop.begin()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -84,7 +84,7 @@ class Steps(TrainerCallback):
 
 
 class HFLoop(Trainer):
-    """A ``transformers.Trainer`` whose batches, evaluations and checkpoints are a subclass's."""
+    """A ``transformers.Trainer`` whose batches, evaluations and checkpoints a subclass defines."""
 
     args: RLConfig
     model: Any
@@ -92,11 +92,11 @@ class HFLoop(Trainer):
     optimizer: Any
     lr_scheduler: Any
     splits: bool = False
-    """Whether the model is split over the processes once training begins."""
+    """Whether the model is split over the processes during training."""
     grad_norm: float = 0.0
-    """Norm of the gradient of the newest step, before it was clipped."""
-    _held_back = (False, False)
-    _withheld: Any = None
+    """Gradient norm of the newest step, before clipping."""
+    _pending_decisions = (False, False)
+    _earlier_engine: Any = None
     """DeepSpeed's engine of an earlier ``train``, until the next one begins."""
 
     def __init__(self, ranks: Ranks, callbacks: list[TrainerCallback], **keywords: Any):
@@ -105,22 +105,22 @@ class HFLoop(Trainer):
         super().__init__(callbacks=[self._steps, *callbacks], **keywords)
         self.remove_callback(PrinterCallback)
 
-    # --- what a subclass defines --------------------------------------------------------------------------------
+    # --- abstract methods ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Prepare the first batch; called once model and optimizer are prepared and a checkpoint is loaded."""
+        """Prepare the first batch; called after model, optimizer and checkpoint are loaded."""
         raise NotImplementedError
 
     def weight_update(self) -> AbstractContextManager[Any]:
-        """Return what is entered around ``optimizer.step()``."""
+        """Return the context manager to enter around ``optimizer.step()``."""
         raise NotImplementedError
 
     def finish_step(self) -> None:
-        """Finish a step after the weights have changed and ``state.global_step`` counts it."""
+        """Finish a step; called after the weight update, once ``state.global_step`` is incremented."""
         raise NotImplementedError
 
     def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
-        """Evaluate the present weights and return the numbers by name."""
+        """Evaluate the present weights and return the metrics by name."""
         raise NotImplementedError
 
     def save_checkpoint(self) -> None:
@@ -131,15 +131,15 @@ class HFLoop(Trainer):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the step being taken."""
+        """The learning rate of the present step."""
         return float(self._get_learning_rate())
 
     def gradients_exchanged(self, model: Any, exchanged: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward of a row: ranks exchange gradients once in a step, with the last row's.
+        """Context around forward and backward of a packed row: ranks exchange gradients with the last row alone.
 
-        Of a model that is split, with every row: gradients that are not exchanged would be held whole.
+        A split model exchanges with every row: gradients that are not exchanged would be held whole.
         """
-        if deepspeed.is_used(self.accelerator):  # it exchanges with every row, and steps when told it is the last
+        if deepspeed.is_used(self.accelerator):  # it exchanges with every row, and steps on the one marked last
             self.accelerator.gradient_state._set_sync_gradients(exchanged)
             return nullcontext()
         exchanged = exchanged or self.splits
@@ -147,7 +147,7 @@ class HFLoop(Trainer):
         return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
 
     def scale_is_too_large(self) -> bool:
-        """Whether non-finite gradients may be fp16's loss scale alone: its scaler skips the step and halves it."""
+        """Whether fp16's loss scale alone may explain non-finite gradients: the scaler skips the step and halves it."""
         scaler = self.accelerator.scaler
         return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
@@ -156,13 +156,13 @@ class HFLoop(Trainer):
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         self.splits = fsdp.adopt(self.accelerator, self.args)
-        self.is_deepspeed_enabled = deepspeed.is_used(self.accelerator)  # so the model is not placed whole
+        self.is_deepspeed_enabled = deepspeed.is_used(self.accelerator)  # prevents moving the whole model to the device
         self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def train(self, *args: Any, **keywords: Any) -> Any:
         self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
         if deepspeed.is_used(self.accelerator):
-            self._withheld = deepspeed.withheld(self.accelerator)
+            self._earlier_engine = deepspeed.withheld(self.accelerator)
         with self._steps.update:
             return super().train(*args, **keywords)
 
@@ -179,8 +179,8 @@ class HFLoop(Trainer):
             deepspeed.in_one_precision(self.model, self.args)
         with fsdp.ties_kept(self.model):
             prepared = super()._prepare_for_training(*args, **keywords)
-        if self._withheld is not None:
-            self.accelerator.deepspeed_engine_wrapped, self._withheld = self._withheld, None
+        if self._earlier_engine is not None:
+            self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = self._earlier_engine, None
         return prepared
 
     def _clip_grad_norm(self, model: Any) -> Any:
@@ -206,7 +206,7 @@ class HFLoop(Trainer):
         except VerifiersError as error:
             if self.args.eval_required:
                 raise
-            log.warning("the evaluation at step %d failed, and training goes on: %s", self.state.global_step, error)
+            log.warning("the evaluation at step %d failed; training continues: %s", self.state.global_step, error)
             self.control.should_evaluate = False
             return {}
         self._report_to_hp_search(trial, self.state.global_step, metrics)
@@ -215,7 +215,7 @@ class HFLoop(Trainer):
             metric = metric if metric.startswith("eval_") else f"eval_{metric}"
             if metric not in metrics:
                 raise ConfigError(
-                    f"metric_for_best_model is {metric!r}, and the evaluation has {', '.join(metrics) or 'no numbers'}"
+                    f"metric_for_best_model is {metric!r}, and the evaluation has {', '.join(metrics) or 'no metrics'}"
                 )
             self.lr_scheduler.step(metrics[metric])
         return metrics
@@ -224,15 +224,15 @@ class HFLoop(Trainer):
         return bool(metrics) and super()._determine_best_metric(metrics, trial)
 
     def _maybe_log_save_evaluate(self, *args: Any, **keywords: Any) -> None:
-        """In the midst of a batch that is used several times, saving and stopping wait for its end."""
-        control, held = self.control, self._held_back
-        if self.ranks.world > 1:  # a callback may have decided on one rank alone
+        """Postpone saving and stopping to the last of the ``num_iterations`` steps of a batch."""
+        control, pending = self.control, self._pending_decisions
+        if self.ranks.world > 1:  # a callback may set a flag on one rank alone
             flags = self.ranks.any([getattr(control, name) for name in DECISIONS], "the end of the step")
             control.__dict__.update(zip(DECISIONS, flags, strict=True))
-        asked = (control.should_save or held[0], control.should_training_stop or held[1])
+        decisions = (control.should_save or pending[0], control.should_training_stop or pending[1])
         within = bool(self.state.global_step % self.args.num_iterations)
-        self._held_back = asked if within else (False, False)
-        control.should_save, control.should_training_stop = (False, False) if within else asked
+        self._pending_decisions = decisions if within else (False, False)
+        control.should_save, control.should_training_stop = (False, False) if within else decisions
         super()._maybe_log_save_evaluate(*args, **keywords)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class HFLoop(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if deepspeed.is_used(self.accelerator) and not any(map(deepspeed.holds, self.model.parameters())):
-            return  # transformers is too early: DeepSpeed may round what it takes over
+            return  # too early: DeepSpeed may round the parameters it takes over
         preparation.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:

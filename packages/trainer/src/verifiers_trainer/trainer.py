@@ -2,16 +2,16 @@
 
 One "batch" of the underlying loop is one optimizer step::
 
-    begin()                         the engine and the pipeline start; rollouts are generated from here on
+    begin()                         start the engine and the pipeline; rollouts are generated from here on
     batch = batches.next_batch()    rollouts -> groups -> advantages -> samples -> packed rows
     training_step(model, batch)     for row: backward(loss(log-probs now, log-probs when sampled))
-    with weight_update():           no token is sampled while
-        optimizer.step()            the weights change; the embedded engine shares them, so nothing is sent
-    finish_step()                   the pipeline learns the new policy version; the step's numbers are written
+    with weight_update():           pause sampling while the weights change
+        optimizer.step()            the embedded engine shares the weights, so none are sent
+    finish_step()                   set the pipeline's policy version; write the step's metrics
 
 The parts: ``TrainingRun`` (policy, settings, environments, processes), ``PolicyServer`` (engine and clients),
-``StepRecorder`` (numbers and completions), ``Checkpoints``, and a source of batches (``pipeline``). ``HFLoop`` is
-transformers' loop. What is minimised stands in ``algorithm``.
+``StepRecorder`` (metrics and completions), ``Checkpoints``, and a source of batches (``pipeline``). ``HFLoop`` is
+transformers' loop. The loss is defined in ``algorithm``.
 
 A subclass may override ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate`` and ``compute_loss``.
 Constructing a trainer starts nothing: the engine starts with ``train`` or ``evaluate`` and ends with ``close``, at the
@@ -68,10 +68,9 @@ class RLTrainer(HFLoop):
     ``model`` is a causal language model, a PEFT model, or a name (hub id, folder, ``builtin:tiny``); ``env`` an
     environment, its id, or a list of several; ``processing_class`` (or ``tokenizer``) defaults to the model's own.
     ``args`` (or ``config``) is an ``RLConfig``, of which a private copy is used. ``peft_config`` overrides the LoRA
-    fields, ``loss`` and ``advantage`` the fields of these names; ``dataset`` and ``eval_dataset`` are rows to use in
-    place of the environment's own; a ``dataset`` of finished
-    rollouts (a saved run, results, or columns of prompts, completions and rewards) is trained on as it is, and needs no
-    environment (``offline``).
+    fields, ``loss`` and ``advantage`` the fields of these names; ``dataset`` and ``eval_dataset`` are rows that replace
+    the environment's. A ``dataset`` of finished rollouts (a saved run, results, or columns of prompts, completions and
+    rewards) is trained on without generating, and needs no environment (``offline``).
 
     Raises ``ConfigError`` with every problem at once.
 
@@ -80,7 +79,7 @@ class RLTrainer(HFLoop):
     """
 
     config_class: type[RLConfig] = RLConfig
-    """What the settings are when none are given."""
+    """Class of the default settings."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class RLTrainer(HFLoop):
         args = context.either("args", args, "config", config)
         server = context.server_of(client)
         settings = context.final_settings(args, self.config_class, inference=server, loss=loss, advantage=advantage)
-        report_to = trackers(settings.report_to)  # the loop reports to none: ours run on threads
+        report_to = trackers(settings.report_to)  # transformers' own reporting is off: ours runs on threads
         settings.__dict__.update(FORCED)
         with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             self.training_run = run = TrainingRun.open(
@@ -123,9 +122,9 @@ class RLTrainer(HFLoop):
             self.recorder = StepRecorder(run, report_to)
             self.checkpoints = Checkpoints(run, self.recorder.file)
             self.batches: BatchSource | None = None
-            """Gives the batch of each step while a training runs, on rank 0."""
+            """Source of each step's batch during training; on rank 0 alone."""
             self.sampler_is_checked = False
-            """Whether sampler and trainer were found to agree on a token's log-probability."""
+            """Whether the log-probabilities of sampler and trainer were compared and agree."""
             self._start = PipelineState()
             self._resumed_from: Path | None = None
             self._drawn_step = 0
@@ -135,7 +134,7 @@ class RLTrainer(HFLoop):
                 args=settings,
                 processing_class=run.tokenizer,
                 train_dataset=None,
-                eval_dataset=[] if settings.eval_strategy != "no" else None,  # ``evaluate`` decides on what
+                eval_dataset=[] if settings.eval_strategy != "no" else None,  # ``evaluate`` selects the rows
                 callbacks=[self.recorder.trackers, *(callbacks or [])],
                 optimizers=optimizers,
             )
@@ -148,8 +147,8 @@ class RLTrainer(HFLoop):
     ) -> TrainOutput:
         """Train for ``max_steps`` optimizer steps; ``True`` resumes from the newest valid checkpoint, a path from it.
 
-        Starting afresh in a folder that holds an earlier run moves that run aside. Raises ``RunError`` and its kinds
-        when training cannot go on, ``RunMismatch`` when the checkpoint belongs to another configuration.
+        Without a checkpoint, an earlier run in the output folder is moved aside. Raises ``RunError`` and its subclasses
+        when training cannot continue, ``RunMismatch`` when the checkpoint has another configuration.
         """
         with self.ranks.together():
             return self._train(resume_from_checkpoint, keywords)
@@ -158,7 +157,7 @@ class RLTrainer(HFLoop):
         folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
         self._resumed_from, self.sampler_is_checked = folder, False
         if folder is not None and step >= self.args.max_steps:
-            log.warning("%s is of step %d, and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
+            log.warning("%s is of step %d and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
             preparation.load_weights(self.model, folder)
             self.training_run.renew()
             self.state.global_step = step
@@ -175,9 +174,9 @@ class RLTrainer(HFLoop):
             self.close()
 
     def begin(self) -> None:
-        """Start the engine and the pipeline with the weights as they are now."""
+        """Start the engine and the pipeline with the present weights."""
         run = self.training_run
-        run.model = self.model  # the object that the launcher's split made of it
+        run.model = self.model  # the wrapped model when the launcher splits it
         run.open_reference()
         if self._resumed_from is not None:
             if run.reference is not None:
@@ -216,7 +215,7 @@ class RLTrainer(HFLoop):
         )
 
     def get_train_dataloader(self) -> Any:
-        """The batches of the run without end, one per optimizer step; each comes ``num_iterations`` times."""
+        """An endless stream of batches, one per optimizer step; each is repeated ``num_iterations`` times."""
         timeout_s = self.args.generation_timeout + self.ranks.timeout_s
 
         def next_batch() -> TrainBatch:
@@ -231,18 +230,18 @@ class RLTrainer(HFLoop):
     def training_step(  # type: ignore[override]
         self, model: Any, inputs: TrainBatch, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Forward and backward of every row; the weights of the tokens already make it one mean over the step."""
+        """Forward and backward of every packed row; token weights make the sum one mean over the step."""
         started = time.perf_counter()
         self.recorder.batch = inputs
         rows = inputs.rows_R[self.accelerator.process_index]
         needs_old = old_logprobs.needs_old(rows, self.args.num_iterations, self.args.anchor)
-        if self.args.num_iterations > 1:  # of a model that is split, every rank runs the forward pass or none does
-            needs_old = self.ranks.any([needs_old], "whose rows need the policy of the batch")[0]
+        if self.args.num_iterations > 1:  # collective for a split model: all ranks run the forward pass, or none
+            needs_old = self.ranks.any([needs_old], "whether rows need old log-probabilities")[0]
         old = self.model if needs_old else None
         old_logprobs.annotate(rows, self.args.device, old=old, reference=self.reference)
         model.train()
-        if (found := sanity_checks.not_a_number(inputs, rows)) is not None:
-            raise self._non_finite(*found)
+        if (problem := sanity_checks.not_a_number(inputs, rows)) is not None:
+            raise self._non_finite(*problem)
         meter = RatioMeter(
             self.policy_version, (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
         )
@@ -275,7 +274,7 @@ class RLTrainer(HFLoop):
         num_items_in_batch: Any = None,
         meter: RatioMeter | None = None,
     ) -> Any:
-        """Weighted loss of one row: Σ_t weight_t · loss_t, times the number of ranks (which average gradients)."""
+        """Weighted loss of one packed row: Σ_t weight_t · loss_t, times the world size (ranks average gradients)."""
         row = inputs.to_tensors(self.args.device)
         out = model(**forward_arguments(row))
         tokens = LossInput.of(row, out.logprobs, self.args.anchor)
@@ -287,7 +286,7 @@ class RLTrainer(HFLoop):
 
     @contextmanager
     def weight_update(self) -> Iterator[None]:
-        """Around ``optimizer.step()``: the gradient is finite, and the engine stands still until it has the weights."""
+        """Context around ``optimizer.step()``: check the gradient norm, pause the engine, push the weights."""
         if not math.isfinite(self.grad_norm) and not self.scale_is_too_large():
             assert self.batch is not None
             raise self._non_finite("gradient norm", self.batch.rows_R[self.accelerator.process_index])
@@ -299,7 +298,7 @@ class RLTrainer(HFLoop):
         self.recorder.numbers |= times
 
     def finish_step(self) -> None:
-        """Tell the pipeline the new policy version, and write the step's numbers."""
+        """Set the pipeline's policy version, and write the step's metrics."""
         assert self.batch is not None
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
@@ -309,7 +308,7 @@ class RLTrainer(HFLoop):
             self.recorder.finish_step(self.state.global_step)
 
     def _check_sampler(self, meter: RatioMeter) -> None:
-        """Once in a run: tokens sampled by the present weights have the log-probabilities that training computes."""
+        """Compare sampler and trainer log-probabilities once in a run, on tokens of the present weights."""
         if self.sampler_is_checked or not meter.num_current:
             return
         dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
@@ -321,19 +320,19 @@ class RLTrainer(HFLoop):
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
         return sanity_checks.non_finite(key, rows, self.state.global_step + 1, folder)
 
-    # --- what a subclass may decide -----------------------------------------------------------------------------
+    # --- hooks for subclasses -----------------------------------------------------------------------------------
 
     def get_batch(self, epoch: int = 0, step: int = 0) -> Any:
-        """What the ``step``-th step of a pass trains on: rows to run rollouts of, or rollouts that were run here.
+        """Return the data of the ``step``-th step of a pass: rows to run rollouts of, or finished rollouts.
 
-        Rollouts are (prompts, completions, rewards), the completions of one prompt together, or ``Group`` objects.
+        Finished rollouts are ``Group`` objects, or (prompts, completions, rewards) with siblings adjacent.
         """
         return self.sample_batch(self.current_rows())
 
     def current_rows(self) -> list[Any]:
-        """The rows that the step whose batch is being drawn may take: all, or those of the present difficulty."""
-        place = custom_batches.place_of(self._drawn_step, self.num_steps_per_epoch)
-        difficulty = subclass_hooks.call(self.get_current_difficulty, place)
+        """Candidate rows of the step being drawn: all, or those of its difficulty."""
+        position = custom_batches.epoch_and_step(self._drawn_step, self.num_steps_per_epoch)
+        difficulty = subclass_hooks.call(self.get_current_difficulty, position)
         return curriculum.rows_of([example.row for example in self.examples], difficulty, self.args.difficulty_key)
 
     def get_current_difficulty(self, epoch: int = 0, step: int = 0) -> Any:
@@ -344,14 +343,14 @@ class RLTrainer(HFLoop):
         """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
         return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
 
-    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **known: Any) -> Sequence[Any]:
-        """The reward of each completion: its recorded scores under the weights that the rubric has now."""
+    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **others: Any) -> Sequence[Any]:
+        """The reward of each completion: its recorded scores under the rubric's present weights."""
         return rewards.recorded(self.env, completions, prompts)
 
     def _draw(self, step: int) -> Any:
         """The batch of the ``step``-th step of the run, as ``get_batch`` returns it."""
         self._drawn_step = step
-        return subclass_hooks.call(self.get_batch, custom_batches.place_of(step, self.num_steps_per_epoch))
+        return subclass_hooks.call(self.get_batch, custom_batches.epoch_and_step(step, self.num_steps_per_epoch))
 
     @property
     def first_draw(self) -> int:
@@ -359,7 +358,7 @@ class RLTrainer(HFLoop):
         groups = self.args.batch_size // self.args.rollouts_per_example
         return min([self._start.next_index, *self._start.requeue]) // groups
 
-    # --- the policy as it is now --------------------------------------------------------------------------------
+    # --- the present policy -------------------------------------------------------------------------------------
 
     @property
     def client(self) -> PolicyClient:
@@ -379,47 +378,52 @@ class RLTrainer(HFLoop):
         *,
         num_examples: int | None = None,
     ) -> dict[str, float]:
-        """Evaluate the present weights; returns ``eval_reward`` and its like, and logs them.
+        """Evaluate the present weights; return and log the metrics (``eval_reward``, …).
 
-        ``eval_dataset``: rows to run in place of the evaluation set, once each. ``ignore_keys`` is transformers' and
-        has no meaning. An override may return one number, or numbers by name.
+        ``eval_dataset``: rows that replace the evaluation set, one rollout each. ``ignore_keys`` is transformers' and
+        has no effect. An override may return one number (the mean reward), or numbers by name.
         """
         count = num_examples if num_examples is not None else self.args.eval_num_examples
 
-        def evaluated() -> dict[str, float]:
-            reached_by = self.run_context(self.args.eval_sampling_args)
+        def compute() -> dict[str, float]:
+            rollout_context = self.run_context(self.args.eval_sampling_args)
             return evaluation.evaluate(
-                self.training_run, reached_by, self.policy_version, count, rows=eval_dataset, prefix=metric_key_prefix
+                self.training_run,
+                rollout_context,
+                self.policy_version,
+                count,
+                rows=eval_dataset,
+                prefix=metric_key_prefix,
             )
 
-        return self._record_evaluation(self.ranks.share(evaluated, "the evaluation"))
+        return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
 
     def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
-        """The evaluation that ``eval_strategy`` asks for; an override of ``evaluate`` runs on rank 0 alone."""
+        """Run the evaluation of ``eval_strategy``; an override of ``evaluate`` runs on rank 0 alone."""
         if not subclass_hooks.is_overridden(self, RLTrainer, "evaluate"):
             return self.evaluate(ignore_keys=ignore_keys)
 
-        def evaluated() -> dict[str, float]:
-            hook: Any = self.evaluate  # it may take fewer arguments
+        def compute() -> dict[str, float]:
+            hook: Any = self.evaluate  # an override may take fewer arguments
             return evaluation.numbers_of(subclass_hooks.call(hook, {"ignore_keys": ignore_keys}))
 
-        return self._record_evaluation(self.ranks.share(evaluated, "the evaluation"))
+        return self._record_evaluation(self.ranks.share(compute, "the evaluation"))
 
     def _record_evaluation(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Write an evaluation's numbers and tell the callbacks, unless it was recorded already."""
+        """Write an evaluation's metrics and notify the callbacks, unless already recorded."""
         if self.recorder.record_evaluation(self.state.global_step, metrics):
             self.log(dict(metrics))
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As transformers does; the line of a step has all the numbers of ``metrics.jsonl``."""
+        """Log as transformers does, with all metrics of ``metrics.jsonl`` for a step."""
         if "loss" in logs:
             logs = {name: value for name, value in self.last_step.items() if value == value} | logs
         super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False, *, merged: bool = False) -> None:
-        """Write model (of an adapter: the adapter alone, unless ``merged``) and tokenizer to a folder."""
+        """Write model (for PEFT the adapter alone, unless ``merged``) and tokenizer to a folder."""
         self.training_run.save_model(Path(output_dir) if output_dir else self.args.folder, merged=merged)
         if self.args.push_to_hub and not _internal_call and not merged:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
@@ -445,16 +449,16 @@ class RLTrainer(HFLoop):
     # --- engine -------------------------------------------------------------------------------------------------
 
     def start_engine(self) -> None:
-        """Serve the present weights, if they are not served yet. Raises ``ConfigError`` on any rank but 0."""
+        """Start the engine with the present weights, unless it runs. Raises ``ConfigError`` on any rank but 0."""
         self.server.start(self.policy_version)
 
     def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
-        """How rollouts reach the engine: its client, and what every request asks for; starts the engine."""
+        """Start the engine; return its client and the sampling arguments of rollouts."""
         self.start_engine()
         return self.server.run_context(sampling_args)
 
     def close(self) -> None:
-        """Stop generating and the engine; calling it again does nothing."""
+        """Stop generation and the engine; idempotent."""
         batches, self.batches = self.batches, None
         try:
             if batches is not None:
@@ -469,7 +473,7 @@ class RLTrainer(HFLoop):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what a user may read -----------------------------------------------------------------------------------
+    # --- public attributes --------------------------------------------------------------------------------------
 
     @property
     def config(self) -> RLConfig:
@@ -483,7 +487,7 @@ class RLTrainer(HFLoop):
 
     @property
     def env(self) -> Any:
-        """The environment that is trained in."""
+        """The training environment."""
         return self.training_run.env
 
     @env.setter
@@ -492,7 +496,7 @@ class RLTrainer(HFLoop):
 
     @property
     def eval_env(self) -> Any:
-        """The environment that is evaluated in."""
+        """The evaluation environment."""
         return self.training_run.eval_env
 
     @eval_env.setter
@@ -501,7 +505,7 @@ class RLTrainer(HFLoop):
 
     @property
     def examples(self) -> Sequence[Example]:
-        """The examples that are trained on; read on first use. Raises ``DatasetError`` when there are none."""
+        """The training examples; read on first use. Raises ``DatasetError`` when there are none."""
         return self.training_run.examples
 
     @property
@@ -516,12 +520,12 @@ class RLTrainer(HFLoop):
 
     @property
     def policy_version(self) -> int:
-        """How many optimizer steps the present weights have had."""
+        """Number of optimizer steps of the present weights."""
         return self.state.global_step
 
     @property
     def engine(self) -> Any:
-        """The inference engine; None while none runs."""
+        """The inference engine; None while it is stopped."""
         return self.server.engine
 
     @property
@@ -531,12 +535,12 @@ class RLTrainer(HFLoop):
 
     @property
     def last_step(self) -> dict[str, Any]:
-        """The numbers of the newest step, as in ``metrics.jsonl``."""
+        """The metrics of the newest step, as in ``metrics.jsonl``."""
         return self.recorder.last_step
 
     @property
     def reference(self) -> Reference | None:
-        """The policy that ``beta`` penalises the distance to; None without a penalty."""
+        """The reference policy of the KL penalty ``beta``; None without a penalty."""
         return self.training_run.reference
 
     @property

@@ -1,4 +1,4 @@
-"""Inference engines: what the trainer samples from. Importing this package imports no torch."""
+"""Inference engines that the trainer samples from. Importing this package does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens the engine that a training run generates with, and the client that reaches it."""
+"""Select and open the inference engine of a training run, and its client."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from verifiers_trainer.settings.config import RLConfig
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""How long ``inference="auto"`` looks for a server at the default address."""
+"""Seconds that ``inference="auto"`` waits for a server at the default address."""
 UNUSABLE = (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, TypeError, AttributeError)
-"""What an answer that is not a vLLM server's leads to."""
+"""Errors of a response that is not a vLLM server's."""
 
 
 def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine | VLLMEngine:
-    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over ``model`` itself.
+    """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over ``model``.
 
-    One line of the log says which, and why.
+    Logs the engine and the reason.
     """
     url, reason = choose_engine(model, config)
     if url is None:
@@ -53,25 +53,25 @@ def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) 
 
 
 def choose_engine(model: Any, config: RLConfig) -> tuple[str | None, str]:
-    """(URL of the servers, why); no URL for the embedded engine."""
+    """(URL of the servers or None for the embedded engine, reason)."""
     if config.server_url is not None:
-        return config.server_url, "as asked for"
+        return config.server_url, "as configured"
     if config.inference == "embedded":
-        return None, "as asked for"
+        return None, "as configured"
     if config.deterministic:
         return None, "deterministic runs need it"
     default = f"http://127.0.0.1:{config.vllm_server_port}"
-    if (found := _model_served_at(default)) is None:
+    if (served := _model_served_at(default)) is None:
         return None, f"no server answers at {default}"
-    wanted = str(getattr(model, "name_or_path", "") or "")
-    if not wanted or Path(found).name != Path(wanted).name:
-        return None, f"the server at {default} serves {found!r}, not {wanted!r}"
-    if (owned := _weights_of_a_run(default)) is not None:
+    trained = str(getattr(model, "name_or_path", "") or "")
+    if not trained or Path(served).name != Path(trained).name:
+        return None, f"the server at {default} serves {served!r}, not {trained!r}"
+    if (label := _weights_of_a_run(default)) is not None:
         log.warning(
             "the server at %s serves the same model, but has the weights of another run (%s), so it is not used; if "
-            "that run is over, set inference=%r",
+            "that run has ended, set inference=%r",
             default,
-            owned,
+            label,
             default,
         )
         return None, f"the server at {default} belongs to another run"
@@ -79,7 +79,7 @@ def choose_engine(model: Any, config: RLConfig) -> tuple[str | None, str]:
 
 
 def _model_served_at(url: str) -> str | None:
-    """The first model of a vLLM server that is there by chance; None without one."""
+    """The first model of a vLLM server at ``url``; None without one."""
     try:
         _ask(f"{url}/version")
         return str(_ask(f"{url}/v1/models")["data"][0]["id"])
@@ -88,7 +88,7 @@ def _model_served_at(url: str) -> str | None:
 
 
 def _weights_of_a_run(url: str) -> str | None:
-    """What a training run has put into the server, an adapter or whole weights; None for a server as it was started."""
+    """The adapter or weight version that a training run pushed to the server; None when nothing was pushed."""
     try:
         adapters = [str(entry["id"]) for entry in _ask(f"{url}/v1/models")["data"] if entry.get("parent")]
         if ours := [name for name in adapters if name.startswith("policy-")]:
@@ -125,20 +125,20 @@ def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment
 
 
 def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Any, config: RLConfig) -> Client:
-    """The client that rollouts use: as ``policy_client``, or by token ids (``history="exact"``).
+    """The client of rollouts: that of ``policy_client``, or one that sends token ids (``history="exact"``).
 
-    Raises ``ConfigError`` for an engine that takes no token ids.
+    Raises ``ConfigError`` for an engine that does not accept token ids.
     """
     client = policy_client(engine)
     if config.history == "template":
         return client
     if TOKEN_IN not in engine.capabilities:
-        raise ConfigError(f"history='exact' sends prompts as token ids, and {engine.base_url} does not take them")
+        raise ConfigError(f"history='exact' sends prompts as token ids, and {engine.base_url} does not accept them")
     return ExactClient(client, tokenizer, config.max_seq_len, config.tool_call_parser)
 
 
 def policy_client(engine: EmbeddedEngine | VLLMEngine) -> Client:
-    """A client of ``engine``: each of its event loops has its own connections."""
+    """A client of ``engine``, with separate connections for each event loop."""
     if isinstance(engine, VLLMEngine):
         client: Client = engine.open_client()
         return client

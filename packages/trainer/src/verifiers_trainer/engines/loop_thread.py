@@ -1,7 +1,7 @@
-"""``LoopThread``: an event loop in its own thread, and what blocks it when a wait times out.
+"""``LoopThread``: an event loop in its own thread, which locates blocking code when a wait times out.
 
-Every wait is bounded. A loop that does not even answer is blocked by code that should have awaited, and the line it
-stands at is known. What runs on the loop, and what to say of it, is the caller's.
+Every wait is bounded. A loop that does not respond is blocked by code that should have awaited; ``where_blocked``
+returns its line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 ANSWER_S = 5.0
-"""How long a loop may take to answer before it counts as blocked, and its thread to end."""
+"""Seconds a loop may take to respond before it counts as blocked, and its thread to end."""
 
 
 class LoopThread:
@@ -24,22 +24,22 @@ class LoopThread:
         self._name = name
         self._thread: threading.Thread | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Set once started, and kept when stopped."""
+        """Set by ``start``; not reset by ``stop``."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether the thread is started and not stopped."""
         return self._thread is not None
 
     def start(self) -> None:
-        """Begin; returns when the loop runs."""
+        """Start the thread; return when the loop runs."""
         ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(ready,), name=self._name, daemon=True)
         self._thread.start()
         ready.wait()
 
     def wait(self, work: Coroutine[Any, Any, Any], timeout_s: float, late: Callable[[], BaseException]) -> Any:
-        """What ``work`` returns or raises; when that takes longer than ``timeout_s``, raises what ``late`` makes."""
+        """Run ``work`` on the loop and return its result; raise ``late()`` after ``timeout_s`` seconds."""
         assert self.loop is not None
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
@@ -51,7 +51,7 @@ class LoopThread:
             raise late() from None
 
     def where_blocked(self) -> str | None:
-        """The place, as "file:line (function)", that blocks the loop; None when it is not blocked."""
+        """The line that blocks the loop, as "file:line (function)"; None when it is not blocked."""
         assert self.loop is not None
         answered = threading.Event()
         self.loop.call_soon_threadsafe(answered.set)
@@ -63,7 +63,7 @@ class LoopThread:
         return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
 
     def stop(self) -> None:
-        """End the loop and, unless it is blocked, the thread; calling it again does nothing."""
+        """Stop the loop and, unless it is blocked, the thread; idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None and self.loop is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)

@@ -1,10 +1,10 @@
-"""``PolicyClient``: the policy in training as a client, for code that plays rollouts itself.
+"""``PolicyClient``: the policy in training as a client, for code that runs rollouts itself.
 
     completion, state = env.rollout(client=trainer.client, model=trainer.model, prompt=…, answer=…)
 
-It asks for token ids, names the policy being served whatever model is asked for, samples as training does unless told
-otherwise, and remembers which tokens each message was sampled as, so that a completion made of its messages can be
-trained on exactly these. It also answers ``.chat.completions.create`` and ``.completions.create``.
+It requests token ids, replaces the requested model by the served policy, defaults to training's sampling arguments, and
+stores the sampled tokens of each message, so that training on a completion of these messages uses exactly these tokens.
+It also offers ``.chat.completions.create`` and ``.completions.create``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from verifiers.errors import ConfigError
 from verifiers.types import ModelRequest, Response, Turn
 
 MAX_REMEMBERED = 65_536
-"""Messages whose tokens are remembered; the oldest are forgotten first."""
+"""Number of messages whose tokens are stored; the oldest are dropped first."""
 
 
 class PolicyClient:
-    """A core ``Client`` of a running engine, which ``client`` reaches."""
+    """A core ``Client`` of a running engine that wraps ``client``."""
 
     def __init__(self, engine: Any, client: Client, sampling_args: Mapping[str, Any], seed: int):
         self._engine, self._client = engine, client
         self._sampling_args, self._seed = dict(sampling_args), seed
         self._count = itertools.count()
         self._sampled: OrderedDict[int, tuple[Any, Turn]] = OrderedDict()
-        """By identity of the message, which is kept so that no other can have it."""
+        """By ``id`` of the message; the reference keeps the id unique."""
 
     @property
     def model(self) -> str:
-        """What the policy is called."""
+        """The served name of the policy."""
         return self._engine.served_model
 
     async def complete(self, request: ModelRequest) -> Response:
@@ -54,7 +54,7 @@ class PolicyClient:
             await close()
 
     async def shows_tools(self) -> bool | None:
-        """Whether the chat template shows the tools of a request; None where nobody knows."""
+        """Whether the chat template shows the tools of a request; None when unknown."""
         return await shows_tools(self._client)
 
     def _remember(self, response: Response) -> None:
@@ -72,27 +72,27 @@ class PolicyClient:
             self._sampled.popitem(last=False)
 
     def turns_of(self, completion: Sequence[Any], place: str = "the completion") -> tuple[Turn, ...]:
-        """The turns of a completion as they were sampled.
+        """The turns of a completion as sampled.
 
-        Raises ``ConfigError`` when one of its assistant's messages was not sampled by this client.
+        Raises ``ConfigError`` when this client did not sample one of its assistant messages.
         """
         if isinstance(completion, str):
-            raise ConfigError(f"{place} is text, of which the tokens are not known: return Group objects with turns")
+            raise ConfigError(f"{place} is text, whose tokens are not known: return Group objects with turns")
         turns = []
         for number, message in enumerate(completion):
             if message.get("role") != "assistant":
                 continue
-            if (found := self._sampled.get(id(message))) is None:
+            if (entry := self._sampled.get(id(message))) is None:
                 raise ConfigError(
                     f"message {number} of {place} was not sampled through trainer.client, so its tokens are not known: "
-                    "play it with env.rollout(client=self.client, …), and return the messages it gave"
+                    "run it with env.rollout(client=self.client, …), and return its messages"
                 )
-            turns.append(found[1])
+            turns.append(entry[1])
         return tuple(turns)
 
     @property
     def chat(self) -> Any:
-        """``client.chat.completions.create(…)``: the value, or an awaitable of it under a running event loop."""
+        """``client.chat.completions.create(…)``: the result, or an awaitable under a running event loop."""
         return self._sdk().chat
 
     @property

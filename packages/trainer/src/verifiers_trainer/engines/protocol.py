@@ -1,6 +1,6 @@
-"""What an inference engine is to the trainer: an OpenAI endpoint that can be paused and knows its policy version.
+"""The interface of an inference engine: an OpenAI endpoint that can be paused and labels tokens with a policy version.
 
-Environments only ever see ``base_url``; the trainer holds the ``Engine``. This module runs nothing.
+Environments use ``base_url`` alone; the trainer holds the ``Engine``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Protocol, runtime_checkable
 TOKEN_IDS = "token_ids"
 """Responses carry the exact prompt and completion token ids."""
 PROCESSED_LOGPROBS = "processed_logprobs"
-"""Log-probs are of the distribution actually sampled: temperature, filters and penalties applied."""
+"""Log-probs of the sampled distribution, with temperature, filters and penalties applied."""
 WEIGHT_VERSIONS = "weight_versions"
-"""Responses say which policy version produced each token."""
+"""Responses carry the policy version of each token."""
 TOKEN_IN = "token_in"
-"""``/v1/completions`` takes a prompt as token ids."""
+"""``/v1/completions`` accepts a prompt as token ids."""
 PAUSE_KEEP = "pause_keep"
-"""Requests in flight survive a pause and go on with the weights they then find."""
+"""Requests in flight survive a pause and continue with the new weights."""
 SHARED_WEIGHTS = "shared_weights"
 """The engine computes with the trainer's own parameters: a weight push moves no bytes."""
 DETERMINISTIC = "deterministic"
@@ -29,7 +29,7 @@ class Engine(Protocol):
     """An inference engine as the trainer drives it."""
 
     shares_weights: bool
-    """Whether it computes with the trainer's own parameters, and so to the trainer's own rounding."""
+    """Whether it computes with the trainer's parameters, and therefore with the same rounding."""
 
     @property
     def base_url(self) -> str:
@@ -45,23 +45,23 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What this engine can do, out of the constants of this module."""
+        """The engine's capabilities, constants of this module."""
 
     @property
     def version(self) -> int:
-        """The policy version that tokens sampled now are labelled with."""
+        """The policy version of tokens being sampled."""
 
     def set_version(self, version: int) -> None:
-        """Label every token sampled from now on with ``version``; call it inside the ``pause`` of the update."""
+        """Label later tokens with ``version``; call it inside the ``pause`` of the update."""
 
     def start(self, deadline_s: float) -> None:
-        """Serve requests, or raise after at most ``deadline_s`` seconds."""
+        """Start serving requests, or raise after at most ``deadline_s`` seconds."""
 
     def stop(self) -> None:
-        """Release every thread, socket and buffer; calling it again does nothing."""
+        """Release every thread, socket and buffer; idempotent."""
 
     def pause(self) -> AbstractContextManager[None]:
-        """No token is computed inside the context, so that weights may change; nothing in flight is lost."""
+        """Context in which no token is computed, so that weights may change; requests in flight survive."""
 
     def health(self) -> bool:
         """Whether requests are being served."""

@@ -1,4 +1,4 @@
-"""What is asked of a generation loop and what it answers: token ids in, token ids out. No text, no HTTP."""
+"""Requests and results of a generation loop: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one completion is drawn. Neutral values switch a rule off; ``temperature=0`` is greedy.
+    """Sampling parameters of one completion. Neutral values disable a rule; ``temperature=0`` is greedy.
 
     >>> SamplingParams(max_tokens=16, temperature=0.7, seed=3).top_k
     0
@@ -34,22 +34,22 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end the completion, end-of-turn tokens included; the sampled one stays in ``token_ids``."""
     min_tokens: int = 0
-    """Nothing ends the completion before it has this many tokens."""
+    """Stop rules apply only from this number of tokens on."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit)."""
+    """(token id, addend to its logit)."""
     top_logprobs: int = 0
     """Number of most likely tokens to report at each position, beside the sampled one."""
     prompt_logprobs: int | None = None
-    """Report the log-prob of each prompt token, and of so many most likely ones; None reports nothing."""
+    """Report the log-prob of each prompt token and of this number of most likely ones; None reports none."""
 
     @property
     def penalised(self) -> bool:
-        """Whether the distribution depends on the tokens seen so far."""
+        """Whether the distribution depends on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 OnToken = Callable[[int, float, "Alternatives | None"], None]
-"""Takes a token, its log-prob, and the most likely tokens in its place where the request asked for them."""
+"""(token id, log-prob, most likely tokens of the position if requested)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +61,11 @@ class GenerationRequest:
     """int32 [P], P >= 1."""
     params: SamplingParams
     on_token: OnToken | None = None
-    """Told of each token as it is drawn, but of the last; on the generation thread, so it must not wait."""
+    """Called for each sampled token except the last, on the generation thread, so it must not block."""
 
     @property
     def max_length(self) -> int:
-        """Most tokens the sequence can come to, prompt included."""
+        """Maximum length of the sequence in tokens, prompt included."""
         return len(self.prompt_ids) + self.params.max_tokens
 
 
@@ -81,53 +81,53 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLogprobs:
-    """What the policy thought of a prompt; its first token has no log-prob, so P-1 rows for P tokens."""
+    """Log-probs of a prompt of P tokens: P-1 entries, because the first token has none."""
 
     logprobs: np.ndarray
     """float32 [P-1], at temperature 1, without filters."""
     ranks: np.ndarray
     """int32 [P-1], 1 for the most likely token."""
     alternatives: list[Alternatives]
-    """P-1 entries, or none when no alternatives were asked for."""
+    """P-1 entries; empty when no alternatives were requested."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """One finished completion, or the reason why there is none (``error``)."""
+    """One finished completion, or its ``error``."""
 
     request: GenerationRequest
     token_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     """int32 [T], the sampled stop token included."""
     logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-    """float32 [T], of the distribution each token was drawn from."""
+    """float32 [T], of the distribution each token was sampled from."""
     versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
-    """int32 [T], the policy version each token was sampled under."""
+    """int32 [T], the policy version that sampled each token."""
     alternatives: list[Alternatives] = field(default_factory=list)
-    """T entries where the request asked for ``top_logprobs``."""
+    """T entries when the request has ``top_logprobs``."""
     prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason = "abort"
     stop_text: str | None = None
-    """The ``stop`` text that finished it."""
+    """The ``stop`` text that ended the completion."""
     error: str | None = None
 
 
 class Unsupported(Exception):
-    """A request asks for what this generation loop cannot do; the message names the field."""
+    """A request needs an unsupported feature; the message names the field."""
 
 
 OnFinished = Callable[[list[Generation]], None]
-"""Takes the completions that one decoding step finished; called on the generation thread."""
+"""Receives the completions that a decoding step finished, on the generation thread."""
 
 
 class Generator(Protocol):
-    """A generation loop in a thread of its own."""
+    """A generation loop in its own thread."""
 
     def start(self, on_finished: OnFinished, deadline_s: float) -> None: ...
 
     def stop(self) -> None: ...
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request; raises ModelUnavailable when the loop takes none, Unsupported for one it cannot honour."""
+        """Queue a request; raises ModelUnavailable when the loop is stopped, Unsupported for an unsupported field."""
 
     def abort(self, request_id: str) -> None:
         """Drop a request, queued or running; unknown ids are ignored."""

@@ -1,1 +1,1 @@
-"""Keeps rollouts coming: schedules groups, collects them, and makes one batch per optimizer step."""
+"""Schedules groups, collects their rollouts, and builds one batch per optimizer step."""

@@ -1,8 +1,7 @@
 """Schedules over a run: the difficulty of the rows, and the weight of each reward function.
 
-Both are functions of the place in the run alone (epoch, step), so a resumed run continues exactly. The rows of a
-difficulty are sampled like any others (``custom_batches``); rewards are weighted again from recorded scores and never
-scored again (``rewards``).
+Both are functions of epoch and step alone, so a resumed run continues exactly. The rows of a difficulty are sampled
+like any others (``custom_batches``); rewards are recomputed from recorded scores, without scoring again (``rewards``).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from verifiers.rubrics import Rubric, RubricGroup
 from verifiers_trainer.pipeline import rewards
 
 MISSING = "easy"
-"""Difficulty of a row that has none."""
+"""Difficulty of a row without the column."""
 DEFAULT = "default"
 """Key of the weights of epochs that the schedule does not name."""
 
@@ -28,7 +27,7 @@ DEFAULT = "default"
 
 
 def difficulty_at(schedule: Sequence[Sequence[Any]] | None, epochs: float) -> Any:
-    """The difficulty after ``epochs`` passes: of the first entry whose threshold is higher, else of the last.
+    """The difficulty after ``epochs`` passes: that of the first entry with a higher threshold, else of the last.
 
     >>> difficulty_at([(1.0, "easy"), (2.5, "hard")], 0.5), difficulty_at([(1.0, "easy"), (2.5, "hard")], 3)
     ('easy', 'hard')
@@ -39,9 +38,9 @@ def difficulty_at(schedule: Sequence[Sequence[Any]] | None, epochs: float) -> An
 
 
 def reader_of(key: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """What gives the difficulty of a row: a column, a function, or the import path of one.
+    """A function from a row to its difficulty, from a column name, a function, or the import path of one.
 
-    Raises ``ConfigError`` for a path that leads nowhere.
+    Raises ``ConfigError`` for a path that cannot be imported.
     """
     if callable(key):
         return key
@@ -57,25 +56,25 @@ def reader_of(key: Any) -> Callable[[Mapping[str, Any]], Any]:
 def rows_of(rows: Iterable[Any], difficulty: Any, key: Any = "difficulty") -> list[Any]:
     """The rows of a difficulty: a value, a list of values, or a function of the row; all of them for None.
 
-    Raises ``ConfigError``, naming the difficulties there are, when no row has it.
+    Raises ``ConfigError``, listing the available difficulties, when no row has it.
     """
     rows = list(rows)
     if difficulty is None:
         return rows
     read = reader_of(key)
     if callable(difficulty):
-        found = [row for row in rows if difficulty(row)]
+        matching = [row for row in rows if difficulty(row)]
     else:
-        wanted = list(difficulty) if isinstance(difficulty, list | tuple) else [difficulty]
-        found = [row for row in rows if read(row) in wanted]
-    if not found:
-        there = ", ".join(sorted({repr(read(row)) for row in rows})[:8])
-        raise ConfigError(f"no row has the difficulty {difficulty!r} (difficulty_key={key!r}); there are: {there}")
-    return found
+        difficulties = list(difficulty) if isinstance(difficulty, list | tuple) else [difficulty]
+        matching = [row for row in rows if read(row) in difficulties]
+    if not matching:
+        available = ", ".join(sorted({repr(read(row)) for row in rows})[:8])
+        raise ConfigError(f"no row has the difficulty {difficulty!r} (difficulty_key={key!r}); available: {available}")
+    return matching
 
 
 def check_difficulties(rows: Sequence[Any], schedule: Sequence[Sequence[Any]], key: Any) -> None:
-    """Raise ``ConfigError`` for an entry of the schedule that no row belongs to: now, and not hours later."""
+    """Raise ``ConfigError`` for an entry of the schedule without rows, before training starts."""
     for _, difficulty in schedule:
         rows_of(rows, difficulty, key)
 
@@ -87,7 +86,7 @@ class RewardWeights:
     """The weights of the reward functions by epoch: ``RewardWeights(env, {0: [1, 0], "default": {"style": 0.5}})``.
 
     A list gives the weights of a group's rubrics, or of the functions of a single rubric, in their order; a
-    mapping gives them by name. Epochs that are not named have the weights of "default", or else the rubric's own.
+    mapping gives them by name. Other epochs have the weights of "default", or else the rubric's.
     Raises ``ConfigError`` for weights that do not fit a rubric of ``env``.
     """
 
@@ -103,35 +102,35 @@ class RewardWeights:
         weights = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT))
         for state in states:
             if weights is not None and state["error"] is None:
-                own = effective_weights(self.env.for_row(state).rubric, weights)
-                state["reward"] = rewards.weighted(own, state["metrics"])
+                effective = effective_weights(self.env.for_row(state).rubric, weights)
+                state["reward"] = rewards.weighted(effective, state["metrics"])
 
     def weights_of(self, epoch: int, state: State) -> Mapping[str, float]:
-        """The weight of each function that counts in ``epoch``, for the environment of this rollout."""
+        """The weight of each function with nonzero weight in ``epoch``, in the environment of this rollout."""
         weights, rubric = self._by_epoch.get(epoch, self._by_epoch.get(DEFAULT)), self.env.for_row(state).rubric
         return rubric.plan().weights if weights is None else effective_weights(rubric, weights)
 
 
-def effective_weights(rubric: Rubric, given: Any) -> dict[str, float]:
-    """Function -> weight, of those that count. Raises ``ConfigError`` when ``given`` does not fit the rubric."""
-    if isinstance(rubric, RubricGroup) and not (isinstance(given, Mapping) and given.keys() - set(rubric.names)):
-        own = rubric.get_group_weights()
+def effective_weights(rubric: Rubric, weights: Any) -> dict[str, float]:
+    """Function -> nonzero weight. Raises ``ConfigError`` when ``weights`` does not fit the rubric."""
+    if isinstance(rubric, RubricGroup) and not (isinstance(weights, Mapping) and weights.keys() - set(rubric.names)):
+        previous = rubric.get_group_weights()
         try:
-            rubric.set_group_weights(given)
+            rubric.set_group_weights(weights)
             return dict(rubric.plan().weights)
         finally:
-            rubric.set_group_weights(own)
+            rubric.set_group_weights(previous)
     names, base = rubric.get_reward_func_names(), rubric.plan().weights
-    listed = names if isinstance(given, Mapping) or len(given) == len(names) else [n for n in names if n in base]
-    by_name = dict(given) if isinstance(given, Mapping) else dict(zip(listed, given, strict=False))
-    if len(by_name) != len(given) or by_name.keys() - set(names):
+    listed = names if isinstance(weights, Mapping) or len(weights) == len(names) else [n for n in names if n in base]
+    by_name = dict(weights) if isinstance(weights, Mapping) else dict(zip(listed, weights, strict=False))
+    if len(by_name) != len(weights) or by_name.keys() - set(names):
         raise ConfigError(
-            f"reward_weights_schedule gives {given!r}, and the rubric has the functions {', '.join(names)}: give a "
+            f"reward_weights_schedule has {weights!r}, and the rubric has the functions {', '.join(names)}: give a "
             "weight for each, or weights by their names"
         )
     return {name: weight for name in names if (weight := float(by_name.get(name, base.get(name, 0.0))))}
 
 
 def members(env: Environment) -> list[Environment]:
-    """The environments that run rollouts: the members of a group, also of nested groups, or the one itself."""
+    """The environments that run rollouts: the members of a group (nested ones included), or ``env`` itself."""
     return [inner for member in env.envs for inner in members(member)] if isinstance(env, EnvGroup) else [env]

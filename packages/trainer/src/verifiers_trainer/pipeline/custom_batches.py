@@ -1,8 +1,8 @@
-"""Batches that a subclass draws by its own ``get_batch``: rows to run rollouts of, or rollouts that it ran itself.
+"""Batches from a subclass's ``get_batch``: rows to run rollouts of, or finished rollouts.
 
-Rollouts of rows are run by the pipeline like any others (``CustomRows`` stands in for the schedule). Finished rollouts
-are taken as they come, on the trainer's thread, when the step needs them (``CustomRollouts`` stands in for the
-pipeline): the present policy sampled them, and their number is the batch size. The first batch decides which it is.
+The pipeline runs the rollouts of rows as usual (``CustomRows`` replaces the schedule). Finished rollouts are drawn on
+the trainer's thread when the step needs them (``CustomRollouts`` replaces the pipeline): the present policy sampled
+them, and their number is the batch size. The first batch selects the kind.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ WITHOUT_PIPELINE = {
     "staleness/max": 0,
     "time/pack": 0.0,
 }
-"""The pipeline's numbers of a step, where there is no pipeline."""
+"""Values of the pipeline's metrics in a step without a pipeline."""
 DRAWING_METHODS = ("get_batch", "sample_batch", "current_rows", "get_current_difficulty")
-"""Methods of a trainer that decide which rows a step takes."""
+"""Methods of a trainer that select the rows of a step."""
 Draw = Callable[[int], Any]
 """The batch of the n-th step, as ``get_batch`` returns it."""
 TurnsOf = Callable[[Any, str], tuple[Turn, ...]]
-"""The turns of a completion as the policy sampled them, given its name for an error."""
+"""(completion, its name in an error) -> its turns, as the policy sampled them."""
 
 
 def open_batches(
@@ -63,10 +63,10 @@ def open_batches(
     turns_of: TurnsOf,
     compute_rewards: Callable[..., Any] | None = None,
 ) -> BatchSource:
-    """Open what gives each step its batch; nothing is begun yet.
+    """Create the source of each step's batch, without starting it.
 
-    draw: decides what each step takes, from ``first_step`` on; None takes the examples in their order, or by
-    ``env_weights``. compute_rewards: a hook that decides the rewards; None leaves them to the rubric.
+    draw: returns the data of each step, from ``first_step`` on; None takes the examples in order, or by
+    ``env_weights``. compute_rewards: a hook that replaces the rubric's rewards; None keeps them.
     Raises ``ConfigError`` for settings that contradict each other or the rows.
     """
     schedule: Schedule | None = None
@@ -88,24 +88,24 @@ def open_batches(
 def _decide_rewards(
     env: Environment, settings: RLConfig, steps_per_epoch: int, hook: Callable[..., Any] | None
 ) -> DecideRewards | None:
-    """What changes the rewards of a finished group, called with its index; None when the rubric's stand."""
+    """The function that replaces the rewards of a finished group, called with its index; None keeps the rubric's."""
 
-    def place(index: int) -> dict[str, int]:
-        return place_of(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
+    def position(index: int) -> dict[str, int]:
+        return epoch_and_step(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
 
     if hook is not None:
         if settings.reward_weights_schedule:
-            raise ConfigError("compute_rewards and reward_weights_schedule both decide the rewards: use one of them")
+            raise ConfigError("compute_rewards and reward_weights_schedule both set the rewards: use one of them")
 
         async def by_hook(index: int, states: Sequence[State]) -> None:
-            await rewards.decide(hook, states, place(index))
+            await rewards.decide(hook, states, position(index))
 
         return by_hook
     if settings.reward_weights_schedule:
         weights = RewardWeights(env, settings.reward_weights_schedule)
 
         async def by_schedule(index: int, states: Sequence[State]) -> Mapping[str, float]:
-            epoch = place(index)["epoch"]
+            epoch = position(index)["epoch"]
             weights.decide(epoch, states)
             return weights.weights_of(epoch, states[0])
 
@@ -113,10 +113,10 @@ def _decide_rewards(
     return None
 
 
-def place_of(step: int, steps_per_epoch: int) -> dict[str, int]:
-    """The pass that a step of the run belongs to, and its number in the pass.
+def epoch_and_step(step: int, steps_per_epoch: int) -> dict[str, int]:
+    """The pass over the data of a step of the run, and the step's index in the pass.
 
-    >>> place_of(7, 3)
+    >>> epoch_and_step(7, 3)
     {'epoch': 2, 'step': 1}
     """
     epoch, step = divmod(step, steps_per_epoch)
@@ -124,27 +124,27 @@ def place_of(step: int, steps_per_epoch: int) -> dict[str, int]:
 
 
 def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
-    """The rows that the ``step``-th step takes from ``rows``: pass after pass, each shuffled by (seed, pass)."""
+    """The part of ``rows`` for the ``step``-th step: pass after pass, each shuffled by (seed, pass)."""
     if not rows:
         raise DatasetError(f"there are no rows to sample the batch of step {step} from")
     count = config.batch_size // config.rollouts_per_example
     sampled = []
-    for place in range(step * count, (step + 1) * count):
-        epoch, place = divmod(place, len(rows))
+    for position in range(step * count, (step + 1) * count):
+        epoch, position = divmod(position, len(rows))
         order = list(range(len(rows)))
         if config.shuffle_dataset:
             random.Random(f"{config.seed}:{epoch}").shuffle(order)
-        sampled.append(rows[order[place]])
+        sampled.append(rows[order[position]])
     return sampled
 
 
 class CustomRows(Schedule):
-    """The rows that ``draw`` gives for each step, in their order; the n-th step's are groups n·P to (n+1)·P - 1.
+    """The rows that ``draw`` returns for each step, in order; those of step n are groups n·P to (n+1)·P - 1.
 
-    Groups without a learning signal are replaced from the rows of the steps to come, so those are asked for earlier.
+    Groups without a learning signal are replaced from the rows of later steps, which are then drawn earlier.
     """
 
-    may_skip = False  # a subclass that draws rows means each of them
+    may_skip = False  # every row that a subclass draws is used
 
     def __init__(self, draw: Draw, row_format: RowFormat, examples: Sequence[Example], config: RLConfig):
         super().__init__(examples, config.seed, shuffle=False)
@@ -154,32 +154,32 @@ class CustomRows(Schedule):
         self._warned = False
 
     def put(self, step: int, rows: Any) -> None:
-        """Use ``rows`` for a step: those after the P-th are left out, fewer are used several times."""
+        """Use ``rows`` for a step: rows after the P-th are ignored, fewer than P are repeated."""
         try:
-            found = examples_from(list(rows), self._row_format)
+            examples = examples_from(list(rows), self._row_format)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"get_batch returned {type(rows).__name__}, not rows of the dataset: {error}") from error
-        if not found:
+        if not examples:
             raise DatasetError("get_batch returned no rows: there is nothing to train on")
-        if len(found) != self._per_step and not self._warned:
+        if len(examples) != self._per_step and not self._warned:
             self._warned = True
-            log.warning("get_batch returned %d rows, and a step takes %d", len(found), self._per_step)
-        self._steps[step] = found
+            log.warning("get_batch returned %d rows, and a step takes %d", len(examples), self._per_step)
+        self._steps[step] = examples
 
     def example(self, index: int) -> Example:
-        step, place = divmod(index, self._per_step)
+        step, position = divmod(index, self._per_step)
         if step not in self._steps:
             self.put(step, self._draw(step))
             self._steps = {n: rows for n, rows in self._steps.items() if n > step - 64}
         rows = self._steps[step]
-        return rows[place % len(rows)]
+        return rows[position % len(rows)]
 
     def seed_of(self, index: int) -> int:
-        return self.seed * 1_000_003 + index  # a row may come several times in a pass
+        return self.seed * 1_000_003 + index  # a row may be drawn several times in a pass
 
 
 class CustomRollouts:
-    """The rollouts that ``draw`` gives for each step, as a batch; has the methods of ``PipelineThread``."""
+    """The rollouts that ``draw`` returns for each step, as a batch; has the methods of ``PipelineThread``."""
 
     def __init__(self, draw: Draw, turns_of: TurnsOf, config: RLConfig, first: tuple[int, Any]):
         self._draw, self._turns_of, self.config = draw, turns_of, config
@@ -224,24 +224,22 @@ class CustomRollouts:
         self.version = version
 
     def settle(self) -> None:
-        """Nothing runs beside the trainer."""
+        """No-op: nothing runs in the background."""
 
     def snapshot(self) -> PipelineState:
         return replace(self.state)
 
     def close(self) -> None:
-        """There is nothing to stop."""
+        """No-op: nothing runs in the background."""
 
 
 def groups_of(batch: Any, turns_of: TurnsOf, first_index: int = 0) -> list[Group]:
-    """The groups of ``get_batch``'s (prompts, completions, rewards), siblings one after another, or its own groups.
+    """The groups of a ``get_batch`` result: groups, or (prompts, completions, rewards) with siblings adjacent.
 
-    They are numbered from ``first_index``.
-
-    Raises ``ConfigError`` when the numbers do not fit.
+    They are numbered from ``first_index``. Raises ``ConfigError`` when the lengths do not match.
     """
     if isinstance(batch, Sequence) and batch and all(isinstance(member, Group) for member in batch):
-        return [replace(group, index=first_index + place) for place, group in enumerate(batch)]
+        return [replace(group, index=first_index + offset) for offset, group in enumerate(batch)]
     if not (isinstance(batch, tuple) and len(batch) == 3):
         raise ConfigError(f"get_batch returned {type(batch).__name__} after prompts, completions and rewards before")
     prompts, completions, rewards = batch
@@ -279,5 +277,5 @@ def _row(prompt: Any) -> Mapping[str, Any]:
 
 
 BatchSource = PipelineThread | CustomRollouts | OfflineRollouts
-"""What gives the trainer the batch of each step: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``,
+"""Sources of each step's batch: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``,
 ``close``."""

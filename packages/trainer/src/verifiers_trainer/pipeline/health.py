@@ -32,12 +32,12 @@ class FaultMeter:
             kind = error.partition(":")[0]
             if kind not in self._kinds:
                 self._kinds.add(kind)
-                log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
+                log.warning("a rollout of example %s failed and is not trained on: %s", group.example_id, error)
         self._recent.extend([True] * len(errors) + [False] * (len(group.rollouts) - len(errors)))
-        failed, seen = sum(self._recent), len(self._recent)
-        if errors and seen >= self.min_rollouts and failed > self.max_fraction * seen:
+        failed, total = sum(self._recent), len(self._recent)
+        if errors and total >= self.min_rollouts and failed > self.max_fraction * total:
             raise TooManyFaults(
-                f"{failed} of the last {seen} rollouts failed, the last with {errors[-1]}; training stops "
+                f"{failed} of the last {total} rollouts failed, the last with {errors[-1]}; training stops "
                 f"(max_error_fraction={self.max_fraction:g})",
                 cause=errors[-1],
                 count=failed,
@@ -69,13 +69,13 @@ class SignalMeter:
                 "function"
             )
         histogram = reward_histogram(groups)
-        shown = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
+        counts = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
         if self._in_a_row == 1:
-            log.warning("skipped batch: %s (rewards: %s); sampling replacements", reason, shown)
+            log.warning("skipped batch: %s (rewards: %s); sampling replacements", reason, counts)
         limit = self.config.no_signal_steps
         if limit and self._in_a_row >= limit:
             raise NoLearningSignal(
-                f"there is nothing to learn from: in each of the last {limit} batches {reason} (rewards of the last: "
-                f"{shown}). {advice}",
+                f"no learning signal: in each of the last {limit} batches {reason} (rewards of the last: "
+                f"{counts}). {advice}",
                 histogram=histogram,
             )

@@ -1,7 +1,7 @@
-"""Several environments in one run: which of them the n-th group uses, so that each gets its share.
+"""Several environments in one run: assign each group to an environment according to ``env_weights``.
 
-Shares are of the groups that are begun, exact to one group at every moment: the environment furthest below its share
-comes next. Which rows of an environment come, and in which order, is as with one environment alone.
+The environment furthest below its share of the started groups comes next, so shares are exact to one group. Rows of an
+environment are ordered as with one environment alone.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from verifiers_trainer.pipeline.schedule import Schedule
 
 
 def joined(environments: Sequence[Environment], names: Sequence[str | None] | None = None) -> Environment:
-    """One environment of several: each under its name, its id, or ``env_<n>``; a name that repeats gets a number."""
+    """Join environments into one, each under its name, its id, or ``env_<n>``; repeated names get a number."""
     if len(environments) == 1:
         return environments[0]
-    given = list(names) if names else [None] * len(environments)
-    called = [
-        name or getattr(env, "env_id", None) or f"env_{place}"
-        for place, (name, env) in enumerate(zip(given, environments, strict=True))
+    aliases = list(names) if names else [None] * len(environments)
+    env_names = [
+        name or getattr(env, "env_id", None) or f"env_{index}"
+        for index, (name, env) in enumerate(zip(aliases, environments, strict=True))
     ]
-    return EnvGroup(list(environments), env_names=distinct(called))
+    return EnvGroup(list(environments), env_names=distinct(env_names))
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, those that repeat with a number.
+    """The names, repeated ones with a number.
 
     >>> distinct(["sums", "wordle", "sums"])
     ['sums', 'wordle', 'sums-2']
     """
-    taken: list[str] = []
+    unique: list[str] = []
     for name in names:
-        number, called = 1, name
-        while called in taken:
+        number, candidate = 1, name
+        while candidate in unique:
             number += 1
-            called = f"{name}-{number}"
-        taken.append(called)
-    return taken
+            candidate = f"{name}-{number}"
+        unique.append(candidate)
+    return unique
 
 
 def member_of(env: Environment, row: Mapping[str, Any]) -> str:
-    """The member of a group of environments that a row belongs to; "" where there is no group."""
+    """The member of an environment group that a row belongs to; "" for a single environment."""
     return (route_of(row) or [""])[0] if isinstance(env, EnvGroup) else ""
 
 
 class MixtureSchedule(Schedule):
-    """Groups from several environments by ``weights``: ``{"gsm8k": 3, "wordle": 1}`` gives three of four to gsm8k.
+    """Groups from several environments by ``weights``: ``{"gsm8k": 3, "wordle": 1}`` assigns three of four to gsm8k.
 
-    Raises ``ConfigError`` for names that are not the group's, and for an environment without rows.
+    Raises ``ConfigError`` for names other than the group's, and for an environment without rows.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class MixtureSchedule(Schedule):
         super().__init__(examples, seed, shuffle)
         names = list(env.env_names) if isinstance(env, EnvGroup) else []
         if set(weights) != set(names):
-            there = ", ".join(names) or "none: this is one environment"
-            raise ConfigError(f"env_weights names {', '.join(weights)}, and the environments are: {there}")
+            available = ", ".join(names) or "none: this is one environment"
+            raise ConfigError(f"env_weights names {', '.join(weights)}, and the environments are: {available}")
         self.names = names
         self._rows: dict[str, list[Example]] = {name: [] for name in names}
         for example in examples:
@@ -75,26 +75,26 @@ class MixtureSchedule(Schedule):
         shares = np.array([float(weights[name]) for name in names])
         self._shares = shares / shares.sum()
         self._counts = np.zeros(len(names), np.int64)
-        self._places: list[tuple[str, int]] = []
-        """By group index: the environment, and how many groups of it came before."""
+        self._positions: list[tuple[str, int]] = []
+        """By group index: the environment, and the number of its earlier groups."""
 
     def example(self, index: int) -> Example:
-        name, place = self._place(index)
+        name, position = self._position(index)
         rows = self._rows[name]
-        epoch, place = divmod(place, len(rows))
+        epoch, position = divmod(position, len(rows))
         order = list(range(len(rows)))
         if self.shuffle:
             random.Random(f"{self.seed}:{name}:{epoch}").shuffle(order)
-        return rows[order[place]]
+        return rows[order[position]]
 
     def seed_of(self, index: int) -> int:
-        name, place = self._place(index)
-        return self.seed * 1_000_003 + place // len(self._rows[name])
+        name, position = self._position(index)
+        return self.seed * 1_000_003 + position // len(self._rows[name])
 
-    def _place(self, index: int) -> tuple[str, int]:
-        while len(self._places) <= index:
-            deficits = self._shares * (len(self._places) + 1) - self._counts
+    def _position(self, index: int) -> tuple[str, int]:
+        while len(self._positions) <= index:
+            deficits = self._shares * (len(self._positions) + 1) - self._counts
             member = int(np.argmax(deficits))
-            self._places.append((self.names[member], int(self._counts[member])))
+            self._positions.append((self.names[member], int(self._counts[member])))
             self._counts[member] += 1
-        return self._places[index]
+        return self._positions[index]

@@ -1,11 +1,11 @@
 """Train on finished rollouts: of a saved run, of results in memory, or of columns of a dataset.
 
-Rollouts with recorded token ids and log-probabilities are trained on these, with the recorded policy as the anchor: how
-far the trained policy is from it shows in ``ratio/*``, and the loss bounds what that does. Text from elsewhere has no
-sampled ids: it is tokenised once with the chat template, and anchored on the policy when the batch is built, so its
-ratio is 1 and the loss is likelihood weighted by the advantage. ``offline/recorded`` is the share of the first kind.
+Rollouts with recorded token ids and log-probabilities use them, with the recorded policy as the anchor: ``ratio/*``
+measures its distance from the trained policy, and the loss bounds it. Text without sampled ids is tokenised once with
+the chat template, and anchored on the policy when the batch is built, so its ratio is 1 and the loss is likelihood
+weighted by the advantage. ``offline/recorded`` is the share of recorded tokens.
 
-Rows with equal prompts are siblings. ``OfflineRollouts`` stands in for the pipeline; nothing is generated.
+Rollouts with equal prompts are siblings. ``OfflineRollouts`` replaces the pipeline; nothing is generated.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from verifiers_trainer.settings.config import RLConfig
 log = logging.getLogger(__name__)
 
 COLUMNS = ("prompts", "completions", "rewards")
-OF_UNKNOWN_AGE = -1
-"""Version of tokens that a policy of another run sampled."""
+UNKNOWN_VERSION = -1
+"""Policy version of tokens sampled in another run."""
 
 
 def holds_rollouts(dataset: Any) -> bool:
-    """Whether ``dataset`` is finished rollouts: results, a saved run, or columns of prompts, completions, rewards."""
+    """Whether ``dataset`` holds rollouts: results, a saved run, or columns of prompts, completions, rewards."""
     if isinstance(dataset, str | Path):
         return Path(dataset).exists()
     names = getattr(dataset, "column_names", None) or (dataset if isinstance(dataset, Mapping) else ())
@@ -58,9 +58,9 @@ def holds_rollouts(dataset: Any) -> bool:
 
 
 def read_groups(dataset: Any, tokenizer: Any, config: RLConfig) -> list[Group]:
-    """The groups of finished rollouts, in the order of their first rows.
+    """The groups of finished rollouts, in the order of their first rollouts.
 
-    Raises ``DatasetError`` when there are none, ``ConfigError`` for columns that do not fit each other.
+    Raises ``DatasetError`` when there are none, ``ConfigError`` for columns of different lengths.
     """
     if isinstance(dataset, str | Path):
         dataset = load_results(dataset)
@@ -99,7 +99,7 @@ def _from_columns(dataset: Any, tokenizer: Any) -> Iterator[tuple[Any, Rollout]]
     if set(sizes) != set(COLUMNS) or len(set(sizes.values())) > 1:
         counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
         raise ConfigError(
-            f"finished rollouts need prompts, completions and rewards, as many of each; there are {counts}"
+            f"finished rollouts need prompts, completions and rewards, as many of each; the dataset has {counts}"
         )
     for prompt, completion, reward in zip(*columns.values(), strict=True):
         turns = _tokenised(prompt, completion, tokenizer)
@@ -112,13 +112,13 @@ def _names(dataset: Any) -> Sequence[str]:
 
 
 def _of_another_run(turn: Turn) -> Turn:
-    """Its tokens as recorded; their version is another run's, and without log-probabilities they were not sampled."""
-    recorded = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
-    return replace(turn, version=OF_UNKNOWN_AGE if recorded else NOT_SAMPLED)
+    """The turn with ``UNKNOWN_VERSION``, or ``NOT_SAMPLED`` when it has no log-probabilities."""
+    has_logprobs = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
+    return replace(turn, version=UNKNOWN_VERSION if has_logprobs else NOT_SAMPLED)
 
 
 def _tokenised(prompt: Any, completion: Any, tokenizer: Any, tools: Any = None) -> tuple[Turn, ...]:
-    """The turns of a text; what a template adds after the end token is not trained."""
+    """The turns of a text, without what the template adds after the end token."""
     turns = []
     for tokens in text_turns(prompt, completion or "", tools, tokenizer):
         prompt_ids, ids, logprobs = tokens.arrays()
@@ -144,7 +144,7 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
-    """An environment of the prompts, for a run that has none: it can be asked, and rewards nothing."""
+    """An environment of the prompts without rewards, for a run without an environment."""
     return SingleTurnEnv(dataset=[dict(row) for row in rows], rubric=Rubric())
 
 
@@ -169,9 +169,9 @@ class OfflineRollouts:
                 len(self.groups),
                 self._mean,
             )
-        known = np.concatenate([group.rewards for group in self.groups])
-        differ = len(np.unique(known[~np.isnan(known)])) > 1
-        live = [group for group in map(self._centred, self.groups) if not group.is_dead(self.config)]
+        rewards = np.concatenate([group.rewards for group in self.groups])
+        differ = len(np.unique(rewards[~np.isnan(rewards)])) > 1
+        live = [group for group in map(self._centre, self.groups) if not group.is_dead(self.config)]
         self._live = live if differ else []
         turns = [turn for group in self._live for record in group.rollouts for turn in record.turns]
         tokens = sum(len(turn.completion_ids) for turn in turns)
@@ -185,7 +185,7 @@ class OfflineRollouts:
         """Batches of one pass."""
         return len(self._pass(0))
 
-    def _centred(self, group: Group) -> Group:
+    def _centre(self, group: Group) -> Group:
         if self._mean is None:
             return group
         return replace(group, rollouts=tuple(replace(r, reward=r.reward - self._mean) for r in group.rollouts))
@@ -196,12 +196,12 @@ class OfflineRollouts:
             random.Random(f"{self.config.seed}:{number}").shuffle(order)
         batches: list[list[Group]] = []
         for group in order:
-            if not batches or sum(len(taken.rollouts) for taken in batches[-1]) >= self.config.batch_size:
+            if not batches or sum(len(member.rollouts) for member in batches[-1]) >= self.config.batch_size:
                 batches.append([])
             batches[-1].append(group)
         return batches
 
-    # --- as the pipeline ----------------------------------------------------------------------------------------
+    # --- methods of PipelineThread ------------------------------------------------------------------------------
 
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
@@ -211,38 +211,38 @@ class OfflineRollouts:
         for _ in range(max(1, self.num_batches if self._live else 1)):
             if not self._live:
                 break
-            number, place = divmod(self.state.next_index, self.num_batches)
-            taken = self._pass(number)[place]
+            number, position = divmod(self.state.next_index, self.num_batches)
+            groups = self._pass(number)[position]
             self.state.next_index += 1
-            batch = build(taken, [], self.config, self.config.world_size)
+            batch = build(groups, [], self.config, self.config.world_size)
             if batch.num_tokens:
                 self.state.delivered += 1
-                return self._numbered(batch, number, place)
+                return self._numbered(batch, number, position)
         raise NoLearningSignal(
-            "there is nothing to learn from: of the finished rollouts no group has two different rewards and tokens "
-            "within max_seq_len",
+            "no learning signal: no group of the finished rollouts has two different rewards and tokens within "
+            "max_seq_len",
             histogram=reward_histogram(self.groups),
         )
 
-    def _numbered(self, batch: TrainBatch, number: int, place: int) -> TrainBatch:
-        """With the rewards as they were given, and groups numbered by how far the data is used."""
+    def _numbered(self, batch: TrainBatch, number: int, position: int) -> TrainBatch:
+        """The batch with the original rewards, and groups numbered by progress through the data."""
         original = {group.index: group for group in self.groups}
         groups = [original[group.index] for group in batch.groups]
         stats = batch.stats | rollout_stats(groups) | {"offline/recorded": self._recorded, "batch/short": 0}
         stats |= {"groups/dropped_stale": 0, "staleness/mean": math.nan, "staleness/max": math.nan}
         stats |= {"time/pack": 0.0, "time/wait_generation": 0.0}
-        used = number * len(self.groups) + math.ceil((place + 1) / self.num_batches * len(self.groups)) - 1
-        numbered = tuple(replace(group, index=used) for group in groups)
+        last_index = number * len(self.groups) + math.ceil((position + 1) / self.num_batches * len(self.groups)) - 1
+        numbered = tuple(replace(group, index=last_index) for group in groups)
         return replace(batch, groups=numbered, stats=stats)
 
     def set_version(self, version: int, served: int | None = None) -> None:
         self.version = version
 
     def settle(self) -> None:
-        """Nothing runs beside the trainer."""
+        """No-op: nothing runs in the background."""
 
     def snapshot(self) -> PipelineState:
         return replace(self.state)
 
     def close(self) -> None:
-        """There is nothing to stop."""
+        """No-op: nothing runs in the background."""

@@ -1,19 +1,19 @@
-"""``Pipeline``: keeps rollouts coming. It begins groups, collects them, and makes one batch per optimizer step.
+"""``Pipeline``: starts groups of rollouts, collects them, and builds one batch per optimizer step.
 
-Promises: no token older than ``max_off_policy_steps`` batches is ever trained; a batch holds ``batch_size`` rollouts of
-groups with a learning signal, or says that it is short; slow rollouts are waited for rather than left behind, so length
-is not biased; a failure in here is raised by ``next_batch``, not hidden behind a time-out.
+Guarantees: no token older than ``max_off_policy_steps`` batches is trained on; a batch holds ``batch_size`` rollouts of
+groups with a learning signal, or is marked short; slow rollouts are awaited rather than dropped, so lengths are not
+biased; a failure is raised by ``next_batch``, not hidden behind a time-out.
 
-How much runs at once follows from four numbers (b = batches trained so far, which is the policy version divided by
+Concurrency follows from four numbers (b = batches trained so far, which is the policy version divided by
 ``num_iterations``; k = allowed lag; B = batch size)::
 
     capacity = min(max_concurrent - running, (k + b + 1)·B - (delivered·B + ready + running))      [rollouts]
 
 With k = 0 nothing is generated while a batch trains; with k = 1 the next batch is generated meanwhile ("one step
-off-policy"). Groups without a learning signal leave the sum, and others are begun in their place.
+off-policy"). Groups without a learning signal leave the sum, and replacements are started.
 
-Everything here runs on one event loop; ``thread.PipelineThread`` is the handle for the trainer's thread. The rollouts
-themselves are core's (``verifiers.runs.runner``). Neither weights nor gradients are known here.
+Everything runs on one event loop; ``thread.PipelineThread`` is its blocking handle for the trainer's thread. Rollouts
+are run by core (``verifiers.runs.runner``).
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from verifiers_trainer.settings.config import RLConfig
 log = logging.getLogger(__name__)
 
 DecideRewards = Callable[[int, Sequence[State]], Awaitable[Mapping[str, float] | None]]
-"""Changes the rewards of the rollouts of a group, given with its index; returns other weights than the rubric's."""
+"""(group index, its rollouts): changes their rewards; returns the weights used, or None for the rubric's."""
 CANCEL_S = 20.0
-"""How long cancelled rollouts may take to end."""
+"""Seconds that cancelled rollouts may take to end."""
 
 
 class GroupState(Enum):
-    """Where a group is on its way from its index in the schedule to a batch; each arrow is one method of ``Pipeline``::
+    """The life cycle of a group, from its index in the schedule to a batch; each arrow is a method of ``Pipeline``::
 
         PENDING ──_begin──► RUNNING ──_collect──► READY ──_take──────► USED
            │                                        │ └──_drop_stale─► STALE
            │                                        │
            └──_next_index──► SKIPPED                └ (no signal) DISCARDED ──_count_discarded──► USED
 
-    A checkpoint keeps READY and DISCARDED groups whole; those that were RUNNING are PENDING again when it is resumed.
+    A checkpoint saves READY and DISCARDED groups; RUNNING ones are PENDING again after resuming.
     """
 
-    PENDING = "not begun: its index is yet to come, or in ``state.requeue`` of a resumed run"
+    PENDING = "not started: its index is not reached, or in ``state.requeue`` of a resumed run"
     RUNNING = "its rollouts are being generated and scored; in ``running``"
-    READY = "finished, with a learning signal, for a batch to take; in ``state.ready``"
+    READY = "finished, with a learning signal, not yet in a batch; in ``state.ready``"
     DISCARDED = "finished without a learning signal, until a batch counts it; in ``state.discarded``"
-    SKIPPED = "not begun, because its example is solved (``skip_solved``); in ``state.skipped`` while it matters"
-    USED = "trained by a batch, or counted in its statistics, or dropped as STALE; kept nowhere"
-    STALE = "finished, but older than any batch to come may train; counted, and then kept nowhere"
+    SKIPPED = "not started, because its example is solved (``skip_solved``); in ``state.skipped`` from ``base`` on"
+    USED = "trained on, or counted in a batch's statistics, or dropped as STALE; not stored"
+    STALE = "finished, but too old for any later batch; counted and not stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ class InFlightGroup:
     started: float
     """On the monotonic clock, in seconds."""
     version: int
-    """The policy version when it was begun; none of its tokens is older."""
+    """The policy version at its start; none of its tokens is older."""
     task: asyncio.Task[None]
     progress: Progress
-    """Its rollouts, to name what they wait for; those that worker processes run are not seen."""
+    """Its rollouts, to report what they wait for; rollouts in worker processes are not included."""
 
 
 class Pipeline:
@@ -101,14 +101,14 @@ class Pipeline:
         self._decide_rewards = decide_rewards
         self.version = 0
         self.served = 0
-        """The policy version that samples; behind ``version`` where weights are not pushed after every step."""
+        """The policy version being served; behind ``version`` where weights are not pushed after every step."""
         self.state = PipelineState()
         self.running: dict[int, InFlightGroup] = {}
         """By group index."""
         self.stale = 0
-        """Groups dropped for their age since the last batch."""
+        """Number of stale groups dropped since the last batch."""
         self._used: list[Group] = []
-        """Groups that batches used since the policy version changed."""
+        """Groups used by batches since the policy version changed."""
         self._workers = AsyncExitStack()
         self._run_rollout: GenerateJob = generate_and_score
         self._faults = FaultMeter(config)
@@ -116,12 +116,12 @@ class Pipeline:
         self._failure: BaseException | None = None
         self._changed = asyncio.Condition()
         self.closing = False
-        """Whether nothing may be begun any more; set before ``close``, and by it."""
+        """Whether no group may be started any more; set before ``close``, and by it."""
 
-    # --- for the handle -----------------------------------------------------------------------------------------
+    # --- called by PipelineThread -------------------------------------------------------------------------------
 
     async def open(self, version: int = 0, state: PipelineState | None = None) -> None:
-        """Start the environment workers, if there are to be some, and begin; ``state`` continues an earlier run's."""
+        """Start the environment workers, if configured, and the first groups; ``state`` continues an earlier run's."""
         self.version = self.served = version
         if state is not None:
             self.state = state
@@ -140,8 +140,8 @@ class Pipeline:
     async def next_batch(self) -> TrainBatch:
         """The next batch, as soon as its rollouts are finished.
 
-        Raises the error of a failed rollout task at once, ``NoLearningSignal`` and ``TooManyFaults`` when going on
-        makes no sense.
+        Raises the error of a failed rollout task at once, ``NoLearningSignal`` after ``no_signal_steps`` batches
+        without a learning signal, ``TooManyFaults`` above ``max_error_fraction``.
         """
         while True:
             await self._until(self._batch_is_ready)
@@ -156,24 +156,24 @@ class Pipeline:
                 batch.stats.update(self._stats(groups))
             elif groups or counted:
                 self._signal.note_nothing([*groups, *counted])
-                self._count_solved()  # nothing runs, and no version comes before the next batch
+                self._count_solved()  # no ``advance`` follows before the next batch
             self._admit()
             if batch.num_tokens:
                 return batch
 
     async def advance(self, version: int, served: int) -> None:
-        """The trainer has made policy ``version``, and ``served`` samples now; begin what that allows."""
+        """Set the trained policy version and the ``served`` one; start the groups that this allows."""
         self.version, self.served = version, served
         self._count_solved()
         self._drop_stale()
         self._admit()
 
     async def settle(self) -> None:
-        """Wait until everything that may run at this version has finished."""
+        """Wait until all groups that may run at this version have finished."""
         await self._until(lambda: not self.running)
 
     async def snapshot(self) -> PipelineState:
-        """A copy of the state at this moment, in which running groups are to be run again."""
+        """A copy of the present state; running groups are requeued."""
         state = self.state
         return replace(
             state,
@@ -185,7 +185,7 @@ class Pipeline:
         )
 
     async def close(self) -> None:
-        """Cancel what runs, end the workers, close the client."""
+        """Cancel running groups, stop the workers, close the client."""
         self.closing = True
         tasks = [group.task for group in self.running.values()]
         for task in tasks:
@@ -211,7 +211,7 @@ class Pipeline:
         return GroupState.SKIPPED if index in state.skipped else GroupState.USED
 
     def waiting_for(self) -> str:
-        """What a wait for a batch waits for, in words: how many groups run, and what the oldest waits for."""
+        """Describe what a batch waits for: the number of running groups, and what the oldest waits for."""
         running = list(self.running.items())
         if not running:
             return "nothing is running, and the finished groups do not fill a batch"
@@ -221,15 +221,15 @@ class Pipeline:
         waiting = ", ".join(f"{count} for {what}" for what, count in awaited.most_common())
         return (
             f"{len(running)} group(s) are running, the oldest for {time.monotonic() - oldest.started:.0f} s (example "
-            f"{self.schedule.example(index).example_id}, begun at policy version {oldest.version}; of its rollouts "
+            f"{self.schedule.example(index).example_id}, started at policy version {oldest.version}; of its rollouts "
             f"wait {waiting or 'none'})"
         )
 
-    # --- how much runs: PENDING -> RUNNING or SKIPPED -----------------------------------------------------------
+    # --- admission: PENDING -> RUNNING or SKIPPED ---------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
-        """Rollouts that may be begun now."""
+        """Number of rollouts that may be started now."""
         batch, group = self.config.batch_size, self.config.rollouts_per_example
         running = len(self.running) * group
         admitted = self.state.delivered * batch + len(self.state.ready) * group + running
@@ -238,13 +238,13 @@ class Pipeline:
 
     @property
     def _exhausted(self) -> bool:
-        """Whether the batches to come have had their share of groups, dropped ones included (``oversample``)."""
+        """Whether the next batches' limit of started groups (``oversample``) is reached, dropped ones included."""
         ahead = (self.config.max_off_policy_steps + 1) * self._groups_per_batch
         begun = self.state.next_index - self.state.base - len(self.state.skipped)
         return begun >= math.ceil(self.config.oversample * ahead)
 
     def _batch_of(self, version: int) -> int:
-        """How many batches a policy version was trained on; the lag is counted in them."""
+        """Number of batches a policy version was trained on, the unit of the lag."""
         return version // self.config.num_iterations
 
     @property
@@ -252,7 +252,7 @@ class Pipeline:
         return self.config.batch_size // self.config.rollouts_per_example
 
     def _admit(self) -> None:
-        """Begin as many groups as the capacity allows, those of an interrupted run first."""
+        """Start as many groups as the capacity allows, requeued ones first."""
         group = self.config.rollouts_per_example
         while not self.closing and self._failure is None and self.capacity >= group:
             if self.state.requeue:
@@ -263,10 +263,10 @@ class Pipeline:
                 return
 
     def _next_index(self) -> int:
-        """The index of the next group to begin; with ``skip_solved`` past those of examples that are solved.
+        """The index of the next group to start; ``skip_solved`` skips those of solved examples.
 
-        When all examples are solved, the next is begun all the same. What counts as solved changes with the policy
-        version alone, so that it does not depend on which rollouts finish first.
+        When all examples are solved, none is skipped. Solved examples change with the policy version alone, so that
+        the order does not depend on which rollouts finish first.
         """
         num_examples = len(self.schedule.examples)
         skips = self.config.skip_solved and self.schedule.may_skip and len(self.state.solved) < num_examples
@@ -318,14 +318,14 @@ class Pipeline:
                 self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """End the run with this error, unless it ended with another: ``next_batch`` raises it."""
+        """End the run with this error, unless an earlier one did; ``next_batch`` raises it."""
         self._failure = self._failure or error
 
     def _collect(self, group: Group) -> None:
         if group.oldest_version is not None and group.oldest_version < 0:
             raise ConfigError(
-                "the inference server does not say which policy version sampled its tokens (weight_versions), so their "
-                "age is unknown; use the embedded engine or a server that reports it"
+                "the inference server does not report which policy version sampled its tokens (weight_versions), so "
+                "their age is unknown; use the embedded engine or a server that reports it"
             )
         self._faults.add(group)
         if self.config.zero_variance == "drop" and group.is_dead(self.config):
@@ -346,7 +346,7 @@ class Pipeline:
                 await self._changed.wait()
 
     def _batch_is_ready(self) -> bool:
-        """Whether a batch can be taken now, without leaving behind what would then be too old."""
+        """Whether a batch can be taken now without making other groups stale."""
         size = self._groups_per_batch
         ready = sorted(self.state.ready, key=lambda group: group.index)
         waits = self.config.stale_policy == "wait"
@@ -354,20 +354,20 @@ class Pipeline:
             return False
         if len(ready) < size:
             return self._exhausted and not self.running
-        if self.config.deterministic and self.running:  # take in the order of the indices, whatever finishes first
+        if self.config.deterministic and self.running:  # take groups in index order, whichever finishes first
             return ready[size - 1].index < min(self.running)
         return True
 
-    def _would_go_stale(self, left: Sequence[Group]) -> bool:
-        """Whether more old groups would remain than the coming batches can take while they are young enough.
+    def _would_go_stale(self, remaining: Sequence[Group]) -> bool:
+        """Whether more groups would remain than the next batches can take before they are stale.
 
-        The n-th oldest of what remains is trained n // groups_per_batch batches after the next.
+        The n-th oldest remaining group is trained n // groups_per_batch batches after the next.
         """
         versions = [group.version for group in self.running.values()]
-        versions += [v for group in left if (v := group.oldest_version) is not None]
+        versions += [v for group in remaining if (v := group.oldest_version) is not None]
         oldest = self._batch_of(self.version) + 1 - self.config.max_off_policy_steps
-        begun = enumerate(sorted(map(self._batch_of, versions)))
-        return any(batch < oldest + place // self._groups_per_batch for place, batch in begun)
+        batches = enumerate(sorted(map(self._batch_of, versions)))
+        return any(batch < oldest + position // self._groups_per_batch for position, batch in batches)
 
     def _drop_stale(self) -> None:
         oldest = (self._batch_of(self.version) - self.config.max_off_policy_steps) * self.config.num_iterations
@@ -376,11 +376,11 @@ class Pipeline:
         self.state.ready = fresh
 
     def _take(self) -> list[Group]:
-        """The oldest ready groups, in the order in which they were begun."""
+        """The oldest ready groups, in the order of their start."""
         size = self._groups_per_batch
         ready = sorted(self.state.ready, key=lambda group: group.index)
         if self.config.stale_policy == "drop" and not self.config.deterministic:
-            ready = list(self.state.ready)  # what was finished first
+            ready = list(self.state.ready)  # in the order of completion
         groups, self.state.ready = ready[:size], ready[size:]
         newest = max((group.index for group in groups), default=-1)
         self.state.base = max(self.state.base, newest + 1) if len(groups) == size else self.state.next_index
@@ -388,7 +388,7 @@ class Pipeline:
         return groups
 
     def _count_discarded(self) -> list[Group]:
-        """The discarded groups that were begun before the newest group of this batch."""
+        """The discarded groups that were started before the newest group of this batch."""
         counted = [group for group in self.state.discarded if group.index < self.state.base]
         self.state.discarded = [group for group in self.state.discarded if group.index >= self.state.base]
         return counted

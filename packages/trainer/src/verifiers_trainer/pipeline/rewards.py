@@ -1,7 +1,7 @@
 """Rewards of scored rollouts: the hook ``compute_rewards`` and its default.
 
-A rollout is scored once, and its raw scores are kept. A reward is their weighted sum under the weights that the rubric
-has now, so weights may change during training without scoring anything again. The rubric itself is core's.
+A rollout is scored once and keeps its raw scores. Its reward is their weighted sum under the rubric's present weights,
+so weights may change during training without scoring again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from verifiers.runtime.sync_async import maybe_await
 from verifiers_trainer.pipeline import subclass_hooks
 
 _scored: ContextVar[Mapping[int, State] | None] = ContextVar("verifiers_scored_rollouts", default=None)
-"""Completions by identity -> their rollouts, while a hook decides on them."""
+"""id(completion) -> its rollout, while a hook runs."""
 
 
-async def decide(hook: Any, states: Sequence[State], known: Mapping[str, Any]) -> None:
-    """Set the reward of every scored rollout to what ``hook`` gives for it; None and NaN are unknown.
+async def decide(hook: Any, states: Sequence[State], arguments: Mapping[str, Any]) -> None:
+    """Set the reward of every scored rollout to the result of ``hook``; None and NaN are unknown.
 
-    A rollout that failed keeps its unknown reward and is not shown. Raises ``ConfigError`` for another number of
-    rewards, and whatever the hook raises.
+    A failed rollout keeps its unknown reward and is not passed to the hook. Raises ``ConfigError`` for a wrong number
+    of rewards, and the errors of the hook.
     """
     alive = [state for state in states if state["error"] is None]
     if not alive:
         return
     token = _scored.set({id(state["completion"]): state for state in alive})
-    shown = {f"{name}s": [state[name] for state in alive] for name in ("prompt", "completion", "answer")}
+    columns = {f"{name}s": [state[name] for state in alive] for name in ("prompt", "completion", "answer")}
     try:
-        rewards = await maybe_await(subclass_hooks.call(hook, {**shown, "states": alive, **known}))
+        rewards = await maybe_await(subclass_hooks.call(hook, {**columns, "states": alive, **arguments}))
     finally:
         _scored.reset(token)
     if len(rewards) != len(alive):
@@ -46,25 +46,25 @@ async def decide(hook: Any, states: Sequence[State], known: Mapping[str, Any]) -
 
 def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any]) -> list[float]:
     """The rewards of completions: from their recorded scores, or from the rubric for those that have none."""
-    known = _scored.get() or {}
-    states = [known.get(id(completion)) for completion in completions]
-    missing = [place for place, state in enumerate(states) if state is None]
+    states_by_id = _scored.get() or {}
+    states = [states_by_id.get(id(completion)) for completion in completions]
+    missing = [index for index, state in enumerate(states) if state is None]
     fresh: dict[int, float] = {}
     if missing:
         scores: Any = env.rubric.score_rollouts_sync(
-            prompts=[_prompt(prompts[place]) for place in missing],
-            completions=[completions[place] for place in missing],
-            answers=[_answer(prompts[place]) for place in missing],
+            prompts=[_prompt(prompts[index]) for index in missing],
+            completions=[completions[index] for index in missing],
+            answers=[_answer(prompts[index]) for index in missing],
             states=[{} for _ in missing],
         )
         fresh = dict(zip(missing, scores["reward"], strict=True))
-    return [fresh[place] if state is None else reward_of(env, state) for place, state in enumerate(states)]
+    return [fresh[index] if state is None else reward_of(env, state) for index, state in enumerate(states)]
 
 
 def reward_of(env: Environment, state: State) -> float:
-    """The weighted sum of a rollout's scores with the present weights; NaN when one that counts is unknown.
+    """The weighted sum of a rollout's scores with the present weights; NaN when a weighted score is unknown.
 
-    A rubric that overrides scoring keeps the reward it computed.
+    A rubric that overrides scoring keeps its computed reward.
     """
     rubric = env.for_row(state).rubric
     if overrides(rubric, Rubric, "score_rollout") or overrides(rubric, Rubric, "score_group"):
@@ -74,13 +74,13 @@ def reward_of(env: Environment, state: State) -> float:
 
 
 def weighted(weights: Mapping[str, float], scores: Mapping[str, float]) -> float:
-    """Σ weight · score; NaN when a score that counts is missing or unknown."""
+    """Σ weight · score; NaN when a weighted score is missing or unknown."""
     return sum((weight * scores.get(name, math.nan) for name, weight in weights.items()), 0.0)
 
 
-def _prompt(given: Any) -> Any:
-    return given["prompt"] if isinstance(given, Mapping) and "prompt" in given else given
+def _prompt(prompt: Any) -> Any:
+    return prompt["prompt"] if isinstance(prompt, Mapping) and "prompt" in prompt else prompt
 
 
-def _answer(given: Any) -> Any:
-    return given.get("answer", "") if isinstance(given, Mapping) else ""
+def _answer(prompt: Any) -> Any:
+    return prompt.get("answer", "") if isinstance(prompt, Mapping) else ""

@@ -1,8 +1,7 @@
-"""The pipeline's part of a checkpoint: its counters, the configuration, and the rollouts that wait to be trained.
+"""The pipeline's part of a checkpoint: its counters, the configuration, and finished rollouts not yet trained on.
 
-Rollouts of an older policy cannot be sampled again, so those that are finished but not trained are saved with their
-tokens, log-probabilities and versions. JSON alone; nothing read here is executed. How files
-are written is in ``policy.checkpoint_files``.
+Rollouts of an older policy cannot be sampled again, so they are saved with tokens, log-probabilities and versions. The
+format is JSON, so loading executes nothing. Files are written by ``policy.checkpoint_files``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ STATE, PENDING = "rl_state.json", "pending.jsonl"
 
 
 def save_pipeline(folder: Path, state: PipelineState, version: int, configuration: Mapping[str, Any]) -> None:
-    """Write the pipeline: its counters and configuration, and the groups that are finished but not trained."""
+    """Write the pipeline: its counters and configuration, and the finished groups not yet trained on."""
     write_json(
         folder / STATE,
         {

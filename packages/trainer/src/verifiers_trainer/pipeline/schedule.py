@@ -1,8 +1,7 @@
-"""The place of a training run in its data: the example of the n-th group, the solved examples, and what a checkpoint
-keeps of them.
+"""The order of examples in a training run, its solved examples, and the pipeline state of a checkpoint.
 
-The example of a group is a function of its index alone, so a resumed run continues the same order. When groups are
-begun, and which of them a batch takes, is decided in ``pipeline``.
+The example of a group is a function of its index alone, so a resumed run continues the same order. ``pipeline`` decides
+when groups are started and which of them a batch takes.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from verifiers.data.examples import Example
 from verifiers_trainer.algorithm.batch import Group
 
 SOLVED_SHARE = 0.9
-"""Of the best reward seen, what a group's mean must reach for its example to count as solved by it."""
+"""Fraction of the run's best reward that a group's mean must reach to solve its example."""
 SOLVED_TIMES = 2
-"""Groups in a row that must solve an example before it is left out."""
+"""Consecutive groups that must solve an example before it is skipped."""
 
 
 class Schedule:
     """Chooses the example of the n-th group: pass after pass over the examples, each shuffled by (seed, pass)."""
 
     may_skip = True
-    """Whether groups may be left out of the order."""
+    """Whether groups of solved examples may be skipped."""
 
     def __init__(self, examples: Sequence[Example], seed: int, shuffle: bool):
         self.examples, self.seed, self.shuffle = examples, seed, shuffle
@@ -35,8 +34,8 @@ class Schedule:
 
     def example(self, index: int) -> Example:
         """The example of group ``index``."""
-        epoch, place = divmod(index, len(self.examples))
-        return self.examples[self._order(epoch)[place]]
+        epoch, position = divmod(index, len(self.examples))
+        return self.examples[self._order(epoch)[position]]
 
     def seed_of(self, index: int) -> int:
         """The sampling seed of the pass that group ``index`` belongs to."""
@@ -52,7 +51,7 @@ class Schedule:
 
 
 def digest(examples: Sequence[Example]) -> str:
-    """One hash of all examples and their order: indices mean the same examples only where it is equal."""
+    """One hash of all examples and their order: group indices are comparable only between equal digests."""
     total = hashlib.sha256()
     for example in examples:
         total.update(example.hash.encode())
@@ -61,19 +60,19 @@ def digest(examples: Sequence[Example]) -> str:
 
 @dataclass
 class Solved:
-    """Which examples the policy solves already, counted in the order in which batches use their groups."""
+    """The examples that the policy solves, counted in the order in which batches use their groups."""
 
     best_reward: float = 0.0
     """The best reward of the run; nothing counts as solved while none is above 0."""
     streaks: dict[int, int] = field(default_factory=dict)
-    """Example -> groups in a row that solved it."""
+    """Example id -> number of consecutive groups that solved it."""
 
     def count(self, groups: Iterable[Group]) -> None:
-        """Take notice of finished groups; those without a known reward say nothing."""
-        found = [(group, known) for group in groups if (known := group.rewards[~np.isnan(group.rewards)]).size]
-        self.best_reward = max([self.best_reward, *(float(known.max()) for _, known in found)])
-        for group, known in sorted(found, key=lambda pair: pair[0].index):
-            is_solved = 0 < SOLVED_SHARE * self.best_reward <= known.mean()
+        """Count finished groups; those without a known reward are ignored."""
+        pairs = [(group, rewards) for group in groups if (rewards := group.rewards[~np.isnan(group.rewards)]).size]
+        self.best_reward = max([self.best_reward, *(float(rewards.max()) for _, rewards in pairs)])
+        for group, rewards in sorted(pairs, key=lambda pair: pair[0].index):
+            is_solved = 0 < SOLVED_SHARE * self.best_reward <= rewards.mean()
             self.streaks[group.example_id] = self.streaks.get(group.example_id, 0) + 1 if is_solved else 0
 
     def __contains__(self, example_id: int) -> bool:
@@ -85,20 +84,20 @@ class Solved:
 
 @dataclass
 class PipelineState:
-    """What a checkpoint keeps of the pipeline."""
+    """The state of the pipeline that a checkpoint saves."""
 
     next_index: int = 0
-    """Index of the next group to begin."""
+    """Index of the next group to start."""
     delivered: int = 0
-    """Batches handed to the trainer."""
+    """Number of batches returned to the trainer."""
     base: int = 0
-    """Index after the newest group that a batch has used; what lies beyond it was begun for the batches to come."""
+    """Index after the newest group that a batch used; groups from here on belong to later batches."""
     ready: list[Group] = field(default_factory=list)
-    """Finished groups not yet trained."""
+    """Finished groups not yet trained on."""
     discarded: list[Group] = field(default_factory=list)
-    """Finished groups without a learning signal, kept until a batch has counted them."""
+    """Finished groups without a learning signal, until a batch counts them."""
     requeue: list[int] = field(default_factory=list)
-    """Indices of groups whose rollouts were running when the run stopped; they are run again."""
+    """Indices of groups that were running when the run stopped; they are run again."""
     skipped: list[int] = field(default_factory=list)
-    """Indices from ``base`` on that were left out, because their examples are solved."""
+    """Indices from ``base`` on that were skipped, because their examples are solved."""
     solved: Solved = field(default_factory=Solved)

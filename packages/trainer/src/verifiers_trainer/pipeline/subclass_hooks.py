@@ -1,7 +1,7 @@
-"""Calls the methods that a subclass of the trainer may write, with as much of what is known as they ask for.
+"""Call the methods that a subclass of the trainer overrides, with the arguments that their parameters name.
 
-A hook may name any of ``epoch step prompts completions states answers`` as parameters, or none of them. What a hook
-returned is classified here; ``custom_batches`` and ``rewards`` use it.
+A hook may name any of ``epoch step prompts completions states answers`` as parameters. ``custom_batches`` and
+``rewards`` call hooks through this module.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from verifiers_trainer.algorithm.batch import Group
 
 
 def is_overridden(trainer: Any, base: type, *names: str) -> bool:
-    """Whether a method of one of these names is not that of ``base``, in a subclass or on the object itself."""
+    """Whether a subclass or the object itself overrides one of these methods of ``base``."""
     return any(name in vars(trainer) or getattr(type(trainer), name) is not getattr(base, name) for name in names)
 
 
-def call(hook: Callable[..., Any], known: Mapping[str, Any]) -> Any:
-    """What ``hook`` returns, called with those of ``known`` that its parameters name.
+def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call ``hook`` with those of ``arguments`` that its parameters name, and return its result.
 
     Raises ``ConfigError`` when it requires another parameter.
 
@@ -32,17 +32,17 @@ def call(hook: Callable[..., Any], known: Mapping[str, Any]) -> Any:
     parameters = inspect.signature(hook).parameters.values()
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
-            taken = {p.name for p in parameters}
-            named |= {name: value for name, value in known.items() if name not in taken}
-        elif parameter.name in known:
+            parameter_names = {p.name for p in parameters}
+            named |= {name: value for name, value in arguments.items() if name not in parameter_names}
+        elif parameter.name in arguments:
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                positional.append(known[parameter.name])
+                positional.append(arguments[parameter.name])
             else:
-                named[parameter.name] = known[parameter.name]
+                named[parameter.name] = arguments[parameter.name]
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
             raise ConfigError(
-                f"{getattr(hook, '__qualname__', hook)} requires {parameter.name!r}, which the trainer does not know; "
-                f"it gives {', '.join(known) or 'nothing'}"
+                f"{getattr(hook, '__qualname__', hook)} requires {parameter.name!r}, which the trainer does not "
+                f"provide; it provides {', '.join(arguments) or 'nothing'}"
             )
     return hook(*positional, **named)
 

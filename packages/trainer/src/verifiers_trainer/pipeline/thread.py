@@ -1,6 +1,6 @@
 """``PipelineThread``: the pipeline on an event loop in a thread, with blocking calls for the trainer's thread.
 
-Every wait is bounded by ``generation_timeout``, and its error names what was awaited: the rollouts, or the line of an
+Every wait is bounded by ``generation_timeout``, and its error names the cause: the rollouts, or the line of an
 environment's code that blocks the event loop.
 """
 
@@ -20,7 +20,7 @@ from verifiers_trainer.pipeline.schedule import PipelineState
 log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
-BLOCKED = "all rollouts stand still, because code of the environment blocks their event loop"
+BLOCKED = "code of the environment blocks the event loop of all rollouts"
 
 
 class PipelineThread:
@@ -31,7 +31,7 @@ class PipelineThread:
         self.thread = LoopThread("verifiers-pipeline")
 
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
-        """Begin generating; ``state`` continues an earlier pipeline."""
+        """Start generating; ``state`` continues an earlier pipeline."""
         self.thread.start()
         self._wait(self.pipeline.open(version, state), "the pipeline has not started")
 
@@ -39,7 +39,7 @@ class PipelineThread:
         """The next batch, as soon as its rollouts are finished.
 
         Raises the error of a failed pipeline at once, ``GenerationStalled`` after ``generation_timeout`` seconds
-        without a batch, ``NoLearningSignal`` and ``TooManyFaults`` when going on makes no sense.
+        without a batch, ``NoLearningSignal`` and ``TooManyFaults`` as ``Pipeline.next_batch`` does.
         """
         started = time.monotonic()
         batch = self._wait(self.pipeline.next_batch(), "no batch")
@@ -47,26 +47,23 @@ class PipelineThread:
         return batch
 
     def set_version(self, version: int, served: int | None = None) -> None:
-        """The trainer has made policy ``version``, and ``served`` samples now; begin what that allows."""
+        """Set the trained policy version and the ``served`` one; start the groups that this allows."""
         self._wait(
             self.pipeline.advance(version, version if served is None else served), "the pipeline does not answer"
         )
 
     def settle(self) -> None:
-        """Wait until everything that may run at this version has finished (deterministic mode, before a step)."""
+        """Wait until all groups that may run at this version have finished (deterministic mode, before a step)."""
         self._wait(self.pipeline.settle(), "the rollouts of this policy version have not finished")
 
     def snapshot(self) -> PipelineState:
-        """The pipeline's state at this moment, in which running groups are to be run again.
-
-        In deterministic mode they are finished first.
-        """
+        """The pipeline's present state; running groups are requeued, or in deterministic mode finished first."""
         if self.pipeline.config.deterministic:
             self.settle()
         return self._wait(self.pipeline.snapshot(), "the pipeline does not answer")
 
     def close(self) -> None:
-        """Cancel what runs and end the thread; calling it again does nothing."""
+        """Cancel running rollouts and stop the thread; idempotent."""
         if not self.thread.is_running:
             return
         self.pipeline.closing = True  # from this thread: the loop may be blocked
@@ -78,15 +75,15 @@ class PipelineThread:
             self.thread.stop()
 
     def _wait(self, work: Coroutine[Any, Any, Any], problem: str) -> Any:
-        """What ``work`` returns on the pipeline's loop; ``problem`` begins the error when it takes too long."""
+        """Run ``work`` on the pipeline's loop and return its result; ``problem`` begins the message of a time-out."""
         timeout_s = self.pipeline.config.generation_timeout
 
         def stalled() -> GenerationStalled:
-            place = self.thread.where_blocked()
-            awaited = self.pipeline.waiting_for() if place is None else f"{BLOCKED} at {place}"
+            location = self.thread.where_blocked()
+            awaited = self.pipeline.waiting_for() if location is None else f"{BLOCKED} at {location}"
             return GenerationStalled(
-                f"{problem} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or look at why they take "
-                "so long",
+                f"{problem} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or find out why they "
+                "take so long",
                 waiting_for=awaited,
                 elapsed_s=timeout_s,
             )

@@ -1,1 +1,1 @@
-"""What a training run does beside the gradient: resume, evaluate, log, plot."""
+"""A training run without its gradient: inputs, engine, checkpoints, evaluation, metrics, plots."""

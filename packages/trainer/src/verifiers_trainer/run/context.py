@@ -1,7 +1,7 @@
-"""``TrainingRun``: what every part of a training run shares, made of what the trainer's constructor receives.
+"""``TrainingRun``: the state that all parts of a training run share, built from the trainer's arguments.
 
-Everything wrong with the arguments is a ``ConfigError`` before any work. The rules between settings are in
-``settings``; loading and preparing the model is in ``policy.preparation``.
+Wrong arguments raise ``ConfigError`` before any work. Rules between settings are in ``settings``; loading and
+preparing the model is in ``policy.preparation``.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from verifiers_trainer.settings.config import RLConfig
 
 @dataclass
 class TrainingRun:
-    """The policy, its settings, its environments and the processes of one run. ``open`` makes one."""
+    """The policy, settings, environments and processes of one run. ``open`` creates it."""
 
     settings: RLConfig
-    """In force: a private copy, the same object as ``trainer.args``."""
+    """The private copy in force, the same object as ``trainer.args``."""
     model: Any
-    """The policy as this process trains it; it may hold only parts of the parameters."""
+    """The policy in this process; under FSDP or DeepSpeed it holds parts of the parameters."""
     tokenizer: Any
     env: Any
     eval_env: Any
     ranks: Ranks
     dataset: Any = None
-    """Rows to train on in place of the environment's; None = the environment's."""
+    """Training rows; None = the environment's."""
     eval_rows: Any = None
-    """Rows to evaluate on in place of the environment's; None = the environment's."""
+    """Evaluation rows; None = the environment's."""
     offline: OfflineRollouts | None = None
-    """Finished rollouts to train on; None when the policy generates them."""
+    """Finished rollouts to train on; None when the policy generates rollouts."""
     reference: Reference | None = None
-    """The policy that ``beta`` penalises the distance to; None without a penalty."""
+    """The reference policy of the KL penalty ``beta``; None without a penalty."""
     whole: fsdp.WholeCopy | None = None
-    """Rank 0's copy of a policy that is split over the processes; None when it is not split."""
+    """Rank 0's whole copy of a policy split over processes; None when it is not split."""
     _examples: Sequence[Example] | None = field(default=None, repr=False)
 
     @classmethod
@@ -65,9 +65,9 @@ class TrainingRun:
         eval_rows: Any = None,
         peft_config: Any = None,
     ) -> TrainingRun:
-        """Load and check everything that a run needs; sets ``micro_batch_tokens`` and ``max_steps`` where derived.
+        """Load and check the inputs of a run; derive ``micro_batch_tokens`` and ``max_steps`` where unset.
 
-        Raises ``ConfigError`` for an environment that cannot be trained on, and what ``preparation.load`` raises.
+        Raises ``ConfigError`` for an environment that cannot be trained on, and the errors of ``preparation.load``.
         """
         env = environment_of(env)
         eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or env)
@@ -94,12 +94,12 @@ class TrainingRun:
 
     @property
     def folder(self) -> Path:
-        """Where the run writes: ``output_dir``."""
+        """The run's directory, ``output_dir``."""
         return self.settings.folder
 
     @property
     def examples(self) -> Sequence[Example]:
-        """The examples that are trained on; read on first use. Raises ``DatasetError`` when there are none."""
+        """The training examples; read on first use. Raises ``DatasetError`` when there are none."""
         if self._examples is None:
             read = examples_of(self.env, self.dataset)
             self._examples = preparation.within_prompt_limit(read, self.tokenizer, self.env, self.settings)
@@ -113,21 +113,21 @@ class TrainingRun:
     # --- copies of the policy -----------------------------------------------------------------------------------
 
     def copy_policy(self, is_split: bool) -> None:
-        """Make the copies that must be made before training: the reference, or of a split policy rank 0's whole copy.
+        """Copy the policy before training: the reference, or rank 0's whole copy of a split policy.
 
-        Of a split policy the reference is split likewise, so ``open_reference`` makes it when training begins.
+        The reference of a split policy is split likewise, so ``open_reference`` creates it when training begins.
         """
         if not is_split:
             self.open_reference()
             return
         fsdp.part_originals(self.model)
-        # kept where it is computed with or sent from, else in the host's memory
+        # on the device that samples from it or sends it, else in host memory
         read_as_files = self.settings.server_url is not None and self.settings.weight_sync not in ("nccl", "ipc")
         device = torch.device("cpu") if read_as_files else self.settings.device
         self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=device)
 
     def open_reference(self) -> None:
-        """Keep the policy's present weights as the reference, if the settings ask for one; the first call counts."""
+        """Copy the present weights as the reference, if ``beta`` needs one; later calls do nothing."""
         if self.reference is None:
             self.reference = Reference.of(self.model, self.settings)
 
@@ -136,17 +136,17 @@ class TrainingRun:
         """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
         if self.whole is None:
             return self.model
-        if not fsdp.is_managed(self.model):  # not split yet: a warm-up may have changed weights outside of any step
+        if not fsdp.is_managed(self.model):  # not split yet: a warm-up may have changed the weights
             self.whole.refresh(self.model, trained_only=False)
         return self.whole.model
 
     def renew(self, *, trained_only: bool = True) -> None:
-        """Copy the policy's weights to ``whole_model``; every rank calls it. Does nothing unless the model is split."""
+        """Copy the policy's weights to ``whole_model``; a collective, and a no-op unless the model is split."""
         if self.whole is not None:
             self.whole.refresh(self.model, trained_only=trained_only)
 
     def save_model(self, folder: Path, *, merged: bool = False) -> None:
-        """Write model (of an adapter: the adapter alone, unless ``merged``) and tokenizer; rank 0 alone writes."""
+        """Write model (for PEFT the adapter alone, unless ``merged``) and tokenizer; rank 0 alone writes."""
         if not self.ranks.is_main:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,16 +159,16 @@ class TrainingRun:
 
 
 def either(first: str, a: Any, second: str, b: Any) -> Any:
-    """The argument of two spellings. Raises ``ConfigError`` when both are given, with different values."""
+    """Resolve an argument with two names. Raises ``ConfigError`` when both are set to different values."""
     if a is not None and b is not None and a is not b:
         raise ConfigError(f"{second} is another name of {first}; give one of them")
     return a if a is not None else b
 
 
 def server_of(client: Any) -> str | None:
-    """The address of the server behind a client: a URL, an OpenAI client, or one of core's; None for none.
+    """The server URL of a client: a URL, an OpenAI client, or one of core's; None for None.
 
-    Raises ``ConfigError`` for anything else: policies are sampled by a server that the weights can be sent to.
+    Raises ``ConfigError`` for a client without ``base_url``: weights must be pushed to its server.
     """
     if client is None:
         return None
@@ -193,12 +193,12 @@ def final_settings(settings: RLConfig | None, default: type[RLConfig] = RLConfig
         if value is not None:
             setattr(settings, name, value)
     settings.resolve(settings.world_size)
-    settings._n_gpu = min(settings.n_gpu, 1)  # of several devices the first: the model is never replicated
+    settings._n_gpu = min(settings.n_gpu, 1)  # the first device only: the model is never replicated in a process
     return settings
 
 
 def environment_of(env: Any) -> Any:
-    """The environment itself, or the one of this id; a list becomes one group of all of them."""
+    """Load an environment by id, or join a list into one group; pass others through."""
     if isinstance(env, str):
         return load_environment(env)
     if isinstance(env, list | tuple):
@@ -207,7 +207,7 @@ def environment_of(env: Any) -> Any:
 
 
 def check_environment(env: Any, num_workers: int = 0) -> None:
-    """Raise ``ConfigError`` unless it is an environment with a reward function, and one that workers can build."""
+    """Raise ``ConfigError`` unless ``env`` has a reward function, and workers, if any, can build it by id."""
     if env is None:
         raise ConfigError("env is missing: give an environment, or the id of one, to train in")
     if not isinstance(env, Environment):
@@ -222,7 +222,7 @@ def check_environment(env: Any, num_workers: int = 0) -> None:
 
 
 def examples_of(env: Any, dataset: Any = None) -> list[Example]:
-    """The rows of ``dataset``, or those that the environment trains on.
+    """The examples of ``dataset``, or of the environment's training set.
 
     Raises ``DatasetError`` when there are none.
     """
@@ -240,7 +240,7 @@ def _name_of(env: Environment) -> str:
 
 
 def loss_parameters_of(settings: RLConfig) -> dict[str, Any]:
-    """The parameters that the loss of these settings accepts; explicit ``loss_kwargs`` win."""
+    """The parameters that the loss of these settings accepts; ``loss_kwargs`` take precedence."""
     accepted = loss_parameters(settings.loss) or ()
     named = settings.loss_parameters()
     return {name: value for name, value in named.items() if name in accepted} | settings.loss_kwargs

@@ -28,9 +28,9 @@ def run_rollouts(
     inputs: Sequence[Any] | None = None,
     folder: Path | None = None,
 ) -> GenerateOutputs:
-    """Run rollouts of ``num_examples`` of the evaluation set, or of the rows ``inputs``, once each; block until done.
+    """Run rollouts of ``num_examples`` of the evaluation set, or one of each row of ``inputs``; block until done.
 
-    context: how they reach the policy. folder: where the results are saved; None saves nothing.
+    context: client and sampling arguments. folder: where to save the results; None saves nothing.
     """
     settings = run.settings
     options = {
@@ -59,9 +59,9 @@ def evaluate(
     rows: Sequence[Any] | None = None,
     prefix: str = "eval",
 ) -> dict[str, float]:
-    """The statistics of ``num_examples`` of the evaluation set (or of ``rows``), under the names that training logs.
+    """Evaluate ``num_examples`` of the evaluation set (or of ``rows``); return metrics named ``<prefix>_<name>``.
 
-    Results are saved under ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted and in no mean.
+    Save the results in ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted, and excluded from means.
     """
     started = time.perf_counter()
     folder = run.folder / prefix / f"step-{step}"
@@ -84,7 +84,7 @@ def evaluate(
 
 
 def _concurrency(settings: Any) -> int:
-    """Rollouts of an evaluation at a time."""
+    """Concurrent rollouts of an evaluation."""
     return (
         settings.per_device_eval_batch_size
         if settings.is_given("per_device_eval_batch_size")
@@ -124,7 +124,7 @@ def complete(client: PolicyClient, env: Any, prompts: Sequence[Any]) -> list[Any
 
 
 def numbers_of(outcome: Any) -> dict[str, float]:
-    """What an overridden ``evaluate`` returned, by name: one number is the mean reward."""
+    """The result of an overridden ``evaluate``, by name: one number is the mean reward."""
     if isinstance(outcome, Mapping):
         return outcome if isinstance(outcome, dict) else dict(outcome)
     if outcome is None:
@@ -133,7 +133,7 @@ def numbers_of(outcome: Any) -> dict[str, float]:
 
 
 def _fresh(folder: Path) -> Path:
-    """``folder``, or ``folder-2``, …: two evaluations of one step never share a folder."""
+    """A path that does not exist: ``folder``, ``folder-2``, …"""
     number, path = 1, folder
     while path.exists():
         number += 1

@@ -1,8 +1,8 @@
-"""Where a training run's numbers and texts go: ``metrics.jsonl`` and ``completions/step-<n>.jsonl``, always.
+"""Write ``metrics.jsonl`` and ``completions/step-<n>.jsonl`` of a training run.
 
-A line of ``metrics.jsonl`` is one optimizer step (or one evaluation), flushed when written; NaN is null. Resuming a run
-from step n drops the lines after n, so the file reads as one run. The learning curve is drawn from this file. Trackers
-such as wandb get the same numbers through ``trackers``.
+A line of ``metrics.jsonl`` is one optimizer step (or one evaluation), flushed when written; NaN is null. Resuming
+from step n drops the lines after n. The learning curve is drawn from this file. Trackers such as wandb receive the
+same metrics through ``trackers``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPLETIONS = "completions"
 
 
 class MetricsFile:
-    """Appends one JSON object per step to ``<folder>/metrics.jsonl``; the file is opened at the first line."""
+    """Appends one JSON object per step to ``<folder>/metrics.jsonl``; the file is created with the first line."""
 
     def __init__(self, folder: Path):
         self.path = folder / METRICS
@@ -33,17 +33,17 @@ class MetricsFile:
 
     @property
     def holds_earlier(self) -> bool:
-        """Whether there are lines that this object did not write before it trains: those of an earlier run."""
+        """Whether the file has lines of an earlier run: more than this object wrote."""
         return self.path.is_file() and len(read_metrics(self.path)) > len(self._before)
 
     def resume(self, step: int) -> None:
-        """Drop the lines of steps after ``step``; they will be trained again."""
+        """Drop the lines of steps after ``step``, which are trained again."""
         if self.path.is_file():
-            kept = [row for row in read_metrics(self.path) if row["step"] <= step]
-            atomic_write(self.path, "".join(_line(row) for row in kept).encode("ascii"))
+            remaining = [row for row in read_metrics(self.path) if row["step"] <= step]
+            atomic_write(self.path, "".join(_line(row) for row in remaining).encode("ascii"))
 
     def start(self, anew: bool) -> None:
-        """Training begins; ``anew``: in a file with what this object wrote before (an earlier run's was moved away)."""
+        """Begin training; ``anew`` rewrites this object's lines, after an earlier run's file was moved aside."""
         if anew and self._before:
             atomic_write(self.path, "".join(self._before).encode("ascii"))
         self._before, self._is_training = [], True
@@ -69,15 +69,15 @@ def _plain(value: Any) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl``; an unfinished last line is left out."""
+    """The lines of a ``metrics.jsonl``; an incomplete last line is skipped."""
     lines = path.read_text(encoding="ascii").split("\n")[:-1]
     return [json.loads(line) for line in lines]
 
 
 def write_completions(folder: Path, step: int, batch: TrainBatch, first_only: bool = False) -> None:
-    """The rollouts a step trained on: texts, reward, per-function scores, advantage, tokens and policy version.
+    """Write a step's rollouts: texts, reward, per-function scores, advantage, tokens and policy version.
 
-    ``first_only`` leaves out all siblings of an example but the first.
+    ``first_only`` writes the first rollout of each group alone.
     """
     path = folder / COMPLETIONS / f"step-{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def write_completions(folder: Path, step: int, batch: TrainBatch, first_only: bo
 
 
 def print_completions(batch: TrainBatch, step: int, count: int, first_only: bool = False) -> None:
-    """Show up to ``count`` rollouts of a step on the terminal."""
+    """Print up to ``count`` rollouts of a step."""
     records = [record for group in batch.groups for record in (group.rollouts[:1] if first_only else group.rollouts)]
     print_prompt_completions_sample(
         [record.text["prompt"] for record in records],

@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture, drawn from its ``metrics.jsonl``."""
+"""Plot the learning curve of a run from its ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def draw_learning_curve(metrics: Path, picture: Path, title: str, exact: str = "
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
-    """The mean of each value and the up to nine before it, [n]."""
+    """Mean of each value and up to ``SMOOTHING_STEPS - 1`` before it, float [n]."""
     windows = [values[max(0, i + 1 - SMOOTHING_STEPS) : i + 1] for i in range(len(values))]
     return np.array([np.nan if np.isnan(window).all() else np.nanmean(window) for window in windows])

@@ -1,7 +1,7 @@
-"""``PolicyServer``: the policy in training as an endpoint that rollouts can ask.
+"""``PolicyServer``: serves the policy in training to rollouts.
 
-It owns the engine: starts it, gives clients of it, and holds it still while the optimizer changes the weights. Which
-engine it is, ``engines.inference`` decides.
+Owns the engine: starts it, creates its clients, and pauses it during weight updates. ``engines.inference`` selects
+the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verifiers_trainer.run.context import TrainingRun
 
 
 class PolicyServer:
-    """Serves the policy of ``run`` from rank 0. Constructing it starts nothing; a stop may be followed by a start."""
+    """Serves the policy of ``run`` from rank 0. Constructing it starts nothing; it may be restarted."""
 
     def __init__(self, run: TrainingRun):
         self.run = run
@@ -29,14 +29,14 @@ class PolicyServer:
         self._client: PolicyClient | None = None
 
     def start(self, version: int) -> None:
-        """Serve the present weights as policy ``version``; does nothing to an engine that runs already.
+        """Serve the present weights as policy ``version``; a no-op when the engine runs.
 
-        Raises ``ConfigError`` on any rank but 0, and what the engine raises when it cannot start.
+        Raises ``ConfigError`` on any rank but 0, and the engine's error when it cannot start.
         """
         run = self.run
         if not run.ranks.is_main:
-            raise ConfigError(f"rank 0 generates, and this is rank {run.ranks.rank}: ask there")
-        model = run.whole_model  # read each time: reading it brings it up to the policy
+            raise ConfigError(f"the engine runs on rank 0, and this is rank {run.ranks.rank}")
+        model = run.whole_model  # reading it copies the present weights when the model is split
         if self.engine is None:
             self.engine = open_engine(model, run.tokenizer, run.settings, run.env)
             self.engine.start(deadline_s=max(120.0, run.settings.vllm_server_timeout))
@@ -50,12 +50,12 @@ class PolicyServer:
 
     @property
     def version(self) -> int | None:
-        """The policy version that samples now; None without an engine."""
+        """The policy version being served; None without an engine."""
         return None if self.engine is None else self.engine.version
 
     @property
     def client(self) -> PolicyClient:
-        """A client of the started engine, for code that runs rollouts itself."""
+        """A client of the running engine, for code that runs rollouts itself."""
         if self._client is None:
             settings = self.run.settings
             client = training_client(self.engine, self.run.tokenizer, settings)
@@ -64,7 +64,7 @@ class PolicyServer:
         return self._client
 
     def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
-        """How rollouts reach the started engine: a client of it, and what every request asks for."""
+        """Client, sampling arguments and limits of rollouts on the running engine."""
         settings = self.run.settings
         return RunContext(
             client=training_client(self.engine, self.run.tokenizer, settings),
@@ -79,9 +79,9 @@ class PolicyServer:
 
     @contextmanager
     def weight_update(self, version: int) -> Iterator[dict[str, float]]:
-        """Around the change of the weights to policy ``version``: no token is computed inside, and none is lost.
+        """Context around the weight update to policy ``version``: sampling is paused inside, and no token is lost.
 
-        Every rank enters it. Yields a dict that holds ``time/sync`` and ``time/pause`` (seconds) afterwards.
+        A collective. Yields a dict that holds ``time/sync`` and ``time/pause`` (seconds) afterwards.
         """
         times: dict[str, float] = {}
         began = time.perf_counter()

@@ -1,7 +1,6 @@
-"""``StepRecorder``: collects the numbers of each optimizer step and writes them.
+"""``StepRecorder``: collects and writes the metrics of each optimizer step.
 
-``metrics.jsonl`` and the completions always get them; trackers get the same by the loop's own log events. Recording
-changes neither loss nor batch.
+It writes ``metrics.jsonl`` and the completions; trackers receive the same metrics through the loop's log events.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from verifiers_trainer.run.trackers import Trackers
 log = logging.getLogger(__name__)
 
 PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "L40S": 362e12, "A100": 312e12}
-"""Dense bf16 operations per second of a device, by a part of its name, as its maker states them."""
+"""Dense bf16 FLOP/s by a part of the device name, from the vendor's data sheets."""
 
 
 class StepRecorder:
-    """The numbers of the step being trained, under the names of ``metrics.jsonl``; rank 0 alone writes files."""
+    """The metrics of the present step, under the names of ``metrics.jsonl``; rank 0 alone writes files."""
 
     def __init__(self, run: TrainingRun, trackers: Sequence[str] = ()):
         self.run = run
@@ -36,30 +35,30 @@ class StepRecorder:
         self.batch: TrainBatch | None = None
         """The batch of the newest step."""
         self.numbers: dict[str, Any] = {}
-        """Of the newest step, beside those of its batch."""
+        """Metrics of the newest step, without those of its batch."""
         self.warns = True
-        """Whether numbers out of order are logged and marked (``alarm/*``)."""
+        """Whether abnormal metrics are logged and marked (``alarm/*``)."""
         self._between_steps: dict[str, float] = {}
-        """Seconds of evaluations and checkpoints since the last step; the next step's line has them."""
+        """Seconds of evaluations and checkpoints since the last step, written with the next."""
         self._began = 0.0
         self._alarms: set[str] = set()
         self._evaluation: Mapping[str, float] | None = None
 
     @property
     def last_step(self) -> dict[str, Any]:
-        """The numbers of the newest step, as in ``metrics.jsonl``."""
+        """The metrics of the newest step, as in ``metrics.jsonl``."""
         return {**(self.batch.stats if self.batch else {}), **self.numbers}
 
     def begin(self) -> None:
-        """Training begins: the first step's time counts from now."""
+        """Start the clock of the first step."""
         self._began = time.perf_counter()
 
     def spent(self, name: str, seconds: float) -> None:
-        """Note the time of something between two steps: ``spent("time/checkpoint", 0.8)``."""
+        """Record the time of work between two steps: ``spent("time/checkpoint", 0.8)``."""
         self._between_steps[name] = seconds
 
     def finish_step(self, step: int) -> None:
-        """Write the line of ``step``, which is also the policy version, and its completions."""
+        """Write the metrics of ``step``, which is also the policy version, and its completions."""
         assert self.batch is not None
         settings, batch = self.run.settings, self.batch
         now = time.perf_counter()
@@ -76,7 +75,7 @@ class StepRecorder:
                 print_completions(batch, step, settings.num_completions_to_print, settings.log_unique_prompts)
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Write an evaluation's line; False, and nothing is written, when it is the one that was written last."""
+        """Write an evaluation's metrics and return True; return False when they are the last ones written."""
         if metrics is self._evaluation:
             return False
         self._evaluation = metrics
@@ -86,16 +85,16 @@ class StepRecorder:
         return True
 
     def _warn(self, step: int) -> None:
-        """Log what is out of order, once for as long as it is."""
-        found = alarms(self.last_step)
-        for name in found.keys() - self._alarms:
-            log.warning("step %d: %s", step, found[name])
-        self._alarms = set(found)
-        self.numbers |= {f"alarm/{name}": 1 for name in found}
+        """Log each abnormal metric once for as long as it stays abnormal."""
+        active = alarms(self.last_step)
+        for name in active.keys() - self._alarms:
+            log.warning("step %d: %s", step, active[name])
+        self._alarms = set(active)
+        self.numbers |= {f"alarm/{name}": 1 for name in active}
 
 
 def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, float]:
-    """``memory/peak`` in bytes and, for a device that is known, ``throughput/mfu``; nothing without CUDA."""
+    """``memory/peak`` (bytes) and, for a device of ``PEAK_FLOPS``, ``throughput/mfu``; empty without CUDA."""
     if not torch.cuda.is_available():
         return {}
     counts = [(deepspeed.size(parameter).numel(), parameter.requires_grad) for parameter in model.parameters()]
@@ -106,17 +105,17 @@ def device_numbers(model: torch.nn.Module, tokens_per_s: float) -> dict[str, flo
 
 
 def flops_utilisation(parameters: int, trained: int, tokens_per_s: float, device: str) -> float | None:
-    """Share of a device's peak that training uses; None for a device whose peak is not known here.
+    """Model FLOPs utilisation of one process, in [0, 1]; None for a device that is not in ``PEAK_FLOPS``.
 
-    A token costs two operations for each parameter forwards, two backwards, and two more for each that is trained
-    (Kaplan et al. 2020, arXiv 2001.08361); attention over the context is not counted. Rows and rollouts of one process.
+    A token costs two operations per parameter in the forward pass, two in the backward pass, and two more per trained
+    parameter (Kaplan et al. 2020, arXiv 2001.08361); attention over the context is not counted.
     """
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in device), None)
     return None if peak is None else (4 * parameters + 2 * trained) * tokens_per_s / peak
 
 
 def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """What is out of order in a step's numbers: alarm name -> one sentence."""
+    """Abnormal metrics of a step: alarm name -> one sentence."""
     total = numbers.get("rollouts/generated", 0) or math.nan
     groups = (numbers.get("groups/live", 0) + numbers.get("groups/dead", 0)) or math.nan
     rules = {
@@ -136,7 +135,7 @@ def alarms(numbers: Mapping[str, Any]) -> dict[str, str]:
         "errors": (numbers.get("rollouts/errors", 0) / total > 0.1, "more than 10 % of the rollouts failed"),
         "fill": (
             numbers.get("packing/rows", 0) > 1 and numbers.get("packing/fill", math.nan) < 0.7,
-            "rows are less than 70 % full (packing/fill): raise micro_batch_tokens",
+            "packed rows are less than 70 % full (packing/fill): raise micro_batch_tokens",
         ),
         "waiting": (
             numbers.get("time/wait_generation", 0) > 0.8 * numbers.get("time/step", math.inf),

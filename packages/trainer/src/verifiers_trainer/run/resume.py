@@ -1,7 +1,7 @@
-"""``Checkpoints``: what a training run writes into a checkpoint, and when a run may resume from one.
+"""``Checkpoints``: write the checkpoints of a training run, and resume from them.
 
-How files and folders are written is in ``policy.checkpoint_files``, the pipeline's part in ``pipeline.saved_state``;
-this module puts the parts together, and compares the configuration of a checkpoint with the present one.
+File formats are in ``policy.checkpoint_files``, the pipeline's state in ``pipeline.saved_state``; this module combines
+them, and compares the configuration of a checkpoint with the present one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS_ONLY = "weights_only"
 
 
 def configuration(run: TrainingRun) -> dict[str, Any]:
-    """What must be equal for a run to resume from a checkpoint, in values that JSON keeps."""
+    """The values that must be equal to resume from a checkpoint, as JSON values."""
     env, table = run.env, run.examples
     return {
         "env_id": env.env_id,
@@ -41,12 +41,12 @@ def configuration(run: TrainingRun) -> dict[str, Any]:
 
 
 class StartingPoint(NamedTuple):
-    """Where a training begins: at a checkpoint, or afresh with ``folder`` None and step 0."""
+    """Where training begins: at a checkpoint, or at step 0 with ``folder`` None."""
 
     folder: Path | None
     step: int
     pipeline: PipelineState
-    """On rank 0; empty on the others."""
+    """Loaded on rank 0; empty on the others."""
 
 
 class Checkpoints:
@@ -66,11 +66,11 @@ class Checkpoints:
         write_model: Callable[[Path], None],
         snapshot: Callable[[], PipelineState],
     ) -> None:
-        """Write ``checkpoint-<step>``, then remove those that ``save_total_limit`` no longer covers.
+        """Write ``checkpoint-<step>``, then remove those beyond ``save_total_limit``.
 
-        Every rank calls it; rank 0 writes, with the random generators of every rank.
+        A collective; rank 0 writes, including the RNG states of every rank.
         state: transformers' ``TrainerState``, whose ``best_model_checkpoint`` is set; scaler: fp16's, or None;
-        snapshot: gives the pipeline's state. Raises ``CheckpointError``, on every rank, when it cannot write.
+        snapshot: returns the pipeline's state. Raises ``CheckpointError`` on every rank when writing fails.
         """
         run, ranks = self.run, self.run.ranks
         failpoint("checkpoint.before_sending")
@@ -110,11 +110,11 @@ class Checkpoints:
     # --- resume -------------------------------------------------------------------------------------------------
 
     def starting_point(self, requested: str | bool | None) -> StartingPoint:
-        """Find the checkpoint to resume from: a path, or the newest valid one for True; without one, start afresh.
+        """Find the checkpoint to resume from: a path, or for True the newest valid one; otherwise start at step 0.
 
-        Starting afresh moves what an earlier run left in the output folder aside. Rank 0 decides for all. Raises
-        ``RunMismatch`` listing every difference for a checkpoint of another configuration, and ``CheckpointError`` for
-        one that is damaged, missing, or holds only weights; on every rank.
+        Starting at step 0 moves an earlier run in the output folder aside. Rank 0 decides for all ranks. Raises, on
+        every rank, ``RunMismatch`` listing every difference for a checkpoint of another configuration, and
+        ``CheckpointError`` for one that is damaged, missing, or holds only weights.
         """
         pipeline = PipelineState()
 
@@ -155,7 +155,7 @@ class Checkpoints:
         return pipeline, version
 
     def _start_afresh(self) -> None:
-        """Move what an earlier run left in the output folder aside: two runs are never mixed, and nothing is lost."""
+        """Move the files of an earlier run in the output folder aside, so that two runs are never mixed."""
         output = self.run.folder
         if earlier := bool(checkpoint_files.steps_in(output) or self.metrics_file.holds_earlier):
             aside = checkpoint_files.set_aside(output, (METRICS, COMPLETIONS))
@@ -168,7 +168,7 @@ class Checkpoints:
 
 
 def _require_same(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
-    """Refuse settings that differ; warn of those that only one side has, such as in a checkpoint of version 0.2.0."""
+    """Raise ``RunMismatch`` for values that differ; warn of keys on one side alone (a checkpoint of version 0.2.0)."""
     if apart := sorted(saved.keys() ^ current.keys()):
         log.warning("%s cannot be compared in what it or this version does not record: %s", folder, ", ".join(apart))
     differences = {k: (saved[k], current[k]) for k in saved.keys() & current.keys() if saved[k] != current[k]}

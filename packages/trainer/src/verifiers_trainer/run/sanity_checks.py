@@ -1,7 +1,6 @@
 """Sanity checks run before an optimizer step: all inputs are finite, and sampler and trainer agree.
 
-A mask or a bound on a ratio can hide a NaN from the loss, so the inputs are checked too. Nothing here changes a batch
-or a weight.
+A mask or a bound on a ratio can hide a NaN from the loss, so the inputs are checked too.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ of 135 M parameters in bfloat16 0.03 was measured where only the shapes of sampl
 
 
 def check_forward(model: Any, config: RLConfig) -> None:
-    """Compare our forward with the stock one; fall back, with a warning, where an architecture does not fit.
+    """Compare our forward pass with the stock one; on a difference fall back to the stock parts with a warning.
 
-    With bf16 or fp16 the forward pass rounds to half precision whatever the weights are kept in, so more is allowed.
+    With bf16 or fp16 the forward pass rounds to half precision whatever the weights' dtype, so the tolerance is larger.
     """
     is_half = bool(config.bf16 or config.fp16)
     head = check_head(model)
@@ -54,9 +53,9 @@ def check_forward(model: Any, config: RLConfig) -> None:
 
 
 def not_a_number(batch: TrainBatch, rows: Sequence[PackedRow]) -> tuple[str, list[PackedRow]] | None:
-    """What is not finite among the inputs of the loss, and the rows it is in; None when all is well.
+    """The first non-finite input of the loss, by name, with its packed rows; None when all are finite.
 
-    A reward of NaN is an unknown reward, and was left out long before.
+    A NaN reward is an unknown reward, excluded when the batch is built.
     """
     if any(np.isinf(group.rewards).any() for group in batch.groups):
         return "reward", list(rows)
@@ -69,7 +68,7 @@ def not_a_number(batch: TrainBatch, rows: Sequence[PackedRow]) -> tuple[str, lis
 
 
 def non_finite(key: str, rows: Sequence[PackedRow], step: int, folder: Path) -> NonFiniteLoss:
-    """The error that ends a run at ``step``, with the tokens of ``rows`` written to ``folder``."""
+    """The error for ``step``; writes the tokens of ``rows`` to ``folder``."""
     dump = folder / f"non-finite-step-{step}.json"
     folder.mkdir(parents=True, exist_ok=True)
     write_json(dump, [{name: [repr(v) for v in getattr(row, name).tolist()] for name in DUMPED} for row in rows])
@@ -82,10 +81,10 @@ def non_finite(key: str, rows: Sequence[PackedRow], step: int, folder: Path) -> 
 
 
 def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_server: bool) -> None:
-    """Tokens sampled by the present weights must have the log-probs that training computes for them.
+    """Require equal log-probabilities in sampler and trainer for tokens of the present weights.
 
-    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (0.1 in half precision and against a server,
-    whose precision and kernels are its own). Says nothing where the sampled distribution was reshaped on purpose.
+    Raises ``ConfigError`` when the mean difference is above 1e-4 nats (0.1 in half precision, and against a server,
+    whose precision and kernels differ). Skipped when top-k and the like reshape the sampled distribution.
     """
     if config.sampling().keys() & RESHAPING:
         return

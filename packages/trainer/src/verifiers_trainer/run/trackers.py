@@ -1,8 +1,8 @@
-"""Trackers (wandb, trackio, tensorboard) get a training run's numbers without being able to disturb it.
+"""Send the metrics of a training run to trackers (wandb, trackio, tensorboard) without blocking it.
 
-Each tracker is transformers' own reporting callback, run on a thread of this object behind a bounded queue. A tracker
-that is not installed, raises or hangs is dropped with one warning, and training continues; none asks for a login.
-``metrics.jsonl`` (``metrics_files``) holds the same numbers and does not depend on any of this.
+Each tracker is transformers' reporting callback, run on its own thread behind a bounded queue. A tracker that is not
+installed, raises or hangs is dropped with one warning, and training continues; none prompts for a login.
+``metrics.jsonl`` (``metrics_files``) holds the same metrics and does not depend on trackers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 QUEUE_SIZE = 256
 CLOSE_S = 10.0
 FACTORIES: dict[str, Callable[[], TrainerCallback]] = {}
-"""Trackers beside those that transformers knows: name -> what makes the callback."""
+"""Additional trackers: name -> factory of the callback."""
 
 
 class Trackers(TrainerCallback):
-    """Forwards the loop's events to ``names``; a thread per tracker, started when training begins."""
+    """Forwards the loop's events to ``names``, with one thread per tracker, started with training."""
 
     def __init__(self, names: Sequence[str]):
         self.names = tuple(names)
@@ -47,7 +47,7 @@ class Trackers(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Give every tracker a few seconds for what it still has; calling it again does nothing."""
+        """Flush every tracker's queue, for ``CLOSE_S`` seconds at most each; idempotent."""
         running, self._running = self._running, []
         for worker in running:
             worker.close()

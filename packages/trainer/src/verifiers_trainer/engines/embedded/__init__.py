@@ -1,4 +1,4 @@
-"""Generation inside the training process, on the trainer's own parameters."""
+"""Generation inside the training process, on the trainer's parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that decode together in the padded loop. One thread works on a batch; nothing here waits or locks."""
+"""The rows that decode together in the padded loop; used by one thread, without locks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPACT_BELOW = 0.75
 
 
 class Batch:
-    """Rows that decode together: their cache, rules and what they sampled."""
+    """Rows that decode together: their cache, sampling parameters and sampled tokens."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Batch:
 
     @property
     def longest(self) -> int:
-        """Most columns a living row can come to need."""
+        """Maximum number of columns that a living row may need."""
         return max((request.max_length for request in self.transcript.living_requests()), default=0)
 
     def sample(self, logits_BV: torch.Tensor, version: int) -> list[Generation]:
-        """Draw the next token of every row; returns the completions this finished."""
+        """Sample the next token of every row; return the finished completions."""
         if self.table.penalties is not None and self._counts is None:
             prompts = [request.prompt_ids for request in self.transcript.requests]
             self._counts = TokenCounts(prompts, self.transcript.outputs(), logits_BV.shape[1], logits_BV.device)
@@ -74,7 +74,7 @@ class Batch:
         return self.living <= _COMPACT_BELOW * self.rows
 
     def join(self, other: Batch) -> None:
-        """Take the rows of ``other`` in."""
+        """Add the rows of ``other``."""
         columns = max(self.cache.length, other.cache.length)
         mine, theirs = columns - self.cache.length, columns - other.cache.length
         self.starts = torch.cat([self.starts + mine, other.starts + theirs])

@@ -1,19 +1,19 @@
 """Generation by transformers' continuous batching: paged cache, prefill and decoding mixed in one forward pass.
 
-transformers schedules and computes; drawing the token is ours, so that seeds, filters, penalties, log-probs and
-version labels mean exactly what they mean in the padded loop. Two methods of the manager's own runner are replaced
-for it: ``_sample``, a private name, in ``_install_sampler``, and ``compute_batch`` in ``_install_interruptions``.
+transformers schedules and computes; tokens are sampled here, so that seeds, filters, penalties, log-probs and version
+labels are the same as in the padded loop. Two methods of the manager's runner are replaced: ``_sample``, a private
+name, in ``_install_sampler``, and ``compute_batch`` in ``_install_interruptions``.
 
-Four settings are not free: block sharing stays off (a shared prefix computed by older weights would be reused, an
-error of 1.6 to 2.5 nats), the number of blocks is always given (the default takes most of the machine's memory),
-graphs are off (our sampler is no part of one), and attention is not switched behind the model's back.
+Four settings are fixed: block sharing is off (a shared prefix computed by older weights would be reused, an error of
+1.6 to 2.5 nats), the number of blocks is set (the default takes most of the machine's memory), CUDA graphs are off (the
+sampler here is not part of one), and the attention implementation is not switched automatically.
 
-A pause does not wait for a long step: it is given up between two layers and done again afterwards. Each token's keys
-have a place of their own in the cache, so that the second time writes over the first. A cache with a window reads what
-its step writes over; there a pause waits for the whole step.
+A pause does not wait for a long step: the step is aborted between two layers and repeated afterwards. Each token's keys
+have their own slot in the cache, so that the repetition overwrites the first attempt. A sliding-window cache reads
+slots that its step overwrites; there a pause waits for the whole step.
 
-A long prompt is prefilled over several steps. One that an update finds half done is begun anew: all of a prompt is
-computed by the weights that its first token is labelled with.
+A long prompt is prefilled over several steps. A weight update restarts a partial prefill: all of a prompt is computed
+by the weights that its first token is labelled with.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from verifiers_trainer.engines.requests import (
 )
 
 _MAX_INTERRUPTIONS = 3
-"""How often one step is given up."""
+"""Maximum number of times one step is aborted."""
 _STOP_S = 30.0
-"""How long a stop waits for a step to end; a loop that is held by a pause never does, and its thread is a daemon."""
+"""Seconds that ``stop`` waits for a step to end; a paused loop does not end, and its thread is a daemon."""
 
 
 def bytes_per_block(model: Any, page_size: int, max_batch_tokens: int) -> int:
-    """Memory one block costs: keys and values of every layer, and its columns of the attention mask.
+    """Bytes of one cache block: keys and values of every layer, and its columns of the attention mask.
 
-    Attention other than flash works with a dense mask of one row per token of a step.
+    Attention other than flash uses a dense mask of one row per token of a step.
     """
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -67,19 +67,19 @@ def bytes_per_block(model: Any, page_size: int, max_batch_tokens: int) -> int:
 
 
 def step_tokens(max_rows: int) -> int:
-    """Tokens one forward pass takes when nobody says: one per decoding row, and room for prefill."""
+    """Default number of tokens of one forward pass: one per decoding row, and room for prefill."""
     return max(256, max_rows)
 
 
 class _Row:
-    """What one request has sampled so far; written by the generation thread alone."""
+    """The sampled tokens of one request; written by the generation thread alone."""
 
     __slots__ = ("alternatives", "broken", "logprobs", "name", "request", "stop_text", "tokens", "versions")
 
     def __init__(self, request: GenerationRequest):
         self.request = request
         self.name = request.request_id
-        """What the manager calls it; another one after it was begun anew."""
+        """The manager's request id; a new one after a restart of the prefill."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
@@ -89,34 +89,34 @@ class _Row:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last token ends it, by what it is or by how many there are."""
+        """Whether the last token is a stop token or reaches ``max_tokens``."""
         params = self.request.params
         return len(self.tokens) >= params.max_tokens or self.tokens[-1] in params.stop_token_ids
 
     def generation(self, error: str | None) -> Generation:
-        ended = self.stop_text is not None or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
+        at_stop = self.stop_text is not None or (self.tokens and self.tokens[-1] in self.request.params.stop_token_ids)
         return Generation(
             request=self.request,
             token_ids=np.array(self.tokens, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             versions=np.array(self.versions, np.int32),
             alternatives=self.alternatives,
-            finish_reason="abort" if error else "stop" if ended else "length",
+            finish_reason="abort" if error else "stop" if at_stop else "length",
             stop_text=self.stop_text,
             error=NOT_FINITE if self.broken else error,
         )
 
 
 _ABORTED = _Row(GenerationRequest("", np.zeros(1, np.int32), SamplingParams(max_tokens=1)))
-"""Stands in for a row that was aborted while its step was computed."""
+"""Placeholder for a row aborted during its step."""
 
 
 class ContinuousGenerator:
     """The generation loop over transformers' manager.
 
     ``num_blocks`` is the size of the cache in blocks of ``page_size`` tokens; ``max_batch_tokens`` bounds the tokens
-    of one forward pass, those of prompts and of rows that decode together. Raises ConfigError when it cannot
-    hold one sequence of ``max_seq_len``.
+    of one forward pass, those of prompts and of rows that decode together. Raises ConfigError when the cache
+    cannot hold one sequence of ``max_seq_len``.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class ContinuousGenerator:
         self._closing = False
         self._may_give_up = False
         self._half_done: set[str] = set()
-        """Requests with a part of their prompt computed by earlier steps."""
+        """Requests whose prompt is partly prefilled."""
         if attends_to_everything(model):
             for part in interruptible_parts(model):
                 part.register_forward_pre_hook(self._check)
@@ -202,7 +202,7 @@ class ContinuousGenerator:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Nothing to hold while the loop does not run: the manager would raise."""
+        """Pause the manager; a no-op while the loop is stopped, where the manager would raise."""
         if not self.alive:
             yield
             return
@@ -213,7 +213,7 @@ class ContinuousGenerator:
                 self._begin_prompts_anew()
 
     def _add(self, row: _Row) -> bool:
-        """Hand a row to the manager, which refuses by answering None."""
+        """Add a row to the manager; return whether it was accepted."""
         params = row.request.params
         accepted = self._manager.add_request(
             row.request.prompt_ids.tolist(),
@@ -224,10 +224,9 @@ class ContinuousGenerator:
         return accepted is not None
 
     def _begin_prompts_anew(self) -> None:
-        """Drop what is computed of prompts that are half done, and queue them again; called in a pause.
+        """Restart partial prefills; called in a pause.
 
-        Not those of rows that were evicted when they had tokens already: these go on where they were, as rows that
-        are being decoded do.
+        Evicted rows that already have tokens continue with them, as decoding rows do.
         """
         begun, self._half_done = self._half_done, set()
         with self._lock:
@@ -247,10 +246,10 @@ class ContinuousGenerator:
         return manager is not None and manager.is_running() and manager.background_thread_status.fatal_error is None
 
     def _run(self, ready: threading.Event) -> None:
-        """Starts the manager, hands out what it finishes and stops it.
+        """Start the manager, report finished rows, and stop it.
 
-        The manager's thread is started from this one because it inherits being a daemon: a process that forgets to
-        stop its engine still ends.
+        The manager's thread is started from this daemon thread and inherits the flag, so that a process that does not
+        stop its engine still exits.
         """
         config = GenerationConfig(do_sample=True, eos_token_id=-1, pad_token_id=0, max_new_tokens=1)
         self._manager = manager = self._model.init_continuous_batching(config, self._settings)
@@ -281,7 +280,7 @@ class ContinuousGenerator:
         self._on_finished([row.generation(error)])
 
     def _install_sampler(self, processor: Any) -> None:
-        """Draw tokens with ``sampling.draw`` in place of the runner's own multinomial."""
+        """Sample tokens with ``sampling.draw`` in place of the runner's multinomial."""
         runner = processor.model_runner
         inputs = runner.inputs_and_outputs
 
@@ -296,7 +295,7 @@ class ContinuousGenerator:
         runner._sample = sample
 
     def _install_interruptions(self, processor: Any) -> None:
-        """Let a pause in between two layers and compute the step anew after it; note the prompts that are half done."""
+        """Abort a step for a pause between two layers and repeat it; record partial prefills."""
         compute, status = processor.model_runner.compute_batch, self._manager.background_thread_status
         inputs = processor.inputs_and_outputs
 
@@ -319,27 +318,27 @@ class ContinuousGenerator:
             raise Interrupted
 
     def _draw(self, names: list[str], logits_BV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw, record and end what a stop text or a broken distribution ends."""
+        """Sample and record tokens; finish rows at a stop text or a non-finite log-prob."""
         with self._lock:
             rows = [self._rows.get(name) for name in names]
-        kept = [row or _ABORTED for row in rows]
+        slots = [row or _ABORTED for row in rows]
         if names != self._composition or any(row is None for row in rows):
             self._composition = names
-            self._table = SamplingTable.build([row.request.params for row in kept], logits_BV.device)
+            self._table = SamplingTable.build([row.request.params for row in slots], logits_BV.device)
         counts = None
         if self._table.penalties is not None:
-            prompts = [row.request.prompt_ids for row in kept]
-            outputs = [np.array(row.tokens, np.int64) for row in kept]
+            prompts = [row.request.prompt_ids for row in slots]
+            outputs = [np.array(row.tokens, np.int64) for row in slots]
             counts = TokenCounts(prompts, outputs, logits_BV.shape[1], logits_BV.device)
-        counters_B = np.array([len(row.tokens) for row in kept], np.int64)
+        counters_B = np.array([len(row.tokens) for row in slots], np.int64)
         drawn = draw(logits_BV, self._table, counters_B, counts)
         version = self._version()
         for index, (token, logprob) in enumerate(zip(drawn.tokens.tolist(), drawn.logprobs.tolist(), strict=True)):
             row = rows[index]
             if row is None:
                 continue
-            if wanted := row.request.params.top_logprobs:
-                row.alternatives.append(alternatives(drawn, index, wanted))
+            if num_alternatives := row.request.params.top_logprobs:
+                row.alternatives.append(alternatives(drawn, index, num_alternatives))
             self._record(row, token, logprob, version)
         return drawn.tokens, drawn.logprobs
 
@@ -353,5 +352,5 @@ class ContinuousGenerator:
             row.stop_text = completed_stop_text(np.array(row.tokens), params.stop, self._decode_text)
         if row.broken or row.stop_text is not None:
             self._finish(row.name, None)
-        elif (told := row.request.on_token) is not None and not row.is_complete:
-            told(token, logprob, row.alternatives[-1] if row.alternatives else None)
+        elif (on_token := row.request.on_token) is not None and not row.is_complete:
+            on_token(token, logprob, row.alternatives[-1] if row.alternatives else None)

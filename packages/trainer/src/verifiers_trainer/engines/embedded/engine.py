@@ -1,9 +1,9 @@
-"""Inference inside the training process, on the trainer's own parameters, behind a real HTTP endpoint.
+"""Inference inside the training process, on the trainer's parameters, behind an HTTP endpoint.
 
 The engine holds a second module over the same parameters (``sharing``), a generation loop in a thread (``padded`` or
 ``continuous``) and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside
-``pause``; nothing is copied, nothing in flight is lost, and every token knows the policy version it was sampled
-under. Not for sharded training (FSDP, ZeRO): there the parameters of one process are not the model.
+``pause``; nothing is copied, requests in flight survive, and every token is labelled with the policy version that
+sampled it. Not for sharded training (FSDP, ZeRO), where one process holds parts of the parameters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ACCELERATOR_PREFILL_TOKENS = 8192
 
 
 class _PolicyVersion:
-    """The number the loop labels tokens with; apart from the engine, so that its threads do not keep it alive."""
+    """The policy version of new tokens; a separate object, so that threads hold no reference to the engine."""
 
     __slots__ = ("value",)
 
@@ -50,8 +50,8 @@ class _PolicyVersion:
 class EmbeddedEngine:
     """Serves ``model`` to OpenAI clients from this process. Implements ``protocol.Engine``.
 
-    Constructing it starts nothing and changes nothing; ``start`` makes the sharing copy, so start it after weights
-    were loaded and special tokens aligned. It is its own context manager, and stops when it is collected.
+    Constructing it has no side effects; ``start`` makes the sharing copy, so call it after loading weights and aligning
+    special tokens. It is a context manager, and stops when garbage-collected.
 
     mode: ``padded`` (one batch that rows join and leave), ``continuous`` (transformers' continuous batching),
         ``deterministic`` (one request at a time, bit for bit reproducible), or ``auto``.
@@ -60,7 +60,7 @@ class EmbeddedEngine:
     num_blocks, page_size: cache of ``continuous``; derived from ``kv_bytes`` when not given.
     max_batch_tokens: most tokens of one forward pass: in ``continuous`` prompts and decoding rows together, in the
         others the prompts of one prefill; at least ``concurrency`` in ``continuous``.
-    kv_bytes: bound on the key/value caches; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
+    kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
     threads: torch's threads for this process, set at ``start``; None leaves them.
     autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
     tool_call_parser: "auto" (what the chat template shows), "hermes", "llama3_json", a function from text to
@@ -104,7 +104,7 @@ class EmbeddedEngine:
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
         self._parser = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
         self._version = _PolicyVersion()
-        self._twin: Any = None
+        self._replica: Any = None
         self._generator: Generator | None = None
         self._endpoint: Endpoint | None = None
         self._finalizer: weakref.finalize | None = None
@@ -118,11 +118,11 @@ class EmbeddedEngine:
 
     @property
     def base_url(self) -> str:
-        return self._started().base_url
+        return self._running_endpoint().base_url
 
     @property
     def api_key(self) -> str:
-        return self._started().api_key
+        return self._running_endpoint().api_key
 
     @property
     def served_model(self) -> str:
@@ -135,7 +135,7 @@ class EmbeddedEngine:
 
     @property
     def mode(self) -> Mode:
-        """The mode in use; what ``auto`` chose once started."""
+        """The mode in use; ``auto`` is resolved by ``start``."""
         return self._mode
 
     @property
@@ -157,43 +157,43 @@ class EmbeddedEngine:
     def set_version(self, version: int) -> None:
         """Label tokens with ``version`` from the next decoding step on.
 
-        Called after ``pause`` ended it comes too late for the tokens sampled in between: call it inside.
+        Call it inside ``pause``: afterwards, tokens may already be sampled with the old label.
         """
         self._version.value = version
 
     def start(self, deadline_s: float = 60.0) -> None:
-        """Make the sharing copy, then serve. Started already, it does nothing.
+        """Make the sharing copy and serve; a no-op when running.
 
-        Raises ConfigError for a model this mode cannot serve, EndpointUnreachable when a thread is not up in time.
+        Raises ConfigError for a model this mode cannot serve, EndpointUnreachable when a thread does not start in time.
         """
         if self._endpoint is not None:
             return
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        twin = share_parameters(self._model)
+        replica = share_parameters(self._model)
         tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
         if self._mode == "auto":
-            self._mode = _best_mode(twin, self._autocast_dtype)
-        generator = self._build_generator(twin, tokenizer)
-        endpoint = Endpoint(self._serving(twin, tokenizer, generator))
+            self._mode = _best_mode(replica, self._autocast_dtype)
+        generator = self._build_generator(replica, tokenizer)
+        endpoint = Endpoint(self._serving(replica, tokenizer, generator))
         try:
             endpoint.start(deadline_s)
             generator.start(endpoint.resolve, deadline_s)
         except BaseException:
             _shut_down(generator, endpoint)
             raise
-        self._twin, self._generator, self._endpoint = twin, generator, endpoint
+        self._replica, self._generator, self._endpoint = replica, generator, endpoint
         self._finalizer = weakref.finalize(self, _shut_down, generator, endpoint)
 
     def stop(self) -> None:
-        """End both threads; requests in flight are answered with an error. Idempotent; ``start`` may follow."""
+        """Stop both threads; requests in flight receive an error. Idempotent; may be restarted."""
         if self._finalizer is not None:
             self._finalizer()
-        self._generator = self._endpoint = self._finalizer = self._twin = None
+        self._generator = self._endpoint = self._finalizer = self._replica = None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Hold the loop between two decoding steps. Nothing to hold when the engine is not running."""
+        """Pause the loop between two decoding steps; a no-op while the engine is stopped."""
         if self._generator is None:
             yield
             return
@@ -204,8 +204,8 @@ class EmbeddedEngine:
         return self._generator is not None and self._generator.alive
 
     def check_shared(self) -> None:
-        """Raises ConfigError when the model's Parameter objects were replaced: the engine would sample old weights."""
-        if self._generator is not None and not shares_parameters(self._twin, self._model):
+        """Raise ConfigError when Parameter objects of the model were replaced: the engine would sample old weights."""
+        if self._generator is not None and not shares_parameters(self._replica, self._model):
             raise ConfigError(
                 "parameters of the model were replaced after the engine started, so it samples from old weights; "
                 "update them in place, or stop and start the engine"
@@ -218,38 +218,38 @@ class EmbeddedEngine:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _started(self) -> Endpoint:
+    def _running_endpoint(self) -> Endpoint:
         if self._endpoint is None:
             raise EndpointUnreachable("the embedded engine is not running; call start() first")
         return self._endpoint
 
-    def _build_generator(self, twin: Any, tokenizer: Any) -> Generator:
+    def _build_generator(self, replica: Any, tokenizer: Any) -> Generator:
         def decode(token_ids: list[int]) -> str:
             return tokenizer.decode(token_ids, skip_special_tokens=True)
 
-        kv_bytes = self._kv_bytes or _default_kv_bytes(twin.device)
+        kv_bytes = self._kv_bytes or _default_kv_bytes(replica.device)
         if self._mode == "continuous":
-            return self._build_continuous(twin, decode, kv_bytes)
+            return self._build_continuous(replica, decode, kv_bytes)
         return PaddedGenerator(
-            twin,
+            replica,
             decode=decode,
             version=self._version,
             max_rows=1 if self._mode == "deterministic" else self._concurrency,
             kv_bytes=kv_bytes,
-            max_batch_tokens=self._max_batch_tokens or _prefill_tokens(twin.device),
+            max_batch_tokens=self._max_batch_tokens or _prefill_tokens(replica.device),
             autocast_dtype=self._autocast_dtype,
         )
 
-    def _build_continuous(self, twin: Any, decode: Any, kv_bytes: int) -> Generator:
+    def _build_continuous(self, replica: Any, decode: Any, kv_bytes: int) -> Generator:
         try:
             from verifiers_trainer.engines.embedded.continuous import (
                 ContinuousGenerator,
                 bytes_per_block,
                 step_tokens,
             )
-        except ImportError as error:  # its batching moved to where it is imported from
-            said = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
-            raise ConfigError(said, field="mode") from error
+        except ImportError as error:  # older versions have continuous batching elsewhere
+            message = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
+            raise ConfigError(message, field="mode") from error
 
         if self._autocast_dtype is not None:
             raise ConfigError("mode='continuous' cannot autocast; use mode='padded'", field="autocast_dtype")
@@ -260,27 +260,27 @@ class EmbeddedEngine:
                 "one token of a step; raise it or lower the concurrency",
                 field="max_batch_tokens",
             )
-        wanted = self._concurrency * math.ceil(self._max_seq_len / self._page_size)
-        affordable = kv_bytes // bytes_per_block(twin, self._page_size, tokens)
+        max_blocks = self._concurrency * math.ceil(self._max_seq_len / self._page_size)
+        affordable = kv_bytes // bytes_per_block(replica, self._page_size, tokens)
         return ContinuousGenerator(
-            twin,
+            replica,
             decode=decode,
             version=self._version,
             max_rows=self._concurrency,
             max_seq_len=self._max_seq_len,
-            num_blocks=self._num_blocks or min(wanted, affordable),
+            num_blocks=self._num_blocks or min(max_blocks, affordable),
             page_size=self._page_size,
             max_batch_tokens=tokens,
         )
 
-    def _serving(self, twin: Any, tokenizer: Any, generator: Generator) -> Serving:
+    def _serving(self, replica: Any, tokenizer: Any, generator: Generator) -> Serving:
         return Serving(
             generator=generator,
             chat=ChatFormat(tokenizer),
             tool_call_parser=self._parser,
             served_model=self._served_model,
             max_seq_len=self._max_seq_len,
-            eos_token_ids=_eos_token_ids(twin, tokenizer),
+            eos_token_ids=_eos_token_ids(replica, tokenizer),
             version=self._version,
             description={
                 "version": metadata.version("verifiers-trainer"),
@@ -296,7 +296,7 @@ def _shut_down(generator: Generator, endpoint: Endpoint) -> None:
 
 
 def _best_mode(model: Any, autocast_dtype: torch.dtype | None) -> Mode:
-    """Padded, except where flash attention makes continuous batching pay.
+    """Padded, except with flash attention on an accelerator, where continuous batching is faster.
 
     With any other attention transformers masks every token against the whole cache; measured on a CPU the padded
     loop was 7 times faster on equal lengths and 5 times on ragged multi-turn conversations.
@@ -320,7 +320,7 @@ def _prefill_tokens(device: torch.device) -> int:
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Ends of a turn: what the model's generation configuration says, and the tokenizer's end token."""
+    """End-of-turn token ids of the model's generation configuration and of the tokenizer."""
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured = configured if isinstance(configured, list) else [configured]
     return tuple(dict.fromkeys(token for token in [*configured, tokenizer.eos_token_id] if token is not None))

@@ -1,8 +1,7 @@
-"""Lets any thread hold a loop between two of its steps.
+"""Lets any thread pause a loop between two steps.
 
-The wait for ``pause`` is bounded by the step being computed, and a waiting pause always goes before the next step;
-a plain lock would let the loop take it again and again. A step that can be given up and done again asks ``wanted``
-on its way, and the wait is shorter still.
+``pause`` waits for the present step at most, and a waiting pause always precedes the next step; with a plain lock the
+loop could starve it. A step that can be aborted and repeated polls ``wanted``, which shortens the wait.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from contextlib import contextmanager
 
 
 class GateClosed(Exception):
-    """The loop is to end; raised to it in place of its next step."""
+    """Ends the loop; raised in place of its next step."""
 
 
 class StepGate:
-    """One thread runs ``step`` blocks, others hold them off with ``pause``; pauses may overlap and nest."""
+    """One thread runs ``step`` blocks, others block them with ``pause``; pauses may overlap and nest."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -27,12 +26,12 @@ class StepGate:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody holds a pause or waits for one; asked without the lock, from inside a step."""
+        """Whether a pause is held or waiting; read without the lock, from inside a step."""
         return self._holders > 0
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Runs the block once nobody holds a pause; raises GateClosed after ``close``, also while it waits."""
+        """Run the block once no pause is held; raises GateClosed after ``close``, also while waiting."""
         with self._changed:
             self._changed.wait_for(lambda: self._holders == 0 or self._closed)
             if self._closed:
@@ -47,7 +46,7 @@ class StepGate:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """No step runs inside the block; entering waits for the step being computed."""
+        """Block steps inside the context; entering waits for the present step."""
         with self._changed:
             self._holders += 1
             try:
@@ -63,7 +62,7 @@ class StepGate:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the loop at its next step, even one that a pause holds off."""
+        """End the loop at its next step, even during a pause."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

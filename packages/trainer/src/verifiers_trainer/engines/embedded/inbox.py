@@ -1,7 +1,7 @@
 """The queue in front of a generation loop: decides when waiting requests join the running batch.
 
-Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds for companions of
-the first request, and a busy one takes newcomers when they are many or have waited long enough.
+Joining costs a prefill and a copy of the batch's cache, so an idle loop waits a few milliseconds for more
+requests after the first, and a busy one admits requests when they are many or have waited long enough.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Inbox:
     def abort(self, request_id: str) -> None:
         """Forget a waiting request, or report a running one through ``take_aborted``."""
         with self._arrived:
-            kept = deque(entry for entry in self._waiting if entry[1].request_id != request_id)
-            if len(kept) == len(self._waiting):
+            remaining = deque(entry for entry in self._waiting if entry[1].request_id != request_id)
+            if len(remaining) == len(self._waiting):
                 self._aborted.add(request_id)
-            self._waiting = kept
+            self._waiting = remaining
 
     def take_aborted(self) -> set[str]:
         if not self._aborted:
@@ -53,9 +53,9 @@ class Inbox:
             return aborted
 
     def take(self, running: int, admit: Callable[[GenerationRequest], bool]) -> list[GenerationRequest] | None:
-        """Requests to join now, oldest first, as long as ``admit`` says yes; None when the loop is to end.
+        """Requests to join now, oldest first, while ``admit`` returns True; None when the loop must end.
 
-        Blocks only when nothing is running.
+        Blocks only when no row is running.
         """
         with self._arrived:
             if not running:
@@ -66,19 +66,19 @@ class Inbox:
                 return None
             if running and not self._worth_joining(running):
                 return []
-            taken: list[GenerationRequest] = []
+            joining: list[GenerationRequest] = []
             while self._waiting and admit(self._waiting[0][1]):
-                taken.append(self._waiting.popleft()[1])
-            return taken
+                joining.append(self._waiting.popleft()[1])
+            return joining
 
     def close(self) -> list[GenerationRequest]:
-        """Take nothing more and end the loop; returns what was still waiting."""
+        """Reject further requests and end the loop; return the waiting requests."""
         with self._arrived:
             self._closed = True
-            left = [request for _, request in self._waiting]
+            remaining = [request for _, request in self._waiting]
             self._waiting.clear()
             self._arrived.notify_all()
-            return left
+            return remaining
 
     def _wait_for_companions(self) -> None:
         deadline = time.monotonic() + _GATHER_S

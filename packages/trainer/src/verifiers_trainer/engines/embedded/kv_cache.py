@@ -1,9 +1,9 @@
-"""A key/value cache for a left-padded batch whose rows come and go.
+"""A key/value cache for a left-padded batch whose rows join and leave.
 
 Every row ends in the same column, so one forward pass appends one column to all. Rows are dropped, columns no row
 uses are cut off on the left, and two batches are joined aligned at their right ends. Buffers grow geometrically, so
-appending copies nothing. It holds full attention states only: a model with recurrent or convolutional state cannot
-be served from it.
+most appends copy nothing. It stores attention states only, so it cannot serve models with recurrent or convolutional
+state.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BufferLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    get_max_cache_shape = get_max_length  # its name in older transformers: 5.8, which SkyRL 0.3 and verl 0.9 bring
+    get_max_cache_shape = get_max_length  # its name in transformers 5.8, which SkyRL 0.3 and verl 0.9 require
 
 
 class BatchCache(Cache):
@@ -80,7 +80,7 @@ class BatchCache(Cache):
         return sum(state.shape[1] * state.shape[3] * state.element_size() for state in states)
 
     def truncate(self, length: int) -> None:
-        """Forget all columns after the first ``length``."""
+        """Drop all columns after the first ``length``."""
         for layer in self.buffers:
             layer.length = min(layer.length, length)
 

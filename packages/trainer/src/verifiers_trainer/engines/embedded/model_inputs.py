@@ -1,7 +1,7 @@
-"""One forward pass over a left-padded batch, in the form each kind of model and attention expects it.
+"""One forward pass over a left-padded batch, with the inputs that each kind of model and attention expects.
 
-A pass can be given up between two layers, so that a weight update need not wait for a long one. It leaves the cache as
-it was and is then done again as a whole: no pass mixes weights.
+A pass can be aborted between two layers, so that a weight update does not wait for a long one. The cache is restored
+and the whole pass is repeated: no pass mixes weights.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class Interrupted(Exception):
-    """The forward pass was given up before its end."""
+    """The forward pass was aborted."""
 
 
 class ForwardPass:
-    """Calls ``model`` on the next columns of a batch; logits of the last column come back.
+    """Calls ``model`` on the next columns of a batch; returns the logits of the last column.
 
-    ``autocast_dtype`` computes in a lower precision than the weights are kept in, as mixed-precision training does.
-    ``give_up`` is asked before the parts of each layer; the pass raises Interrupted once it says yes.
+    ``autocast_dtype`` computes in a lower precision than the weights, as mixed-precision training does. ``give_up`` is
+    called before the parts of each layer; the pass raises Interrupted once it returns True.
 
-    Raises ConfigError for a model that keeps recurrent or convolutional state: a padded batch cannot hold it.
+    Raises ConfigError for a model with recurrent or convolutional state, which a padded batch cannot store.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ForwardPass:
             )
         self._model = model
         self._autocast_dtype = autocast_dtype
-        # A ready 4D mask skips transformers' own mask building in every step; only plain attention means the same.
+        # A 4D mask skips transformers' mask building in every step; it is equivalent for plain attention only.
         self._ready_mask = (
             config._attn_implementation == "sdpa"
             and attends_to_everything(model)
@@ -58,7 +58,7 @@ class ForwardPass:
         """Logits [B, V] of the last of the columns ``ids_BT``, which are appended to ``cache``.
 
         ``starts_B`` is the first column of each row that is not padding; None when there is no padding. Raises
-        Interrupted, with ``cache`` as it was before.
+        Interrupted, with ``cache`` unchanged.
         """
         return self._run(ids_BT, cache, starts_B, self._options)[:, -1]
 
@@ -90,7 +90,7 @@ class ForwardPass:
             positions_BT = (columns_T - starts_B.unsqueeze(1)).clamp_(min=0)
             mask = self._mask(columns_T, past + width, starts_B)
         lower = self._autocast_dtype is not None
-        # Entered anew in each step: the casts it caches must not outlive an update.
+        # Entered in each step: cached casts must not outlive a weight update.
         with torch.autocast(ids_BT.device.type, dtype=self._autocast_dtype, enabled=lower):
             logits_BTV: torch.Tensor = self._model(
                 input_ids=ids_BT,
@@ -110,7 +110,7 @@ class ForwardPass:
         if len(columns_T) == 1:
             return valid_BK[:, None, None, :]
         causal_TK = keys_K <= columns_T.unsqueeze(1)
-        # A padding column attends to itself: with nothing to attend to it would turn into NaN and spread.
+        # A padding column attends to itself: an empty attention row would become NaN and spread.
         itself_TK = keys_K == columns_T.unsqueeze(1)
         return ((valid_BK[:, None, :] & causal_TK) | itself_TK).unsqueeze(1)
 
@@ -120,14 +120,14 @@ def _kinds_of_layers(config: Any) -> set[str]:
 
 
 def attends_to_everything(model: Any) -> bool:
-    """Whether every layer attends to all tokens before it: no window, no state of another kind."""
+    """Whether every layer has full attention, without a window or recurrent state."""
     config = model.config.get_text_config()
     sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     return _kinds_of_layers(config) == {"full_attention"} and not sliding
 
 
 def interruptible_parts(model: Any) -> list[torch.nn.Module]:
-    """The parts of the decoder's layers that are made of parts (attention, experts, MLP), and the head."""
+    """The modules of the decoder layers with submodules (attention, experts, MLP), and the head."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     parts = [part for layer in layers for part in layer.children() if any(part.children())]
     head = model.get_output_embeddings()

@@ -1,16 +1,16 @@
 """Generation in one left-padded batch: rows leave when they finish and new ones join between two steps.
 
 All rows end in the same cache column, so a decoding step is one forward pass of one column. Equal prompts that join
-together are prefilled once. With ``max_rows=1`` this is the deterministic mode: one request at a time, in a cache of
-its own, so that nothing but weights, prompt, rules and seed reaches the arithmetic.
+together are prefilled once. With ``max_rows=1`` this is the deterministic mode: one request at a time with a
+separate cache, so that the result depends on weights, prompt, sampling parameters and seed alone.
 
-A cache belongs to one row and dies with it: no later request reads keys computed under older weights. A row that
-lives through a weight update keeps its old keys and continues under the new weights.
+A row's cache is freed with the row: no later request reads keys computed under older weights. A row that is running
+during a weight update keeps its old keys and continues under the new weights.
 
-A pause does not wait for a long forward pass: the pass is given up between two layers and done again afterwards, at
-most ``_MAX_INTERRUPTIONS`` times in a row so that the loop gets on. Drawing tokens needs no weights and no pause.
+A pause does not wait for a long forward pass: the pass is aborted between two layers and repeated afterwards, at most
+``_MAX_INTERRUPTIONS`` times in a row to guarantee progress. Sampling tokens needs no weights and no pause.
 
-Not done here: speculative decoding, sharing of prefixes between batches, models with recurrent state.
+Not supported: speculative decoding, prefix sharing between batches, models with recurrent state.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _Computed = TypeVar("_Computed")
 class PaddedGenerator:
     """The generation loop over one ``Batch``.
 
-    ``version`` answers the policy version now; ``max_rows`` bounds the rows that decode together and ``kv_bytes``
-    the memory their caches may come to take (a single request is always admitted); ``max_batch_tokens`` bounds the
+    ``version`` returns the present policy version; ``max_rows`` bounds the rows that decode together and ``kv_bytes``
+    the memory of their caches (a single request is always admitted); ``max_batch_tokens`` bounds the
     tokens of one prefill pass, unless a single prompt is longer. Running rows wait for ``_PASSES_TO_JOIN`` such passes
     at most.
     """
@@ -116,7 +116,7 @@ class PaddedGenerator:
                     if self._batch is not None:
                         self._step([])
             except GateClosed:
-                pass  # the loop's regular end while a pause holds it
+                pass  # ``stop`` during a pause: the regular end of the loop
             finally:
                 self._fail([], STOPPED)
 
@@ -125,7 +125,7 @@ class PaddedGenerator:
         return self._batch.living if self._batch is not None else 0
 
     def _admission(self) -> Callable[[GenerationRequest], bool]:
-        """A function that says, request by request, whether one more may join now."""
+        """A function that decides for each request whether it may join now."""
         rows = self._living
         longest = self._batch.longest if self._batch is not None else 0
         prompts: set[bytes] = set()
@@ -149,8 +149,8 @@ class PaddedGenerator:
         return admit
 
     def _step(self, joining: list[GenerationRequest]) -> None:
-        """A prefill of ``joining``, or without any a decoding step. A failure (out of memory, a bug in a model) fails
-        ``joining`` and everything in flight, whose caches can no longer be trusted; the loop goes on."""
+        """Prefill ``joining``, or decode one step when it is empty. A failure (out of memory, a bug in a model) fails
+        ``joining`` and all requests in flight, whose caches may be inconsistent; the loop continues."""
         try:
             if joining:
                 self._join(joining)
@@ -159,14 +159,14 @@ class PaddedGenerator:
         except GateClosed:
             self._fail(joining, STOPPED)
             raise
-        except Exception as error:  # whatever it is, it is logged and reported to every request it belongs to
+        except Exception as error:  # logged, and reported to every affected request
             logger.exception("a generation step failed")
             self._fail(joining, f"{type(error).__name__}: {error}")
 
     def _compute(self, passes: Callable[[], _Computed]) -> tuple[_Computed, int]:
-        """What ``passes`` computes while no pause is held, all of it under one policy version, and that version.
+        """Run ``passes`` outside of pauses, under one policy version; return the result and that version.
 
-        Given up for a pause, it is called again after it.
+        When a pause interrupts it, it is repeated after the pause.
         """
         self._interruptions = 0
         while True:
@@ -185,7 +185,7 @@ class PaddedGenerator:
         self._report([Generation(request, error=error) for request in dict.fromkeys([*joining, *running])])
 
     def _join(self, requests: list[GenerationRequest]) -> None:
-        """Prefill ``requests`` in passes of rows of like length, and add the rows that live on to the batch."""
+        """Prefill ``requests`` in passes of similar length, and add the rows that continue to the batch."""
         joined: Batch | None = None
         for part in self._passes(requests):
             joining = self._prefill(part)

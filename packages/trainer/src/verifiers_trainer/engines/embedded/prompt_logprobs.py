@@ -1,7 +1,7 @@
-"""What the policy thinks of a prompt: the log-prob of each of its tokens given those before it.
+"""Log-probs of prompt tokens given the tokens before them.
 
-Raw, as vLLM gives them: temperature 1, no filters. The prompt is computed in pieces, so that the logits held at once
-are those of one piece and not of the whole prompt.
+Raw, as in vLLM: temperature 1, no filters. The prompt is computed in chunks of ``_PIECE`` tokens to bound the memory of
+logits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PIECE = 256
 
 
 def score_prompt(forward: ForwardPass, request: GenerationRequest, device: torch.device) -> PromptLogprobs | None:
-    """The log-probs that ``request`` asks for, by passes of their own; None when it asks for none."""
+    """The prompt log-probs of ``request``, in separate passes; None when it requests none."""
     count = request.params.prompt_logprobs
     if count is None:
         return None

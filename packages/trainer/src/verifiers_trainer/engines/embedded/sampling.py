@@ -1,13 +1,12 @@
-"""Draws one token per row from a batch of logits, every row by its own rules, without a Python loop over rows.
+"""Sample one token per row from a batch of logits, each row with its own parameters, vectorised over rows.
 
-The log-prob returned is that of the distribution the token was drawn from: penalties, temperature and filters
-applied, in float32. Greedy rows (temperature 0) have no such distribution; they report their token's log-prob at
-temperature 1. The order is vLLM's: biases, ends excluded by ``min_tokens``, penalties, temperature, min_p, top_k,
-top_p.
+The returned log-prob is of the sampled distribution: penalties, temperature and filters applied, in float32. Greedy
+rows (temperature 0) report their token's log-prob at temperature 1. The order is vLLM's: biases, ends excluded by
+``min_tokens``, penalties, temperature, min_p, top_k, top_p.
 
 Randomness is counter based: the uniform number of token ``n`` of a request is a hash of (request seed, n). A draw
-depends on the row's logits, its rules and its seed alone, never on its neighbours or on what was drawn before,
-there is no generator state to keep, and a whole batch is hashed at once.
+depends on the row's logits, parameters and seed alone, not on other rows or earlier draws; there is no generator
+state, and a whole batch is hashed at once.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """The rules of a batch as columns; a column whose rule no row uses is None and costs nothing."""
+    """The sampling parameters of a batch as columns; a column that no row uses is None and costs nothing."""
 
     streams: np.ndarray
     """uint64 [B]."""
@@ -58,17 +57,17 @@ class SamplingTable:
     greedy: torch.Tensor | None
     """bool [B]."""
     top_k: torch.Tensor | None
-    """int64 [B, 1]; a number above the vocabulary where off."""
+    """int64 [B, 1]; above the vocabulary size where disabled."""
     top_p: torch.Tensor | None
     min_p: torch.Tensor | None
     penalties: torch.Tensor | None
     """float32 [3, B, 1]: repetition, presence, frequency."""
     bias: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
-    """Rows and columns int64 [N] and what is added there, float32 [N]."""
+    """Rows and columns, int64 [N], and addends, float32 [N]."""
     early: tuple[tuple[int, int, tuple[int, ...]], ...]
     """(row, its min_tokens, the ids that would end it before)."""
     top: int
-    """Most alternatives any row wants reported."""
+    """Maximum number of alternatives that a row reports."""
 
     @classmethod
     def build(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingTable:
@@ -120,7 +119,7 @@ class Drawn(NamedTuple):
 
 
 class TokenCounts:
-    """Which tokens each row has seen, for penalties: prompt tokens as a set, sampled ones counted."""
+    """Token occurrences of each row, for penalties: prompt tokens as a set, sampled ones counted."""
 
     def __init__(self, prompts: Sequence[np.ndarray], outputs: Sequence[np.ndarray], vocabulary: int, device):
         prompt_BV = np.zeros((len(prompts), vocabulary), bool)
@@ -147,10 +146,10 @@ class TokenCounts:
 def draw(
     logits_BV: torch.Tensor, table: SamplingTable, counters_B: np.ndarray, counts: TokenCounts | None = None
 ) -> Drawn:
-    """The next token of every row.
+    """Sample the next token of every row.
 
-    ``counters_B`` int64 [B] counts the tokens each row has already drawn; ``counts`` is needed where the table has
-    penalties. A row whose logits are not finite gets a log-prob that is not finite: the caller must look.
+    ``counters_B`` int64 [B] counts the tokens each row has sampled; ``counts`` is needed where the table has
+    penalties. A row whose logits are not finite gets a log-prob that is not finite: the caller must check.
     """
     logits_BV = _shifted(logits_BV.float(), table, counters_B)
     if table.penalties is not None and counts is not None:
@@ -170,23 +169,23 @@ def draw(
 
 
 def pick(probs_BV: torch.Tensor, u_B: np.ndarray) -> torch.Tensor:
-    """The token whose stretch of the cumulative distribution holds ``u_B`` (float64 [B] in [0, 1)); int64 [B].
+    """The token whose interval of the cumulative distribution contains ``u_B`` (float64 [B] in [0, 1)); int64 [B].
 
-    The sums are in float64, so that tokens rarer than float32 resolves have their share; on the CPU where the device
-    has no float64 (Apple's).
+    The sums are in float64, so that tokens below float32 resolution keep their probability; on the CPU where the
+    device has no float64 (MPS).
     """
     if probs_BV.device.type == "mps":
         probs_BV = probs_BV.cpu()
     cumulative_BV = torch.cumsum(probs_BV, dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
     u_B1 = torch.from_numpy(u_B).to(probs_BV.device).unsqueeze(1)
-    # Strictly below the total, and the first entry strictly above: a token of probability 0 is never drawn.
+    # Strictly below the total, and the first entry strictly above: a token of probability 0 is never sampled.
     target_B1 = torch.minimum(u_B1 * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
     return torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(1).clamp_(max=probs_BV.shape[1] - 1)
 
 
 def _shifted(logits_BV: torch.Tensor, table: SamplingTable, counters_B: np.ndarray) -> torch.Tensor:
-    """``logits_BV`` with biases added, and without the ends of rows that are too short to end."""
+    """``logits_BV`` with biases added, and -inf for stop tokens of rows below ``min_tokens``."""
     if table.bias is not None:
         rows, columns, values = table.bias
         logits_BV = logits_BV.index_put((rows, columns), values, accumulate=True)
@@ -212,6 +211,6 @@ def _filtered(logits_BV: torch.Tensor, table: SamplingTable) -> torch.Tensor:
         sorted_BV = sorted_BV.masked_fill(drop_BV, -torch.inf)
     if table.top_p is not None:
         probs_BV = sorted_BV.softmax(dim=-1)
-        # Kept while the mass before a token is below top_p, so the token that reaches it is kept and one always is.
+        # A token stays while the mass before it is below top_p, so at least one token always stays.
         drop_BV |= (probs_BV.cumsum(dim=-1) - probs_BV) >= table.top_p.clamp(min=1e-9)
     return logits_BV.masked_fill(drop_BV.scatter(1, order_BV, drop_BV), -torch.inf)

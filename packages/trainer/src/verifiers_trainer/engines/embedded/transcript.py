@@ -1,4 +1,4 @@
-"""What a batch has sampled so far, as arrays: tokens, log-probs, versions, and which rows are done."""
+"""The sampled tokens of a batch as arrays: ids, log-probs, versions, and which rows are finished."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_FINITE = "the policy gave log-probabilities that are not finite numbers; its
 
 
 class Transcript:
-    """Rows of a batch; ``alive`` bool [B] is False for a finished row until it is selected away."""
+    """Rows of a batch; ``alive`` bool [B] is False for a finished row until ``select`` drops it."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Transcript:
             self._stop_ids[row, : len(p.stop_token_ids)] = p.stop_token_ids
         self._text_rows = [row for row, p in enumerate(params) if p.stop]
         self._top_rows = [row for row, p in enumerate(params) if p.top_logprobs]
-        self._heard_rows = [row for row, request in enumerate(self.requests) if request.on_token is not None]
+        self._streaming_rows = [row for row, request in enumerate(self.requests) if request.on_token is not None]
 
     def append(self, drawn: Drawn, version: int) -> list[Generation]:
-        """Record one token per living row; returns the completions this finished."""
+        """Record one token per living row; return the finished completions."""
         self._reserve()
         tokens_B, logprobs_B = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
         if self._top_rows:
@@ -77,15 +77,15 @@ class Transcript:
             reason: FinishReason = "stop" if stopped_B[row] or text_B[row] else "length"
             error = NOT_FINITE if broken_B[row] else None
             finished.append(self.finish(row, reason, stop_text=texts.get(row), error=error))
-        for row in self._heard_rows:
+        for row in self._streaming_rows:
             if self.alive[row]:
-                self._tell(row, int(tokens_B[row]), float(logprobs_B[row]))
+                self._report_token(row, int(tokens_B[row]), float(logprobs_B[row]))
         return finished
 
-    def _tell(self, row: int, token: int, logprob: float) -> None:
-        told = self.requests[row].on_token
-        assert told is not None
-        told(token, logprob, self._alternatives[row][-1] if self._alternatives[row] else None)
+    def _report_token(self, row: int, token: int, logprob: float) -> None:
+        on_token = self.requests[row].on_token
+        assert on_token is not None
+        on_token(token, logprob, self._alternatives[row][-1] if self._alternatives[row] else None)
 
     def _append_alternatives(self, drawn: Drawn) -> None:
         for row in self._top_rows:
@@ -95,7 +95,7 @@ class Transcript:
     def finish(
         self, row: int, reason: FinishReason, *, stop_text: str | None = None, error: str | None = None
     ) -> Generation:
-        """Close a row and return what it holds."""
+        """Mark a row finished and return its completion."""
         self.alive[row] = False
         count = self.counts[row]
         return Generation(
@@ -126,7 +126,7 @@ class Transcript:
         self._index_rules()
 
     def extend(self, other: Transcript) -> None:
-        """Add the rows of ``other`` after mine."""
+        """Append the rows of ``other``."""
         width = max(self._tokens.shape[1], other._tokens.shape[1])
         self._widen(width)
         other._widen(width)
@@ -154,7 +154,7 @@ class Transcript:
 
 
 def alternatives(drawn: Drawn, row: int, count: int) -> Alternatives:
-    """The ``count`` most likely tokens of a row of what was drawn with a table that reports them."""
+    """The ``count`` most likely tokens of a row; the sampling table must report alternatives."""
     assert drawn.top_tokens is not None
     assert drawn.top_logprobs is not None
     return Alternatives(
@@ -163,16 +163,16 @@ def alternatives(drawn: Drawn, row: int, count: int) -> Alternatives:
 
 
 def completed_stop_text(tokens_T: np.ndarray, stops: tuple[str, ...], decode: Decode) -> str | None:
-    """Which of ``stops`` the last token completed, the one that begins first; None when it completed none.
+    """The stop text that the last token completed (the one that begins first), or None.
 
-    Only the tail is decoded: every token of text spells at least one byte, so a stop text of n bytes is spelt by
-    the last n tokens, plus the one it begins inside and a few that spell nothing.
+    Only the tail is decoded: a text token has at least one byte, so a stop text of n bytes is within the last n tokens,
+    plus the token it begins inside and a few tokens without text.
     """
     window = max(len(stop.encode()) for stop in stops) + 4
     tail = decode(tokens_T[-window:].tolist())
-    there = [stop for stop in stops if stop in tail]
-    if not there:
+    candidates = [stop for stop in stops if stop in tail]
+    if not candidates:
         return None
     before = decode(tokens_T[-window:-1].tolist())
-    completed = [(tail.rfind(stop), stop) for stop in there if tail.count(stop) > before.count(stop)]
+    completed = [(tail.rfind(stop), stop) for stop in candidates if tail.count(stop) > before.count(stop)]
     return min(completed)[1] if completed else None

@@ -1,11 +1,10 @@
-"""``ExactClient``: a policy that is asked with token ids, so that one conversation is one sample (``history="exact"``).
+"""``ExactClient``: sends prompts as token ids, so that one conversation is one sample (``history="exact"``).
 
-Promise: each prompt of a conversation begins with the very ids of the turn before (``exact_history``), whatever the
-chat template would make of that turn now; the environment sees chat, as it would over the chat route. Tool calls and,
-where asked for (``separate_reasoning``), thoughts are read here, because the text route of a server reads neither.
+Guarantee: each prompt of a conversation begins with exactly the ids of the turn before (``exact.history``), however the
+chat template would render that turn now; the environment receives chat messages, as over the chat route. Tool calls
+and, with ``separate_reasoning``, reasoning are parsed here, because the text route of a server parses neither.
 
-It wraps another core ``Client`` whose endpoint takes a prompt of token ids, and decides neither which engine answers
-nor which policy version.
+It wraps another core ``Client`` whose endpoint accepts token ids.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
 
 CHAT_ONLY = ("chat_template_kwargs", "parallel_tool_calls", "separate_reasoning", "tool_choice")
-"""Arguments of the chat route that are honoured here, because the text route does not know them."""
-TOLD_ANYWAY = ("logprobs", "top_logprobs")
-"""Arguments whose meaning differs between the two routes; log-probabilities come in any case."""
+"""Arguments of the chat route that are handled here, because the text route does not have them."""
+ALWAYS_RETURNED = ("logprobs", "top_logprobs")
+"""Arguments that differ between the two routes; log-probabilities are always returned."""
 
 
 class ExactClient:
@@ -44,10 +43,12 @@ class ExactClient:
         """One completion; see ``Client.complete`` for what it raises."""
         if request.message_type == "completion":
             return await self._inner.complete(request)
-        sampling, asked = _split(request.sampling_args)
-        offered = request.tools if asked.get("tool_choice") != "none" else None
+        sampling, chat_options = _split(request.sampling_args)
+        offered = request.tools if chat_options.get("tool_choice") != "none" else None
         messages = chat_messages(request.prompt)
-        prompt_ids = self._prompt_ids(messages, offered, request.rollout_id, asked.get("chat_template_kwargs") or {})
+        prompt_ids = self._prompt_ids(
+            messages, offered, request.rollout_id, chat_options.get("chat_template_kwargs") or {}
+        )
         num_prompt = min(len(prompt_ids), sampling.get("truncate_prompt_tokens") or len(prompt_ids))
         if num_prompt >= self._max_seq_len:
             raise OverlongPromptError(f"the prompt has {num_prompt} tokens, and max_seq_len is {self._max_seq_len}")
@@ -61,7 +62,7 @@ class ExactClient:
         )
         tokens = response.tokens
         assert tokens is not None
-        message, finish_reason = self._message(response, bool(offered), bool(asked.get("separate_reasoning")))
+        message, finish_reason = self._message(response, bool(offered), bool(chat_options.get("separate_reasoning")))
         self._history.remember(messages, message, tokens.prompt_ids, tokens.completion_ids, request.rollout_id)
         return replace(response, message=message, finish_reason=finish_reason)
 
@@ -70,25 +71,25 @@ class ExactClient:
             await close()
 
     async def shows_tools(self) -> bool | None:
-        """Whether the chat template shows the tools of a request; None where nobody knows."""
+        """Whether the chat template shows the tools of a request; None when unknown."""
         return await shows_tools(self._inner)
 
     def _prompt_ids(
         self, messages: list[Any], tools: Any, rollout_id: str | None, variables: Mapping[str, Any]
     ) -> list[int]:
         try:
-            known = self._history.prompt_ids(messages, tools, rollout_id, variables)
-            if known is None:
-                written = [json.dumps(list(part)).encode() for part in (messages, tools or ())]
-                known = self._chat.prompt_ids(
-                    written[0], written[1] if tools else None, json.dumps(dict(variables)).encode()
+            prompt_ids = self._history.prompt_ids(messages, tools, rollout_id, variables)
+            if prompt_ids is None:
+                encoded = [json.dumps(list(part)).encode() for part in (messages, tools or ())]
+                prompt_ids = self._chat.prompt_ids(
+                    encoded[0], encoded[1] if tools else None, json.dumps(dict(variables)).encode()
                 ).tolist()
         except BadRequest as error:
             raise ModelRefused(f"history='exact' cannot render this conversation: {error}") from error
-        return known
+        return prompt_ids
 
     def _message(self, response: Response, tools_offered: bool, separate_reasoning: bool) -> tuple[Message, str]:
-        """What the environment is told was said, and why it ended."""
+        """The assistant message for the environment, and its finish reason."""
         assert response.tokens is not None
         text, finish_reason, thought = response.text, response.finish_reason, ""
         if separate_reasoning:
@@ -107,15 +108,16 @@ class ExactClient:
         return message, finish_reason
 
 
-def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments of the text route, arguments that are honoured here). Raises ``ConfigError`` for a forced call."""
-    sampling = {name: value for name, value in given.items() if name != "extra_body"}
-    sampling.update(given.get("extra_body") or {})
-    asked = {name: sampling.pop(name) for name in CHAT_ONLY if name in sampling}
-    for name in TOLD_ANYWAY:
+def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments of the text route, arguments handled here). Raises ``ConfigError`` for a forced call."""
+    sampling = {name: value for name, value in arguments.items() if name != "extra_body"}
+    sampling.update(arguments.get("extra_body") or {})
+    chat_options = {name: sampling.pop(name) for name in CHAT_ONLY if name in sampling}
+    for name in ALWAYS_RETURNED:
         sampling.pop(name, None)
-    if asked.get("tool_choice") not in (None, "auto", "none"):
+    if chat_options.get("tool_choice") not in (None, "auto", "none"):
         raise ConfigError(
-            f"history='exact' cannot force a tool call (tool_choice={asked['tool_choice']!r}): use 'auto' or 'none'"
+            f"history='exact' cannot force a tool call (tool_choice={chat_options['tool_choice']!r}): use 'auto' or "
+            "'none'"
         )
-    return sampling, asked
+    return sampling, chat_options

@@ -1,11 +1,11 @@
-"""Prompts that begin with what was sampled: only the messages after the model's last answer are rendered.
+"""Prompts that begin with the sampled ids: only the messages after the last completion are rendered.
 
-Promise: the ids of a next prompt are exactly the ids of the turn before, then the template's text for what came after
-it. A turn that a limit cut gets the end-of-turn token the template expects; it stands in the prompt and carries no
-loss. A conversation this memory has not seen (a fork, an edited history) is rendered in full. The model sees its
-earlier reasoning again even where its template would leave it out: that is the point.
+Guarantee: the ids of the next prompt are exactly the ids of the turn before, then the template's text for the messages
+after it. A truncated turn gets the template's end-of-turn token, which is part of the prompt and has no loss. An
+unknown conversation (a fork, an edited history) is rendered in full. The model receives its earlier reasoning even
+where its template would drop it, as intended.
 
-Who asks an engine with these ids is ``exact_client`` for the trainer, ``integrations.token_client`` for its peers.
+Used by ``exact.client`` in the trainer, and by ``integrations.token_client`` for other trainers.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.engines.http.chat import BadRequest, _plain_message
 
 MAX_REMEMBERED, MAX_TOKENS = 65_536, 2**27
-"""Answers, and tokens of all of them (512 MiB); those that were not asked for longest are forgotten first."""
+"""Maximum number of completions, and of their tokens (512 MiB); the least recently used are dropped first."""
 MARK = "\u2402vf-sampled\u2403"
-"""Stands for the sampled answer while the messages after it are rendered."""
+"""Placeholder for the sampled completion while the messages after it are rendered."""
 
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """A conversation up to a sampled answer; what it shares with the one before is kept once."""
+    """A conversation up to a sampled completion; its prefix is shared with ``before``."""
 
     before: _Answer | None
     new: np.ndarray
     """int32, the ids after those of ``before``."""
     num_tokens: int
     num_holders: int = 0
-    """How many hold it in memory: the list of known answers, and those that it is ``before``."""
+    """Reference count: the cache, and entries that have it as ``before``."""
 
     def ids(self) -> np.ndarray:
         """int32, of the whole conversation."""
@@ -51,13 +51,13 @@ class _Answer:
 
 
 class ExactHistory:
-    """What was sampled, by the conversation it belongs to."""
+    """A cache of sampled ids by conversation."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
         self._known: OrderedDict[tuple[str | None, str], _Answer] = OrderedDict()
         self.num_tokens = 0
-        """Ids in memory: those of known answers, and of forgotten ones that a known answer goes on from."""
+        """Number of ids in memory, including dropped entries that others extend."""
 
     def remember(
         self,
@@ -67,13 +67,13 @@ class ExactHistory:
         token_ids: Sequence[int] | np.ndarray,
         rollout_id: str | None,
     ) -> None:
-        """``message`` was sampled as ``token_ids`` after ``prompt``, which was ``prompt_ids``."""
+        """Store that ``message`` was sampled as ``token_ids`` after ``prompt``, with ids ``prompt_ids``."""
         messages = list(prompt)
         ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32)])
-        found = self._newest(messages, rollout_id)
-        before = None if found is None else found[1]
+        newest = self._newest(messages, rollout_id)
+        before = None if newest is None else newest[1]
         if before is not None and not np.array_equal(ids[: before.num_tokens], before.ids()):
-            before = None  # that turn was rendered anew, or cut at its beginning
+            before = None  # that turn was rendered again, or truncated on the left
         new = ids if before is None else ids[before.num_tokens :].copy()
         self._hold((rollout_id, _digest([*messages, message])), _Answer(before, new, len(ids)))
         while len(self._known) > MAX_REMEMBERED or (self.num_tokens > MAX_TOKENS and len(self._known) > 1):
@@ -89,7 +89,7 @@ class ExactHistory:
         self._known[key] = answer
 
     def _release(self, answer: _Answer | None) -> None:
-        """One holder less; the last one's going frees the answer, and what it alone goes on from."""
+        """Decrement the reference count; at 0 free the entry and release its prefix."""
         while answer is not None:
             answer.num_holders -= 1
             if answer.num_holders:
@@ -104,22 +104,22 @@ class ExactHistory:
         rollout_id: str | None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int] | None:
-        """Ids of the next prompt; None when no answer in it is known. ``variables`` are the template's own.
+        """Ids of the next prompt; None when it has no known completion. ``variables`` are the template's.
 
         *Raises* ConfigError when the template does not end a turn with a special token, BadRequest when it refuses
         the messages.
         """
-        found = self._newest(messages, rollout_id)
-        if found is None:
+        newest = self._newest(messages, rollout_id)
+        if newest is None:
             return None
-        index, answer = found
-        known = answer.ids().tolist()
+        index, answer = newest
+        ids = answer.ids().tolist()
         end, rest = self._after(messages, index, tools, variables or {})
-        closing = [] if known[-1] == end else [end]
-        return [*known, *closing, *self._tokenizer(rest, add_special_tokens=False)["input_ids"]]
+        closing = [] if ids[-1] == end else [end]
+        return [*ids, *closing, *self._tokenizer(rest, add_special_tokens=False)["input_ids"]]
 
     def _newest(self, messages: Sequence[Mapping[str, Any]], rollout_id: str | None) -> tuple[int, _Answer] | None:
-        """The last message that is a known answer, with its place."""
+        """The index of the last known completion, with its entry."""
         for index in range(len(messages) - 1, -1, -1):
             if messages[index].get("role") != "assistant":
                 continue
@@ -135,11 +135,11 @@ class ExactHistory:
         """(id of the token that ends message ``index``, the template's text after it, ready for the next answer)."""
         plain = [_plain_message(dict(message)) for message in messages]
         plain[index] = {**plain[index], "content": MARK}
-        _, found, after = self._render(plain, tools, variables).partition(MARK)
-        if not found and "tool_calls" in plain[index]:  # some templates leave out what was said beside calls
-            written = self._render(plain[: index + 1], tools, variables, answer=False)
+        _, has_mark, after = self._render(plain, tools, variables).partition(MARK)
+        if not has_mark and "tool_calls" in plain[index]:  # some templates drop the content of messages with calls
+            prefix = self._render(plain[: index + 1], tools, variables, answer=False)
             whole = self._render(plain, tools, variables)
-            after = self._last_end(written) + whole[len(written) :] if whole.startswith(written) else ""
+            after = self._last_end(prefix) + whole[len(prefix) :] if whole.startswith(prefix) else ""
         end = self._first_end(after)
         if end is None:
             raise ConfigError(
@@ -155,52 +155,51 @@ class ExactHistory:
             text: str = self._tokenizer.apply_chat_template(
                 plain, tools=list(tools) if tools else None, add_generation_prompt=answer, tokenize=False, **variables
             )
-        except Exception as error:  # a template is a program: whatever it raises is this conversation's error
+        except Exception as error:  # a template is a program and may raise anything
             message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
             raise BadRequest(message, "messages") from error
         return text
 
     def _first_end(self, text: str) -> str | None:
-        """The token that ends a turn in what follows an answer: the end token, else the first special one."""
+        """The end-of-turn token in the text after a completion: the EOS token, else the first special token."""
         end = self._tokenizer.eos_token
         if end and end in text:
             return str(end)
-        there = [token for token in self._tokenizer.all_special_tokens if token and token in text]
-        return min(there, key=text.index, default=None)
+        candidates = [token for token in self._tokenizer.all_special_tokens if token and token in text]
+        return min(candidates, key=text.index, default=None)
 
     def _last_end(self, text: str) -> str:
-        """The last end token of a text and what follows it; nothing when there is none."""
+        """The text from its last EOS token on; empty without one."""
         end = self._tokenizer.eos_token
         return text[text.rindex(end) :] if end and end in text else ""
 
 
 def require_exact_history(tokenizer: Any, tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Try an answer, and a call of the first of ``tools``, before anything is sampled.
+    """Check the chat template with a completion and a call of the first of ``tools``, before sampling.
 
-    *Raises* ConfigError when the turns of this chat template have no end that could be found, BadRequest when it
-    refuses what is tried.
+    *Raises* ConfigError when the template does not end turns with a special token, BadRequest when it fails.
     """
-    talks: list[list[dict[str, Any]]] = [[_said("assistant", "Yes."), _said("user", "And now?")]]
+    talks: list[list[dict[str, Any]]] = [[_message("assistant", "Yes."), _message("user", "And now?")]]
     if tools:
         function = tools[0]["function"]
         arguments = json.dumps(example_arguments(function.get("parameters") or {}))
         call = {"id": "call-0", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
         result = {"role": "tool", "content": "1", "tool_call_id": "call-0", "name": function["name"]}
         talks.append([{"role": "assistant", "content": None, "tool_calls": [call]}, result])
-    asked = [_said("user", "Well?")]
+    prompt = [_message("user", "Well?")]
     for answer, following in talks:
         history = ExactHistory(tokenizer)
-        history.remember(asked, answer, [0], [0], None)
-        history.prompt_ids([*asked, answer, following], tools, None)
+        history.remember(prompt, answer, [0], [0], None)
+        history.prompt_ids([*prompt, answer, following], tools, None)
 
 
-def _said(role: str, content: str) -> dict[str, Any]:
+def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
 def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Of what a template shows of a conversation: the same whether it came back as dicts or as objects."""
-    shown = [
+    """A digest of the rendered fields of a conversation, equal for dicts and message objects."""
+    fields = [
         [
             m.get("role"),
             m.get("content") or "",
@@ -209,7 +208,7 @@ def _digest(messages: Sequence[Mapping[str, Any]]) -> str:
         ]
         for m in messages
     ]
-    return hashlib.sha256(json.dumps(shown, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(fields, default=str).encode()).hexdigest()
 
 
 def _call(call: Mapping[str, Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Conversations to prompt tokens, and tokens back to text. No sampling, no HTTP, no parsing of what was said."""
+"""Render conversations to prompt tokens, and decode tokens to text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESERVED = frozenset(
 
 
 class BadRequest(Exception):
-    """A request that cannot be served as asked; ``param`` names the field."""
+    """A request that cannot be served; ``param`` names the field."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
         super().__init__(message)
@@ -28,10 +28,10 @@ class BadRequest(Exception):
 
 
 class ChatFormat:
-    """A tokenizer's side of the endpoint: prompts in, text out.
+    """Renders prompts and decodes completions for the endpoint.
 
-    Siblings of a group send one prompt many times, so rendered prompts are cached by the bytes that asked for them.
-    Used by one thread at a time.
+    Siblings of a group send the same prompt, so rendered prompts are cached by the bytes of the request. Not
+    thread-safe.
     """
 
     def __init__(self, tokenizer: Any):
@@ -47,14 +47,14 @@ class ChatFormat:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> np.ndarray:
-        """int32 [P] of a conversation given as the JSON of ``messages``, ``tools`` and the template's own variables.
+        """Prompt ids, int32 [P], of the JSON of ``messages``, ``tools`` and the template's variables.
 
-        It ends ready for the answer, unless ``add_generation_prompt`` is off; with ``continue_final_message`` inside
-        of the last message. Raises BadRequest when the template refuses it.
+        They end with the generation prompt, unless ``add_generation_prompt`` is off, or with
+        ``continue_final_message`` inside the last message. Raises BadRequest when the template fails.
         """
-        asked = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
+        key = (messages, tools, template_kwargs, add_generation_prompt, continue_final_message)
         long = len(messages) + len(tools or b"") + len(template_kwargs) > _CACHED_BYTES
-        return self._render(*asked) if long else self._cached_prompt(*asked)
+        return self._render(*key) if long else self._cached_prompt(*key)
 
     def encode(self, text: str) -> np.ndarray:
         """int32 [P] of plain text, with the special tokens the tokenizer puts around it."""
@@ -69,11 +69,11 @@ class ChatFormat:
         return len(self._tokenizer)
 
     def piece(self, token: int) -> str:
-        """The text of one token by itself."""
+        """The text of a single token."""
         return self._piece(token)
 
     def opens_thought(self, prompt_ids: np.ndarray) -> bool:
-        """Whether the prompt ends inside of a thought that the template began."""
+        """Whether the prompt ends inside a ``<think>`` block opened by the template."""
         return self.decode(prompt_ids[-8:].tolist(), skip_special_tokens=False).rstrip().endswith(OPEN)
 
     def _render(
@@ -95,16 +95,16 @@ class ChatFormat:
                 tokenize=False,
                 **variables,
             )
-        except Exception as error:  # a template is a program: whatever it raises is this request's error
+        except Exception as error:  # a template is a program and may raise anything
             message = f"the chat template refuses these messages: {type(error).__name__}: {error}"
             raise BadRequest(message, "messages") from error
         return np.array(self._tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
 
 def shows_tools(tokenizer: Any) -> bool | None:
-    """Whether the chat template shows the tools of a request: a prompt with one is another than without.
+    """Whether the chat template renders tools: the prompts with and without a tool differ.
 
-    None where there is no template, or it refuses this conversation.
+    None without a template, or when it fails on this conversation.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         return None
@@ -113,24 +113,26 @@ def shows_tools(tokenizer: Any) -> bool | None:
         {"tools": tools, "add_generation_prompt": True, "tokenize": False}
         for tools in ([{"type": "function", "function": function}], None)
     )
-    said = [{"role": "user", "content": "Look."}]
+    messages = [{"role": "user", "content": "Look."}]
     try:
-        return tokenizer.apply_chat_template(said, **with_tool) != tokenizer.apply_chat_template(said, **without)
-    except Exception:  # noqa: BLE001 - a template is a program; whatever it raises, it does not say
+        return tokenizer.apply_chat_template(messages, **with_tool) != tokenizer.apply_chat_template(
+            messages, **without
+        )
+    except Exception:  # noqa: BLE001 - a template may raise anything; the result is unknown
         return None
 
 
-def _template_variables(written: bytes) -> dict[str, Any]:
-    variables = json.loads(written) or {}
+def _template_variables(encoded: bytes) -> dict[str, Any]:
+    variables = json.loads(encoded) or {}
     if not isinstance(variables, dict):
         raise BadRequest("chat_template_kwargs must be an object", "chat_template_kwargs")
-    if taken := sorted(_RESERVED & variables.keys()):
-        raise BadRequest(f"chat_template_kwargs must not set {', '.join(taken)}", "chat_template_kwargs")
+    if reserved := sorted(_RESERVED & variables.keys()):
+        raise BadRequest(f"chat_template_kwargs must not set {', '.join(reserved)}", "chat_template_kwargs")
     return variables
 
 
-def _list_of_objects(written: bytes, field: str) -> list[dict]:
-    value = json.loads(written)
+def _list_of_objects(encoded: bytes, field: str) -> list[dict]:
+    value = json.loads(encoded)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadRequest(f"{field} must be a list of objects", field)
     if field == "messages" and not value:
@@ -139,7 +141,7 @@ def _list_of_objects(written: bytes, field: str) -> list[dict]:
 
 
 def _plain_message(message: dict) -> dict:
-    """A message as templates read it: content as text, arguments of tool calls as objects."""
+    """A message for templates: content as text, tool-call arguments as objects."""
     plain = {key: value for key, value in message.items() if value is not None}
     if not isinstance(plain.get("role"), str):
         raise BadRequest("each of messages needs a role", "messages")
@@ -164,5 +166,5 @@ def _plain_call(call: dict) -> dict:
     try:
         arguments = json.loads(function.get("arguments") or "{}")
     except (TypeError, ValueError):
-        arguments = function["arguments"]  # what the model wrote, rendered as it stands
+        arguments = function["arguments"]  # invalid JSON from the model is rendered unchanged
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,8 +1,8 @@
-"""The OpenAI endpoint of an in-process generation loop: an HTTP server on loopback, in a thread of its own.
+"""The OpenAI endpoint of an in-process generation loop: an HTTP server on loopback, in its own thread.
 
 Routes: ``GET /health, /version, /v1/models, /weight_info``; ``POST /v1/chat/completions, /v1/completions``. Field
-names are vLLM's. Every route but ``/health`` wants the bearer token, which is random and new for every start: other
-users of the machine can reach the port. A client that goes away aborts its request, a streamed one too.
+names are vLLM's. Every route but ``/health`` requires the bearer token, which is random for every start, because
+other users of the machine can reach the port. A client that disconnects aborts its request, also when streaming.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Serving:
     eos_token_ids: tuple[int, ...]
     version: Callable[[], int]
     description: dict[str, str]
-    """Answer of ``/version``."""
+    """Response of ``/version``."""
 
 
 class Endpoint:
@@ -90,7 +90,7 @@ class Endpoint:
         self._thread.start()
         if not ready.wait(deadline_s) or started[0] is not None:
             cause = started[0] if started else None
-            reason = cause or "no answer"
+            reason = cause or "no response"
             raise EndpointUnreachable(f"the endpoint did not start within {deadline_s:g} s: {reason}") from cause
 
     def stop(self) -> None:
@@ -99,13 +99,13 @@ class Endpoint:
             self._thread.join()
 
     def resolve(self, finished: list[Generation]) -> None:
-        """Hand finished completions to their requests; called on the generation thread."""
+        """Return finished completions to their requests; called on the generation thread."""
         self._call(self._resolve, finished)
 
-    def _call(self, function: Callable[[Any], None], told: Any) -> None:
-        """Call on the endpoint's loop, from another thread; nothing happens once it has ended."""
+    def _call(self, function: Callable[[Any], None], argument: Any) -> None:
+        """Call a function on the endpoint's loop from another thread; a no-op once the loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(function, told)
+            self._loop.call_soon_threadsafe(function, argument)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
@@ -135,9 +135,9 @@ class Endpoint:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Checks the key and turns every failure into the protocol's error body."""
-        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if request.path != "/health" and not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
+        """Check the API key and convert failures to OpenAI error bodies."""
+        authorization = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if request.path != "/health" and not hmac.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
             return _error("missing or wrong bearer token", 401, code="invalid_api_key")
         try:
             return await handler(request)
@@ -200,13 +200,13 @@ class Endpoint:
     def _text_prompt(self, prompt: Any) -> np.ndarray:
         if isinstance(prompt, str):
             return self._serving.chat.encode(prompt)
-        known = range(self._serving.chat.vocabulary)
-        if not isinstance(prompt, list) or not all(type(token) is int and token in known for token in prompt):
+        vocabulary = range(self._serving.chat.vocabulary)
+        if not isinstance(prompt, list) or not all(type(token) is int and token in vocabulary for token in prompt):
             raise BadRequest("prompt must be text or a list of token ids of this model, or a list of those", "prompt")
         return np.array(prompt, np.int32)
 
     async def _complete(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[Generation]]:
-        """The choices of each prompt. When one fails, or the client goes away, the others are dropped."""
+        """The choices of each prompt. When one fails, or the client disconnects, the others are aborted."""
         requests = self._requests(prompts, body)
         with self._submitted([request for siblings in requests for request in siblings]) as futures:
             await _first_failure_or_all(list(futures.values()))
@@ -215,44 +215,44 @@ class Endpoint:
     async def _stream(
         self, request: web.Request, prompts: list[np.ndarray], body: ChatBody | TextBody, parser: ToolCallParser | None
     ) -> web.StreamResponse:
-        """The same as events, token by token. What fails before the first of them is answered as without a stream."""
-        serving, came = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
+        """Stream the choices as events, token by token. A failure before the first event is a plain HTTP error."""
+        serving, arrivals = self._serving, asyncio.Queue[tuple[int, tuple[Any, ...]]]()
         flat = [each for siblings in self._requests(prompts, body) for each in siblings]
-        flat = [replace(each, on_token=self._teller(came, index)) for index, each in enumerate(flat)]
+        flat = [replace(each, on_token=self._token_callback(arrivals, index)) for index, each in enumerate(flat)]
         reply = StreamedReply(flat, body, serving.chat, serving.served_model, parser)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         with self._submitted(flat) as futures:
             for index, future in enumerate(futures.values()):
-                future.add_done_callback(partial(_put, came, index))
-            left, events = len(flat), list(reply.opening())
-            while left:
-                index, told = await came.get()
-                left -= len(told) == 1
+                future.add_done_callback(partial(_put, arrivals, index))
+            remaining, events = len(flat), list(reply.opening())
+            while remaining:
+                index, arrival = await arrivals.get()
+                remaining -= len(arrival) == 1
                 try:
-                    events += _events(reply, index, told)
+                    events += _events(reply, index, arrival)
                 except BadRequest as error:
                     if not response.prepared:
                         raise
-                    events, left = [event(error_body(str(error), error.status))], 0
+                    events, remaining = [event(error_body(str(error), error.status))], 0
                 try:
                     await response.prepare(request)
                     if events:
                         await response.write(b"".join(events))
-                except ConnectionResetError:  # the client went away
+                except ConnectionResetError:  # the client disconnected
                     return response
                 events = []
         return response
 
-    def _teller(self, came: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
-        """Brings the tokens of a choice from the generation thread to the loop, where they are written."""
+    def _token_callback(self, arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
+        """A callback that sends a choice's tokens from the generation thread to the endpoint's loop."""
 
-        def tell(*token: Any) -> None:
-            self._call(came.put_nowait, (index, token))
+        def put(*token: Any) -> None:
+            self._call(arrivals.put_nowait, (index, token))
 
-        return tell
+        return put
 
     def _requests(self, prompts: list[np.ndarray], body: ChatBody | TextBody) -> list[list[GenerationRequest]]:
-        """What to generate for each prompt. Raises BadRequest for another model, or what does not fit."""
+        """The requests of each prompt. Raises BadRequest for an unknown model or values out of range."""
         serving = self._serving
         if body.model not in (None, serving.served_model):
             message = f"the model {body.model!r} does not exist; this endpoint serves {serving.served_model!r}"
@@ -266,7 +266,7 @@ class Endpoint:
 
     @contextmanager
     def _submitted(self, requests: list[GenerationRequest]) -> Iterator[dict[str, asyncio.Future[Generation]]]:
-        """Their completions by id, to come; those that have not come at the end are dropped."""
+        """Submit requests; yield the futures of their completions by id. Pending ones are aborted on exit."""
         futures = {request.request_id: self._loop.create_future() for request in requests}
         self._waiting.update(futures)
         try:
@@ -282,22 +282,22 @@ class Endpoint:
                     self._serving.generator.abort(request_id)
 
 
-def _put(came: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int, done: asyncio.Future[Generation]) -> None:
-    came.put_nowait((index, (done,)))
+def _put(arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int, future: asyncio.Future[Generation]) -> None:
+    arrivals.put_nowait((index, (future,)))
 
 
-def _events(reply: StreamedReply, index: int, told: tuple[Any, ...]) -> list[bytes]:
+def _events(reply: StreamedReply, index: int, arrival: tuple[Any, ...]) -> list[bytes]:
     """The events of a token, or of a completion that is finished. Raises BadRequest for one that failed."""
-    if len(told) > 1:
-        return list(reply.token(index, *told))
-    generation: Generation = told[0].result()
+    if len(arrival) > 1:
+        return list(reply.token(index, *arrival))
+    generation: Generation = arrival[0].result()
     if generation.error is not None:
         raise BadRequest(generation.error, status=500)
     return list(reply.finish(index, generation))
 
 
 async def _first_failure_or_all(futures: list[asyncio.Future[Generation]]) -> None:
-    """Waits for all completions. Raises BadRequest as soon as one of them is an error."""
+    """Wait for all completions. Raises BadRequest as soon as one fails."""
     for future in asyncio.as_completed(futures):
         if (error := (await future).error) is not None:
             raise BadRequest(error, status=500)

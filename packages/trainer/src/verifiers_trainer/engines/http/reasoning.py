@@ -1,4 +1,4 @@
-"""Splits what a model thought from what it says. Pure text to text; never raises, linear in the text."""
+"""Split the reasoning of a completion from its content; never raises, linear in the text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ OPEN, CLOSE = "<think>", "</think>"
 def split_reasoning(text: str, opened: bool = False) -> tuple[str, str]:
     """(reasoning, the rest) of a completion that begins with a ``<think>`` block.
 
-    ``opened`` says that the prompt already ended with ``<think>``, as some templates do. A closing tag without an
-    opening one counts as such a block too. A thought that was cut off is all reasoning; text without a block none.
+    ``opened``: the prompt already ends with ``<think>``, as in some templates. A closing tag without an opening one
+    counts as a block too. A truncated block is all reasoning; text without a block has none.
 
     >>> split_reasoning("<think>two and two</think>It is 4.")
     ('two and two', 'It is 4.')

@@ -1,4 +1,4 @@
-"""Responses of the endpoint, as bytes: finished generations in the shape OpenAI and vLLM clients read."""
+"""Responses of the endpoint, as bytes: finished generations in the format of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody
 from verifiers_trainer.engines.requests import Alternatives, Generation, PromptLogprobs
 
 _LEAST_LOGPROB = -9999.0
-"""What OpenAI writes for a token that cannot be drawn; JSON has no infinity."""
+"""OpenAI's value for a token of probability 0; JSON has no infinity."""
 
 
 def chat_reply(
@@ -63,7 +63,7 @@ def text_reply(prompts: Sequence[Sequence[Generation]], body: TextBody, chat: Ch
 
 
 def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat) -> str:
-    """The text without what ended it: neither the stop token nor the stop text and what follows.
+    """The text without the stop token, or the stop text and what follows it.
 
     ``include_stop_str_in_output`` keeps the stop text.
     """
@@ -75,7 +75,7 @@ def completion_text(generation: Generation, body: GenerateBody, chat: ChatFormat
     stop = generation.stop_text
     if stop is None:
         return text
-    # Before min_tokens a stop text ends nothing: then it is the last one that did, otherwise the first.
+    # Stop texts before min_tokens are ignored, so with min_tokens the last occurrence ended it, otherwise the first.
     position = text.rfind(stop) if params.min_tokens else text.find(stop)
     end = position + (len(stop) if body.include_stop_str_in_output else 0)
     return text[:end] if position >= 0 else text
@@ -103,7 +103,7 @@ def message_of(
 
 
 def choice_fields(index: int, generation: Generation, body: GenerateBody) -> dict[str, Any]:
-    """What the choices of both kinds share; ``stop_reason`` is the stop text or the stop token that was asked for."""
+    """Fields common to chat and text choices; ``stop_reason`` is the requested stop text or token."""
     token_ids = generation.token_ids.tolist()
     stop_reason: str | int | None = generation.stop_text
     if stop_reason is None and token_ids and token_ids[-1] in (body.stop_token_ids or ()):
@@ -174,15 +174,19 @@ def text_logprobs(
         token_ids = np.concatenate([ids, token_ids])
         logprobs = [None, *prompt.logprobs.tolist(), *logprobs]
         nothing = Alternatives(np.empty(0, np.int32), np.empty(0, np.float32))
-        asked = body.alternatives
-        told = [Alternatives(a.token_ids[:asked], a.logprobs[:asked]) for a in prompt.alternatives]
-        best = [nothing, *(told or [nothing] * len(prompt.logprobs)), *(best or [nothing] * len(generation.token_ids))]
+        count = body.alternatives
+        prompt_alternatives = [Alternatives(a.token_ids[:count], a.logprobs[:count]) for a in prompt.alternatives]
+        best = [
+            nothing,
+            *(prompt_alternatives or [nothing] * len(prompt.logprobs)),
+            *(best or [nothing] * len(generation.token_ids)),
+        ]
     pieces = [_piece(token, body, chat) for token in token_ids.tolist()]
     tops: list[dict[str, float] | None] = []
     for index, (piece, logprob) in enumerate(zip(pieces, logprobs, strict=True)):
         others = _pairs(best[index].token_ids, best[index].logprobs) if best else []
-        told_here = {_piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others}
-        tops.append(None if logprob is None else {**told_here, piece: logprob})
+        by_piece = {_piece(token, body, chat): max(value, _LEAST_LOGPROB) for token, value in others}
+        tops.append(None if logprob is None else {**by_piece, piece: logprob})
     offsets = [0, *accumulate(len(piece) for piece in pieces)][:-1]
     return {"tokens": pieces, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
@@ -191,19 +195,19 @@ def _prompt_logprobs(generation: Generation, chat: ChatFormat) -> list[dict[str,
     """vLLM's ``prompt_logprobs``: for each token after the first, ``{id: {logprob, rank, decoded_token}}``."""
     scored = generation.prompt_logprobs
     assert scored is not None
-    told: list[dict[str, dict[str, Any]] | None] = [None]
+    entries: list[dict[str, dict[str, Any]] | None] = [None]
     for index, token in enumerate(generation.request.prompt_ids[1:].tolist()):
         best = scored.alternatives[index] if scored.alternatives else None
         pairs = [] if best is None else _pairs(best.token_ids, best.logprobs)
         ranked = [(other, logprob, rank) for rank, (other, logprob) in enumerate(pairs, start=1)]
         ranked.append((token, float(scored.logprobs[index]), int(scored.ranks[index])))
-        told.append(
+        entries.append(
             {
                 str(each): {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": chat.piece(each)}
                 for each, logprob, rank in ranked
             }
         )
-    return told
+    return entries
 
 
 def _pairs(token_ids: np.ndarray, logprobs: np.ndarray) -> list[tuple[int, float]]:

@@ -1,8 +1,8 @@
-"""A completion as it comes: server-sent events in the shape that OpenAI and vLLM clients read.
+"""Streamed completions: server-sent events in the format of OpenAI and vLLM.
 
-A piece is sent as soon as its text cannot change any more: a character is whole, and what stands there does not begin a
-stop text. The pieces together are exactly the text of the answer that is not streamed; its token ids and log-probs come
-with them. What can only be read of the whole text, tool calls and thoughts, comes in one piece at the end.
+A piece is sent once its text is final: its characters are complete, and it does not begin a stop text. The pieces
+together equal the text of the response without streaming, with its token ids and log-probs. Tool calls and reasoning,
+which need the whole text, are sent in one piece at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from verifiers_trainer.engines.requests import Alternatives, Generation, Generat
 
 DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\ufffd"
-"""What decoders write for bytes that are no whole character yet."""
+"""The replacement character that decoders write for an incomplete character."""
 
 
 def event(content: bytes) -> bytes:
@@ -57,7 +57,7 @@ class StreamedReply:
         self._finished: list[Generation] = []
 
     def opening(self) -> Iterator[bytes]:
-        """What is known before the first token: whose turn it is."""
+        """The events before the first token: the assistant's role."""
         if not isinstance(self._body, ChatBody):
             return
         for choice in self._choices:
@@ -66,12 +66,12 @@ class StreamedReply:
             yield self._chunk([{"index": choice.index, **delta}], **shared)
 
     def token(self, index: int, token: int, logprob: float, best: Alternatives | None) -> Iterator[bytes]:
-        """The event, if there is one yet, that a token of a choice leads to."""
+        """The event of a choice's new token, if its text is final."""
         if (piece := self._choices[index].token(token, logprob, best)) is not None:
             yield self._chunk([piece])
 
     def finish(self, index: int, generation: Generation) -> Iterator[bytes]:
-        """What was still held of a choice, and how it ended; after the last of them the usage."""
+        """The rest of a choice and its finish reason; after the last choice the usage."""
         yield self._chunk([self._choices[index].finish(generation)])
         self._finished.append(generation)
         if len(self._finished) < len(self._choices):
@@ -81,7 +81,7 @@ class StreamedReply:
         yield DONE
 
     def _prompt_tokens(self) -> int:
-        """Of each prompt once, however many choices it has."""
+        """Number of prompt tokens, each prompt counted once."""
         per_prompt = self._body.n or 1
         return sum(len(choice.prompt_ids) for choice in self._choices[::per_prompt])
 
@@ -99,7 +99,7 @@ class StreamedReply:
 
 
 class _Choice:
-    """What of one completion was sent, and what is held."""
+    """The progress of one streamed completion."""
 
     def __init__(
         self,
@@ -116,16 +116,16 @@ class _Choice:
         self._logprobs: list[float] = []
         self._best: list[Alternatives] = []
         self._text, self._sent = "", 0
-        """The text that stands, and how many of its characters were sent."""
+        """The decoded text, and the number of characters sent."""
         self._first, self._next = 0, 0
-        """Tokens from ``_next`` on are not in ``_text``; decoding begins at ``_first``, where the words before help."""
-        self._taken = 0
-        """How many tokens were sent."""
+        """Tokens from ``_next`` on are not in ``_text``; decoding begins at ``_first`` for context."""
+        self._num_sent = 0
+        """Number of tokens sent."""
         self._offset = 0
-        """Of the next token in the text of a text completion's log-probs."""
+        """Text offset of the next token in a text completion's log-probs."""
 
     def token(self, token: int, logprob: float, best: Alternatives | None) -> dict[str, Any] | None:
-        """The choice of the next event; None while nothing can be said."""
+        """The choice of the next event; None while no text is final."""
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if best is not None:
@@ -133,43 +133,45 @@ class _Choice:
         if self._whole:
             return None
         self._read()
-        end = len(self._text) - self._held()
+        end = len(self._text) - self._num_withheld()
         if end <= self._sent:
             return None
         piece, self._sent = self._text[self._sent : end], end
         arrays = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
         so_far = Generation(self._request, *arrays, alternatives=self._best)
-        said: dict[str, Any] = {"index": self.index, "finish_reason": None, **self._tokens_of(so_far)}
-        return {**said, "delta": {"content": piece}} if isinstance(self._body, ChatBody) else {**said, "text": piece}
+        fields: dict[str, Any] = {"index": self.index, "finish_reason": None, **self._tokens_of(so_far)}
+        return (
+            {**fields, "delta": {"content": piece}} if isinstance(self._body, ChatBody) else {**fields, "text": piece}
+        )
 
     def finish(self, generation: Generation) -> dict[str, Any]:
-        """The choice of the last event. Its text follows on what was sent; raises BadRequest where it cannot."""
-        said = {**choice_fields(self.index, generation, self._body), **self._tokens_of(generation)}
+        """The choice of the last event, with the remaining text. Raises BadRequest when the sent text is no prefix."""
+        fields = {**choice_fields(self.index, generation, self._body), **self._tokens_of(generation)}
         if self._whole and isinstance(self._body, ChatBody):
             opened = self._body.separate_reasoning and self._chat.opens_thought(self._request.prompt_ids)
-            message, said["finish_reason"] = message_of(generation, self._body, self._chat, self._parser, opened)
+            message, fields["finish_reason"] = message_of(generation, self._body, self._chat, self._parser, opened)
             message.pop("role")
             for number, call in enumerate(message.get("tool_calls", ())):
                 call["index"] = number
-            return {**said, "delta": message}
+            return {**fields, "delta": message}
         text = completion_text(generation, self._body, self._chat)
         if not text.startswith(self._text[: self._sent]):
-            raise BadRequest("this tokenizer reads tokens differently one by one; ask without stream", status=500)
+            raise BadRequest("this tokenizer decodes tokens one by one to another text; use stream=false", status=500)
         rest = text[self._sent :]
-        return {**said, "delta": {"content": rest}} if isinstance(self._body, ChatBody) else {**said, "text": rest}
+        return {**fields, "delta": {"content": rest}} if isinstance(self._body, ChatBody) else {**fields, "text": rest}
 
     def _read(self) -> None:
-        """Take into the text what the new tokens spell, once they are whole characters."""
+        """Decode new tokens into the text once they are complete characters."""
         skip = self._body.skip_special_tokens is not False
-        known = self._chat.decode(self._tokens[self._first : self._next], skip_special_tokens=skip)
-        now = self._chat.decode(self._tokens[self._first :], skip_special_tokens=skip)
-        if len(now) <= len(known) or now.endswith(_UNFINISHED):
+        before = self._chat.decode(self._tokens[self._first : self._next], skip_special_tokens=skip)
+        text = self._chat.decode(self._tokens[self._first :], skip_special_tokens=skip)
+        if len(text) <= len(before) or text.endswith(_UNFINISHED):
             return
-        self._text += now[len(known) :]
+        self._text += text[len(before) :]
         self._first, self._next = self._next, len(self._tokens)
 
-    def _held(self) -> int:
-        """How many characters at the end may turn out to begin a stop text."""
+    def _num_withheld(self) -> int:
+        """Number of characters at the end that may begin a stop text."""
         longest = 0
         for stop in self._request.params.stop:
             most = min(len(stop) - 1, len(self._text) - self._sent)
@@ -177,24 +179,24 @@ class _Choice:
         return longest
 
     def _tokens_of(self, generation: Generation) -> dict[str, Any]:
-        """Ids and log-probs of the tokens that were not sent yet."""
-        begin, self._taken = self._taken, len(generation.token_ids)
+        """Ids and log-probs of the tokens not sent yet."""
+        begin, self._num_sent = self._num_sent, len(generation.token_ids)
         part = Generation(
             generation.request,
             generation.token_ids[begin:],
             generation.logprobs[begin:],
             alternatives=generation.alternatives[begin:],
         )
-        said: dict[str, Any] = {"token_ids": part.token_ids.tolist()} if self._body.return_token_ids else {}
-        said["logprobs"] = None
+        fields: dict[str, Any] = {"token_ids": part.token_ids.tolist()} if self._body.return_token_ids else {}
+        fields["logprobs"] = None
         if isinstance(self._body, ChatBody):
             if self._body.logprobs:
-                said["logprobs"] = {"content": content_logprobs(part, self._body, self._chat)}
+                fields["logprobs"] = {"content": content_logprobs(part, self._body, self._chat)}
         elif self._body.wants_logprobs:
-            told = text_logprobs(part, None, self._body, self._chat)
-            told["text_offset"] = [self._offset + offset for offset in told["text_offset"]]
-            self._offset += sum(map(len, told["tokens"]))
-            said["logprobs"] = told
+            logprobs = text_logprobs(part, None, self._body, self._chat)
+            logprobs["text_offset"] = [self._offset + offset for offset in logprobs["text_offset"]]
+            self._offset += sum(map(len, logprobs["tokens"]))
+            fields["logprobs"] = logprobs
         if begin == 0 and self._body.return_token_ids and not isinstance(self._body, ChatBody):
-            said["prompt_token_ids"] = self.prompt_ids
-        return said
+            fields["prompt_token_ids"] = self.prompt_ids
+        return fields

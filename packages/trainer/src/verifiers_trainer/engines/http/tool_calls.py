@@ -1,8 +1,8 @@
-"""Tool calls out of a completion's text, by the format the model's chat template teaches. Pure text to text.
+"""Parse tool calls in a completion's text, in the format of the model's chat template.
 
-A parser never raises, takes time linear in the text, and does not guess: when one call of a completion cannot be read,
-the whole completion stays text, because half of a model's calls is nobody's intent. What a call's arguments mean, and
-whether the tool exists, is the environment's business.
+A parser never raises, takes time linear in the text, and does not guess: when one call of a completion cannot be
+parsed, the whole completion stays text, so that calls are never executed in part. The environment validates arguments
+and tool names.
 
     hermes        <tool_call>{"name": ..., "arguments": {...}}</tool_call>     Hermes, Qwen, SmolLM and most others
     llama3_json   {"name": ..., "parameters": {...}}; {...}                    Llama 3.1 and later
@@ -21,7 +21,7 @@ from verifiers.errors import ConfigError
 ToolCall = dict[str, str]
 """``name`` and ``arguments`` (JSON text), in the model's order."""
 ToolCallParser = Callable[[str], tuple[str, list[ToolCall]]]
-"""Completion text -> (text around the calls, the calls). Text it cannot read comes back whole, without calls."""
+"""Completion text -> (text around the calls, the calls); text that cannot be parsed is returned unchanged."""
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
@@ -30,13 +30,13 @@ _BETWEEN = re.compile(r"[ \t\r\n]*[;,]?[ \t\r\n]*")
 
 
 class _NotACall(ValueError):
-    """What was written is no call of this format."""
+    """The text is not a call of this format."""
 
 
 def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     """Calls written as ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-    The last one may lack its closing tag: some models end their turn instead. Tags inside of JSON strings are text.
+    The last one may lack its closing tag: some models end their turn instead. Tags inside JSON strings are text.
 
     >>> parse_hermes('Let me see.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     ('Let me see.', [{'name': 'add', 'arguments': '{"a": 1}'}])
@@ -47,8 +47,8 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
     while (start := text.find(_OPEN, position)) >= 0:
         around.append(text[position:start])
         try:
-            written, position = _object_at(text, start + len(_OPEN))
-            calls.append(_call(written, "arguments"))
+            value, position = _object_at(text, start + len(_OPEN))
+            calls.append(_call(value, "arguments"))
         except _NotACall:
             return text, []
         if text.startswith(_CLOSE, position):
@@ -61,7 +61,7 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
-    """A completion that is nothing but calls: ``{"name": ..., "parameters": {...}}``, several after one another,
+    """A completion that consists of calls: ``{"name": ..., "parameters": {...}}``, several after one another,
     with semicolons between them, or as a list; after ``<|python_tag|>`` or not.
 
     >>> parse_llama3_json('{"name": "add", "parameters": {"a": 1}}')
@@ -73,9 +73,9 @@ def parse_llama3_json(text: str) -> tuple[str, list[ToolCall]]:
     calls: list[ToolCall] = []
     try:
         while position < len(text):
-            written, position = _object_at(text, position)
+            value, position = _object_at(text, position)
             position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
-            for entry in written if isinstance(written, list) else [written]:
+            for entry in value if isinstance(value, list) else [value]:
                 calls.append(_call(entry, "parameters", "arguments"))
     except _NotACall:
         return text, []
@@ -90,26 +90,26 @@ TOOL_CALL_PARSERS: dict[str, ToolCallParser | None] = {
 
 
 def resolve_tool_call_parser(
-    chosen: str | ToolCallParser | None, chat_template: str | None = None
+    parser: str | ToolCallParser | None, chat_template: str | None = None
 ) -> ToolCallParser | None:
     """The parser of that name; ``auto`` is the one whose format the chat template shows.
 
     A callable or None is returned as it is. Raises ConfigError for an unknown name.
     """
-    if chosen is None or callable(chosen):
-        return chosen
-    if chosen == "auto":
-        chosen = tool_call_format(chat_template)
-    if chosen not in TOOL_CALL_PARSERS:
-        known = ", ".join(["auto", *sorted(TOOL_CALL_PARSERS)])
+    if parser is None or callable(parser):
+        return parser
+    if parser == "auto":
+        parser = tool_call_format(chat_template)
+    if parser not in TOOL_CALL_PARSERS:
+        names = ", ".join(["auto", *sorted(TOOL_CALL_PARSERS)])
         raise ConfigError(
-            f"no tool_call_parser {chosen!r}; known: {known}, or give a function", field="tool_call_parser"
+            f"no tool_call_parser {parser!r}; known: {names}, or give a function", field="tool_call_parser"
         )
-    return TOOL_CALL_PARSERS[chosen]
+    return TOOL_CALL_PARSERS[parser]
 
 
 def tool_call_format(chat_template: str | None) -> str:
-    """The format a chat template teaches; hermes where it shows none.
+    """The tool-call format in a chat template; hermes when none is found.
 
     >>> tool_call_format('Respond in the format {"name": function name, "parameters": dictionary}.')
     'llama3_json'
@@ -129,7 +129,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _object_at(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins at ``position`` and where the text goes on; white space on both sides is skipped."""
+    """The JSON value that begins at ``position`` and the position after it; white space on both sides is skipped."""
     begin = _SPACE.match(text, position).end()  # type: ignore[union-attr]
     try:
         value, end = _DECODER.raw_decode(text, begin)
@@ -138,24 +138,24 @@ def _object_at(text: str, position: int) -> tuple[Any, int]:
     return value, _SPACE.match(text, end).end()  # type: ignore[union-attr]
 
 
-def _call(written: Any, *names_of_arguments: str) -> ToolCall:
-    if not (isinstance(written, dict) and isinstance(written.get("name"), str) and written["name"]):
+def _call(value: Any, *names_of_arguments: str) -> ToolCall:
+    if not (isinstance(value, dict) and isinstance(value.get("name"), str) and value["name"]):
         raise _NotACall
-    given = [written[name] for name in names_of_arguments if name in written]
-    arguments = given[0] if given else {}
-    if not isinstance(arguments, dict) or not _is_text(written["name"]):
+    candidates = [value[name] for name in names_of_arguments if name in value]
+    arguments = candidates[0] if candidates else {}
+    if not isinstance(arguments, dict) or not _is_text(value["name"]):
         raise _NotACall
     try:
-        spelt = json.dumps(arguments, ensure_ascii=False)
+        text = json.dumps(arguments, ensure_ascii=False)
     except RecursionError as error:
         raise _NotACall from error
-    # Half a surrogate pair is legal in JSON, as an escape, and in no encoding of text.
-    return {"name": written["name"], "arguments": spelt if _is_text(spelt) else json.dumps(arguments)}
+    # A lone surrogate is legal in JSON as an escape, but cannot be encoded as text.
+    return {"name": value["name"], "arguments": text if _is_text(text) else json.dumps(arguments)}
 
 
-def _is_text(spelt: str) -> bool:
+def _is_text(text: str) -> bool:
     try:
-        spelt.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True

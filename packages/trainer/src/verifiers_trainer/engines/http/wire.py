@@ -1,7 +1,7 @@
-"""The JSON of the endpoint: requests as vLLM takes them, responses as vLLM gives them.
+"""The JSON of the endpoint, with vLLM's fields in requests and responses.
 
-A field that is not listed here is refused, and so is a listed one whose value this engine cannot honour: a sampling
-parameter that is silently ignored would make the recorded log-probs wrong.
+Unknown fields and unsupported values are rejected: a silently ignored sampling parameter would make the recorded
+log-probs wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and text completions have in common."""
+    """Fields common to chat and text completions."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -67,7 +67,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Labels: they have no effect by definition.
+    # Labels without effect.
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -122,10 +122,10 @@ _Body = TypeVar("_Body", ChatBody, TextBody)
 _DECODERS: dict[type, msgspec.json.Decoder] = {kind: msgspec.json.Decoder(kind) for kind in (ChatBody, TextBody)}
 
 
-def decode_body(written: bytes, kind: type[_Body]) -> _Body:
+def decode_body(content: bytes, kind: type[_Body]) -> _Body:
     """The parsed body. Raises BadRequest naming the field that is unknown, of a wrong type or not supported."""
     try:
-        body = _DECODERS[kind].decode(written)
+        body = _DECODERS[kind].decode(content)
     except msgspec.ValidationError as error:
         text = str(error)
         if "unknown field" in text:
@@ -136,8 +136,8 @@ def decode_body(written: bytes, kind: type[_Body]) -> _Body:
         raise BadRequest(f"the body is not JSON: {error}") from error
     for field, allowed in _NEUTRAL.items():
         if (value := getattr(body, field, None)) not in allowed:
-            shown = " or ".join(repr(choice) for choice in allowed if choice is not None) or "leaving it out"
-            raise BadRequest(f"{field}={value!r} is not supported by the embedded engine; use {shown}", field)
+            alternatives = " or ".join(repr(choice) for choice in allowed if choice is not None) or "leaving it out"
+            raise BadRequest(f"{field}={value!r} is not supported by the embedded engine; use {alternatives}", field)
     _check_stream(body)
     return body
 
@@ -149,24 +149,24 @@ def _check_stream(body: ChatBody | TextBody) -> None:
         return
     for field in ("prompt_logprobs", "echo"):
         value = getattr(body, field, None)
-        if value is not None and value is not False:  # 0 asks for something too
-            raise BadRequest(f"{field} cannot be streamed; ask for it without stream", field)
+        if value is not None and value is not False:  # 0 is a request too
+            raise BadRequest(f"{field} cannot be streamed; use stream=false", field)
 
 
 def sampling_params(
     body: ChatBody | TextBody, eos_token_ids: tuple[int, ...], room: int, vocabulary: int
 ) -> list[SamplingParams]:
-    """The rules of the ``n`` choices of a request with ``room`` tokens left in its context, each with its own seed.
+    """The sampling parameters of the ``n`` choices of a request with ``room`` tokens left in its context.
 
-    The choice at index i has the seed ``seed + i``, as vLLM's do; the prompt's log-probs are computed for the first
+    The choice at index i has the seed ``seed + i``, as in vLLM; the prompt's log-probs are computed for the first
     alone. Raises BadRequest for a value out of range.
     """
-    asked = getattr(body, "max_completion_tokens", None)
-    asked = body.max_tokens if asked is None else asked
+    limit = getattr(body, "max_completion_tokens", None)
+    limit = body.max_tokens if limit is None else limit
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    _check_ranges(body, asked, stop, vocabulary)
+    _check_ranges(body, limit, stop, vocabulary)
     ends = () if body.ignore_eos else eos_token_ids
-    max_tokens = room if asked is None else min(asked, room)
+    max_tokens = room if limit is None else min(limit, room)
     least = body.min_tokens or 0
     _check("min_tokens", least, 0 <= least <= max_tokens, f"at most max_tokens, here {max_tokens}")
     first = SamplingParams(
@@ -191,10 +191,10 @@ def sampling_params(
 
 
 def _prompt_alternatives(body: ChatBody | TextBody) -> int | None:
-    """How many alternatives to report at each token of the prompt; None without its log-probs."""
+    """Number of alternatives to report for each prompt token; None without prompt log-probs."""
     echoed = body.alternatives if isinstance(body, TextBody) and body.echo and body.wants_logprobs else None
-    given = [count for count in (body.prompt_logprobs, echoed) if count is not None]
-    return max(given, default=None)
+    counts = [count for count in (body.prompt_logprobs, echoed) if count is not None]
+    return max(counts, default=None)
 
 
 def _check_ranges(body: ChatBody | TextBody, max_tokens: int | None, stop: tuple[str, ...], vocabulary: int) -> None:

@@ -1,7 +1,7 @@
-"""One inference server as the trainer controls it: every call has a name, a deadline, and an error that says both.
+"""Control calls to one inference server, each with a name and a deadline.
 
-A call that is not answered raises ``WeightSyncError`` with ``stage`` (what was awaited), ``elapsed_s`` and the last
-``response``. Nothing is repeated here, and nothing is known of what the calls mean.
+A failed call raises ``WeightSyncError`` with ``stage`` (the name of the call), ``elapsed_s`` and the last ``response``.
+Calls are not retried here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from yarl import URL
 from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
 from verifiers_trainer.engines.loop_thread import LoopThread
 
-SHOWN = 400
-"""Characters of an answer that an error shows."""
+MAX_RESPONSE_CHARS = 400
+"""Maximum number of characters of a response in an error."""
 POLL_S = 0.25
 POLL_TIMEOUT_S = 5.0
 GRACE_S = 1.0
-"""How much later than its deadline a call may raise."""
+"""Seconds after its deadline in which a call may still raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a server has right now: the policy version, the name to ask for, and how often it was repaired."""
+    """The state of a server: policy version, model name of requests, and number of repairs."""
 
     version: int
     model: str
@@ -62,7 +62,7 @@ class Server:
         timeout_s: float,
         query: Mapping[str, str] | None = None,
     ) -> Any:
-        """The decoded answer of one call. Raises ``WeightSyncError`` after ``timeout_s`` seconds, or for no 2xx."""
+        """The decoded response of one call. Raises ``WeightSyncError`` on a time-out or a status other than 2xx."""
         started = time.monotonic()
 
         def late() -> WeightSyncError:
@@ -72,15 +72,15 @@ class Server:
         return self.thread.wait(work, timeout_s + GRACE_S, late)
 
     def begin(self, method: str, path: str, body: Any, *, stage: str, timeout_s: float) -> Future[Any]:
-        """Start a call that answers only when something else has happened too; wait for its result later."""
+        """Start a call without waiting for its response."""
         assert self.thread.loop is not None
         work = self._exchange(method, path, body, None, timeout_s, stage, time.monotonic())
         return asyncio.run_coroutine_threadsafe(work, self.thread.loop)
 
-    def failure(self, said: str, stage: str, started: float, response: str | None = None) -> WeightSyncError:
-        """The error of a step that went wrong."""
+    def failure(self, reason: str, stage: str, started: float, response: str | None = None) -> WeightSyncError:
+        """The error of a failed call."""
         return WeightSyncError(
-            f"{stage}: {self.url} {said}",
+            f"{stage}: {self.url} {reason}",
             stage=stage,
             elapsed_s=time.monotonic() - started,
             response=response,
@@ -104,7 +104,7 @@ class Server:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Close the connections; calling it again does nothing."""
+        """Close the connections; idempotent."""
         session, self._session = self._session, None
         if session is not None and self.thread.is_running:
             self.thread.wait(session.close(), POLL_TIMEOUT_S, lambda: TimeoutError("the session does not close"))
@@ -129,18 +129,18 @@ class Server:
         except TimeoutError as error:
             raise self.failure(f"did not answer within {timeout_s:.3g} s", stage, started) from error
         except (aiohttp.ClientError, OSError) as error:
-            said = f"gave no answer ({type(error).__name__}: {error})"
-            raise self.failure(said, stage, started) from error
+            reason = f"gave no answer ({type(error).__name__}: {error})"
+            raise self.failure(reason, stage, started) from error
         if not 200 <= answer.status < 300:
-            shown = f"HTTP {answer.status} {' '.join(text.split())[:SHOWN]}"
-            raise self.failure(f"answered {shown}", stage, started, shown)
+            summary = f"HTTP {answer.status} {' '.join(text.split())[:MAX_RESPONSE_CHARS]}"
+            raise self.failure(f"answered {summary}", stage, started, summary)
         try:
             return json.loads(text) if text.strip() else None
         except ValueError:
             return text
 
     def _open(self) -> aiohttp.ClientSession:
-        """Made on the thread's loop; a connection is not kept, since a server may be restarted between two calls."""
+        """The session, on the thread's loop; connections are not reused, since servers may restart between calls."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers={"Authorization": f"Bearer {self.api_key}"},
@@ -150,18 +150,18 @@ class Server:
         return self._session
 
 
-def server_urls(given: str) -> list[str]:
-    """The roots of one or several servers, separated by commas; ``/v1`` at the end is understood.
+def server_urls(urls: str) -> list[str]:
+    """The roots of one or several servers, separated by commas; a trailing ``/v1`` is optional.
 
     >>> server_urls("http://127.0.0.1:8000/v1, http://0.0.0.0:8001")
     ['http://127.0.0.1:8000', 'http://127.0.0.1:8001']
     """
     roots = []
-    for text in filter(None, (part.strip() for part in given.split(","))):
+    for text in filter(None, (part.strip() for part in urls.split(","))):
         url = URL(text if "://" in text else f"http://{text}")
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"{text!r} is no URL of an inference server; it looks like http://127.0.0.1:8000/v1")
-        if url.host == "0.0.0.0":  # the address to listen at is not one to call
+        if url.host == "0.0.0.0":  # a listen address, not a destination
             url = url.with_host("127.0.0.1")
         path = url.path.rstrip("/")
         roots.append(str(url.with_path(path.removesuffix("/v1")).with_query(None)).rstrip("/"))
@@ -171,7 +171,7 @@ def server_urls(given: str) -> list[str]:
 
 
 def unreachable(server: Server, error: WeightSyncError) -> EndpointUnreachable:
-    """The error of a server that was not there to begin with."""
+    """The error of a server that does not respond at start."""
     return EndpointUnreachable(
         f"no inference server answers at {server.url}: start one (vf-vllm --model …), or correct the URL ({error})",
         url=server.url,

@@ -1,12 +1,12 @@
 """``VLLMEngine``: vLLM servers that follow the policy in training. Implements ``engines.protocol.Engine``.
 
-    start        find the servers, what they can do, how weights will move, whether their tokens can be trained on
+    start        connect to the servers, select the weight transfer, and check their completions
     set_version  push the trainer's present weights to every server
-    repair       a server that was restarted gets the weights again; nothing it said before counts
-    open_client  completions with the version that sampled them
+    repair       push the weights again to a restarted server; completions since the restart are discarded
+    open_client  completions with the policy version that sampled them
 
-One lock holds the weights still: the trainer has it while it changes them, a push and a repair while they read them.
-Every wait is bounded and its error names what was awaited. How weights move is ``sync``'s.
+One lock guards the weights: the trainer holds it while it changes them, pushes and repairs while they read them.
+Every wait is bounded, and its error names the call. ``weights`` implements the transfer.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ API_KEY_VAR = "VLLM_API_KEY"
 LABEL_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 10.0
 MAX_REPAIRS = 3
-"""How often one request may lead to a repair."""
+"""Maximum number of repairs for one request."""
 MAX_RETRIES = 3
 
 OpenSync = Callable[[Sequence[Server], int, frozenset[str], str], WeightSync]
-"""Chooses how weights move, given the servers, the run's number, what all servers can do, and the oldest's version."""
+"""(servers, run number, common features, oldest version) -> the weight transfer."""
 
 
 class VLLMEngine:
-    """``urls`` are one or several servers; ``open_sync`` decides how weights get there once they are known.
+    """``urls`` are one or several servers; ``open_sync`` selects the weight transfer at ``start``.
 
-    in_chat: whether the environment speaks in messages.
-    sync_timeout_s: bound on one push or repair, its repetition included.
+    in_chat: whether the environment uses chat messages.
+    sync_timeout_s: bound on one push or repair in seconds, its retry included.
     sync_every: policy versions per push.
     """
 
@@ -81,25 +81,25 @@ class VLLMEngine:
         self._urls = server_urls(urls)
         self._api_key = api_key or os.environ.get(API_KEY_VAR) or "EMPTY"
         self.run = secrets.randbits(40)
-        """Tells this run's weights from those of any other that the servers may have had."""
+        """Random number that distinguishes this run's weights from another run's."""
         self.servers: list[Server] = []
-        """Those found; empty before ``start``."""
+        """Connected servers; empty before ``start``."""
         self._thread = LoopThread("verifiers-vllm")
         self._lock = threading.RLock()
         self._sync: WeightSync | None = None
         self._features: frozenset[str] = frozenset()
         self._pushed: tuple[int, Any] | None = None
-        """(version, stamp of the weights) that the servers have."""
+        """(version, stamp of the weights) of the last push."""
         self._live = -1
         self._repairs: dict[str, Future[None]] = {}
         self._repairs_lock = threading.Lock()
         self._labels: dict[str, LabelReader] = {}
 
-    # --- what it is ---------------------------------------------------------------------------------------------
+    # --- properties ---------------------------------------------------------------------------------------------
 
     @property
     def base_url(self) -> str:
-        return self._started()[0].base_url
+        return self._running_servers()[0].base_url
 
     @property
     def api_key(self) -> str:
@@ -107,7 +107,7 @@ class VLLMEngine:
 
     @property
     def served_model(self) -> str:
-        return self._started()[0].serving.model
+        return self._running_servers()[0].serving.model
 
     @property
     def version(self) -> int:
@@ -122,19 +122,19 @@ class VLLMEngine:
         return bool(self.servers) and all(server.is_healthy() for server in self.servers)
 
     def check_shared(self) -> None:
-        """Servers have weights of their own."""
+        """No-op: servers do not share the trainer's parameters."""
 
-    def _started(self) -> list[Server]:
+    def _running_servers(self) -> list[Server]:
         if not self.servers:
-            raise EndpointUnreachable("the inference servers were not asked yet; call start() first")
+            raise EndpointUnreachable("the inference servers are not connected; call start() first")
         return self.servers
 
-    # --- beginning and end --------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------
 
     def start(self, deadline_s: float = 300.0) -> None:
-        """Find the servers and check what they can do. Started already, it does nothing.
+        """Connect to the servers and check their features; a no-op when started.
 
-        Raises ``EndpointUnreachable`` for a server that does not answer in time, ``ConfigError`` for one whose tokens
+        Raises ``EndpointUnreachable`` for a server that does not respond in time, ``ConfigError`` for one whose tokens
         cannot be trained on or that cannot take new weights.
         """
         if self.servers:
@@ -160,14 +160,14 @@ class VLLMEngine:
         self.servers = servers
 
     def _meet(self, server: Server, deadline: Deadline) -> str:
-        """Wait for a server; its version."""
+        """Wait for a server, and return its version."""
         try:
             server.wait_healthy(deadline.left_s)
-            said = server.call("GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S)
+            reply = server.call("GET", "/version", stage="asking for the version", timeout_s=ASK_TIMEOUT_S)
             listed = server.call("GET", "/v1/models", stage="asking for the models", timeout_s=ASK_TIMEOUT_S)
         except WeightSyncError as error:
             raise unreachable(server, error) from error
-        version = str(said.get("version", "")) if isinstance(said, dict) else ""
+        version = str(reply.get("version", "")) if isinstance(reply, dict) else ""
         if (number := parse_version(version)) is not None and number < parse_version(f"{OLDEST}.0"):  # type: ignore[operator]
             raise ConfigError(f"{server.url} is vLLM {version}, which returns no token ids; use {OLDEST} or newer")
         base = [entry["id"] for entry in listed["data"] if not entry.get("parent")]
@@ -175,7 +175,7 @@ class VLLMEngine:
         return version
 
     def stop(self) -> None:
-        """Unload what was loaded and close the connections; the servers go on. Idempotent; ``start`` may follow."""
+        """Unload adapters and close the connections; the servers keep running. Idempotent; may be restarted."""
         servers, self.servers = self.servers, []
         if not servers:
             return
@@ -189,14 +189,14 @@ class VLLMEngine:
 
     def open_client(self) -> Any:
         """A core ``Client``: with several servers, a rollout stays with one of them."""
-        clients = [VersionedClient(self, server) for server in self._started()]
+        clients = [VersionedClient(self, server) for server in self._running_servers()]
         return clients[0] if len(clients) == 1 else RoundRobinClient([(client, None) for client in clients])
 
     # --- weights ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """The trainer may change its weights: nobody reads them meanwhile. The servers go on generating."""
+        """Context in which the weights may change: no push reads them. The servers continue to generate."""
         self._acquire("waiting for a push of weights to end")
         try:
             yield
@@ -204,9 +204,9 @@ class VLLMEngine:
             self._lock.release()
 
     def set_version(self, version: int) -> None:
-        """Bring every server to the trainer's present weights, as policy ``version``.
+        """Push the trainer's present weights to every server, as policy ``version``.
 
-        Does nothing when the servers have them, or when ``sync_every`` says that this version is not pushed.
+        A no-op when the servers have them, or when ``sync_every`` skips this version.
         Raises ``WeightSyncError`` when it fails twice, or takes longer than ``sync_timeout_s``.
         """
         with self._lock:
@@ -218,16 +218,16 @@ class VLLMEngine:
             assert self._sync is not None
             deadline = Deadline.after(self._timeout_s)
             self._sync.prepare(version)
-            for server in self._started():
+            for server in self._running_servers():
                 self._bring(server, version, deadline)
             self._pushed = (version, stamp)
             self._sync.retire(self.servers, version)
 
     def _bring(self, server: Server, version: int, deadline: Deadline) -> None:
-        """One push, repeated once from its beginning when it fails: half an update is none.
+        """Push once, and retry the whole update once when it fails.
 
-        What a server answered since it was restarted must not count, also when nobody noticed the restart before this
-        push: the number of repairs tells.
+        Completions since a restart of the server must be discarded, also when this push is the first to detect the
+        restart; the number of repairs marks them.
         """
         assert self._sync is not None
         lost = self._pushed is not None and self._has_lost(server, deadline)
@@ -236,7 +236,7 @@ class VLLMEngine:
         except WeightSyncError as error:
             if deadline.is_over:
                 raise
-            log.warning("%s; the whole update is repeated once", error)
+            log.warning("%s; retrying the whole update once", error)
             server.wait_healthy(deadline.left_s, f"waiting for the server to come back after: {error.stage}")
             model, lost = self._sync.push(server, version, deadline), True
         server.serving = Serving(version, model, server.serving.repairs + lost)
@@ -252,25 +252,25 @@ class VLLMEngine:
             return True
 
     def _stamp(self) -> Any:
-        """Changes with every change of a weight in place."""
+        """A value that changes with every in-place change of a weight."""
         return tuple((id(p), p._version) for p in self.model.parameters() if p.requires_grad)
 
     def _acquire(self, stage: str) -> None:
         started = time.monotonic()
         if not self._lock.acquire(timeout=self._timeout_s + ASK_TIMEOUT_S):
-            said = f"{stage}: not within {self._timeout_s:g} s"
-            raise WeightSyncError(said, stage=stage, elapsed_s=time.monotonic() - started)
+            message = f"{stage}: not within {self._timeout_s:g} s"
+            raise WeightSyncError(message, stage=stage, elapsed_s=time.monotonic() - started)
 
-    # --- whose weights answered ---------------------------------------------------------------------------------
+    # --- the policy version of a completion -----------------------------------------------------------------------
 
     def understood(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Sampling arguments as the servers spell them."""
+        """Sampling arguments in the servers' format."""
         return understood(arguments, WEIGHT_SPANS in self._features)
 
     async def sampled_by(self, server: Server, serving: Serving, response: Response) -> int | str:
-        """The policy version of a response to a request sent under ``serving``, or why its weights are not known.
+        """The policy version of a response to a request sent under ``serving``, or why it is unknown.
 
-        Of a completion during which the weights changed, the version at its beginning.
+        For a completion during a weight update, the version at its beginning.
         """
         assert self._sync is not None
         if self._sync.names_weights:
@@ -280,9 +280,9 @@ class VLLMEngine:
             version = version_in_label(str(response.version), self.run)
             return f"its answer has the weights {response.version}" if version is None else version
         assert self._thread.loop is not None
-        asked = asyncio.run_coroutine_threadsafe(self._labels[server.url].after_now(), self._thread.loop)
+        future = asyncio.run_coroutine_threadsafe(self._labels[server.url].after_now(), self._thread.loop)
         try:
-            label = await asyncio.wrap_future(asked)
+            label = await asyncio.wrap_future(future)
         except WeightSyncError as error:
             return str(error)
         if version_in_label(label, self.run) is None:
@@ -298,10 +298,10 @@ class VLLMEngine:
 
         return read
 
-    def repair(self, server: Server, seen: Serving, fault: BaseException | str) -> Future[None] | None:
-        """Give ``server`` the present weights again, once for all who ask; None when that was done since ``seen``."""
+    def repair(self, server: Server, failed_serving: Serving, fault: BaseException | str) -> Future[None] | None:
+        """Push the present weights to ``server`` again, once for all callers; None when already done."""
         with self._repairs_lock:
-            if server.serving.repairs != seen.repairs:
+            if server.serving.repairs != failed_serving.repairs:
                 return None
             running = self._repairs.get(server.url)
             if running is not None and not running.done():
@@ -325,19 +325,19 @@ class VLLMEngine:
             finally:
                 self._lock.release()
             future.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the repair
+        except BaseException as error:  # noqa: BLE001 - raised again in the callers that wait for the repair
             future.set_exception(error)
 
     def _send_again(self, server: Server, deadline: Deadline, fault: BaseException | str, started: float) -> None:
         if self._sync is None or self._pushed is None:
             raise WeightSyncError("the engine was stopped", stage="repairing the server's weights", url=server.url)
         if self._sync.holds(server, deadline):
-            return  # it was only away, or failed for another reason
+            return  # the weights are intact: the server failed for another reason
         version, before = (self._pushed[0] if self._sync.keeps_files else self._live), server.serving.repairs
         self._bring(server, version, deadline)
         server.serving = replace(server.serving, repairs=before + 1)
         log.warning(
-            "%s had lost the weights of this run (%s); version %d was sent again, %.1f s after that was seen",
+            "%s had lost the weights of this run (%s); pushed version %d again after %.1f s",
             server.url,
             fault,
             version,
@@ -360,27 +360,27 @@ class VersionedClient:
 
     @property
     def model(self) -> str:
-        """What the present policy is called here."""
+        """The model name of the present policy on this server."""
         return self._server.serving.model
 
     async def complete(self, request: ModelRequest) -> Response:
         """One completion by the policy being served; see ``Client.complete`` for what it raises.
 
-        Raises ``WeightSyncError`` too, when the server does not come back with the right weights in time.
+        Raises ``WeightSyncError`` too, when a repair fails or takes too long.
         """
         fault: BaseException | str = ""
         for _ in range(MAX_REPAIRS + 1):
             serving = self._server.serving
             try:
-                response = await self._client.complete(self._addressed(request, serving))
-                found = await self._engine.sampled_by(self._server, serving, response)
+                response = await self._client.complete(self._to_server(request, serving))
+                origin = await self._engine.sampled_by(self._server, serving, response)
             except (ModelNotFound, ModelUnavailable) as error:
                 fault = error
             else:
-                if isinstance(found, int):
-                    return _stamped(response, found)
-                fault = found
-            await self._repaired(serving, fault)
+                if isinstance(origin, int):
+                    return _with_version(response, origin)
+                fault = origin
+            await self._await_repair(serving, fault)
         if isinstance(fault, ModelUnavailable):
             raise fault
         raise WeightSyncError(
@@ -392,22 +392,22 @@ class VersionedClient:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    def _addressed(self, request: ModelRequest, serving: Serving) -> ModelRequest:
+    def _to_server(self, request: ModelRequest, serving: Serving) -> ModelRequest:
         arguments = self._engine.understood(request.sampling_args)
         return replace(request, model=serving.model, sampling_args=arguments)
 
-    async def _repaired(self, seen: Serving, fault: BaseException | str) -> None:
-        if (repair := self._engine.repair(self._server, seen, fault)) is not None:
+    async def _await_repair(self, serving: Serving, fault: BaseException | str) -> None:
+        if (repair := self._engine.repair(self._server, serving, fault)) is not None:
             await asyncio.shield(asyncio.wrap_future(repair))
 
 
-def _stamped(response: Response, version: int) -> Response:
+def _with_version(response: Response, version: int) -> Response:
     tokens = None if response.tokens is None else replace(response.tokens, version=version)
     return replace(response, version=version, tokens=tokens)
 
 
 def understood(arguments: Mapping[str, Any], has_spans: bool) -> dict[str, Any]:
-    """Sampling arguments as vLLM spells them.
+    """Sampling arguments in vLLM's format.
 
     >>> understood({"temperature": 1.0, "guided_regex": "a+", "return_weight_versions": True}, has_spans=False)
     {'temperature': 1.0, 'structured_outputs': {'regex': 'a+'}}
@@ -421,7 +421,7 @@ def understood(arguments: Mapping[str, Any], has_spans: bool) -> dict[str, Any]:
 
 
 def version_in_label(label: str, run: int) -> int | None:
-    """The policy version in a server's label, when this run gave it; None otherwise.
+    """The policy version in a server's label; None for another run's label.
 
     >>> version_in_label("3145735", run=3), version_in_label("3145735", run=4), version_in_label("default", run=3)
     (7, None, None)

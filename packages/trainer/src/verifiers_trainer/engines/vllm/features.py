@@ -1,6 +1,6 @@
-"""What a vLLM server of a given version can do. Pure: versions in, sets of names out.
+"""The features of vLLM server versions.
 
-The table says which release first had a feature; a release that was not looked at is taken for the newest before it.
+The table lists the first release with each feature; a release that is not listed has those of the newest before it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from packaging.version import InvalidVersion, Version
 PAUSE = "pause"
 """``POST /pause`` and ``/resume``."""
 PAUSE_KEEP = "pause_keep"
-"""``/pause?mode=keep``: requests in flight wait and go on."""
+"""``/pause?mode=keep``: requests in flight wait and continue."""
 WEIGHT_TRANSFER = "weight_transfer"
 """``/init_weight_transfer_engine`` and ``/update_weights``."""
 IPC = "ipc"
-"""The weight-transfer backend that hands over CUDA memory of one device."""
+"""The weight-transfer backend that shares CUDA memory of one device."""
 UPDATE_BRACKETS = "update_brackets"
 """``/start_weight_update`` and ``/finish_weight_update`` around ``/update_weights``."""
 WEIGHT_LABEL = "weight_label"
-"""``/update_weight_version`` and ``/weight_info``: a server can say whose weights it has."""
+"""``/update_weight_version`` and ``/weight_info``: a server reports the label of its weights."""
 NCCL_ID = "nccl_id"
 """``nccl_unique_id_b64``: a sender needs no import of vllm."""
 WEIGHT_SPANS = "weight_spans"
-"""``return_weight_versions`` on the OpenAI routes: a completion says whose weights sampled it."""
+"""``return_weight_versions`` on the OpenAI routes: a completion reports the weights that sampled it."""
 
 OLDEST = "0.11"
-"""Before this release responses carry no token ids."""
+"""The first release whose responses carry token ids."""
 FIRST: dict[str, str] = {
     PAUSE: "0.12",
     PAUSE_KEEP: "0.16",
@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"\d+\.\d+(?:\.\d+)?")
 
 
 def parse_version(text: str) -> Version | None:
-    """The release in what ``/version`` answered; None where it names none (a development build).
+    """The release in the response of ``/version``; None for a development build.
 
     >>> parse_version("0.32.0+cpu"), parse_version("0.0.0.dev12"), parse_version("main")
     (<Version('0.32.0')>, None, None)
@@ -58,7 +58,7 @@ def parse_version(text: str) -> Version | None:
 
 
 def features_of(version: Version | None) -> frozenset[str]:
-    """What a server of ``version`` has; None stands for the newest.
+    """The features of a server of ``version``; None means the newest.
 
     >>> sorted(features_of(Version("0.16.0")))
     ['pause', 'pause_keep', 'weight_transfer']

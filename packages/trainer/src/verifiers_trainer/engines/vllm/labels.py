@@ -1,7 +1,7 @@
-"""Whose weights a server has, asked after a completion has come: what was read then holds for the completion too.
+"""Read the label of a server's weights after a completion; it then holds for the completion too.
 
-Weights change under a label only by the trainer's own doing, so that a server which carries a label of this run after
-it answered carried it while it sampled. However many completions wait, one question is under way and one is to follow.
+Only the trainer changes labelled weights, so a server that has a label of this run after its response had it while
+sampling. However many completions wait, at most one read is running and one is queued.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 
 class LabelReader:
-    """``read`` asks the server; ``after_now`` is called on one event loop only."""
+    """``read`` requests the label; call ``after_now`` on one event loop only."""
 
     def __init__(self, read: Callable[[], Awaitable[str]]):
         self._read = read
@@ -19,7 +19,7 @@ class LabelReader:
         self._next: asyncio.Task[str] | None = None
 
     async def after_now(self) -> str:
-        """The label, by a question that was sent after this call."""
+        """The label, by a request sent after this call."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._ask(self._under_way))
         return await asyncio.shield(self._next)

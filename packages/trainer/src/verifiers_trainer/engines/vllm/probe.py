@@ -1,8 +1,8 @@
-"""What the first completions of a server must show: the trainer's tokens, their ids, and processed log-probabilities.
+"""Check the first completions of a server: equal prompt tokens, token ids, and processed log-probabilities.
 
-One short prompt is asked at two temperatures. The gap between the two likeliest tokens grows with 1 / temperature in
-processed log-probabilities, and stays as it is in raw ones. Whether the weights are right, the ratio of the first step
-shows (``guards``); nothing is trained here.
+One short prompt is sampled at two temperatures. The gap between the two likeliest tokens grows with 1 / temperature in
+processed log-probabilities, and is constant in raw ones. Wrong weights are detected by the ratio of the first step
+(``run.sanity_checks``).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ MESSAGES = [{"role": "user", "content": "Say hi."}]
 PLAIN = "Say hi."
 TEMPERATURES = (1.0, 0.5)
 NUM_LIKELY = 5
-"""Tokens to list: servers count the sampled one among them, so that two would not be the two likeliest."""
+"""Number of likely tokens to request: servers include the sampled one, so 2 need not be the two likeliest."""
 SMALLEST_GAP = 1e-3
-"""Nats; two tokens that are as likely tell nothing."""
+"""Nats; the gap of two equally likely tokens is not informative."""
 STAGE = "the first completion"
 TIMEOUT_S = 120.0
 
 
 def check_server(server: Server, model: str, tokenizer: Any, in_chat: bool) -> str | None:
-    """A sentence on what could not be checked, or None. Raises ``ConfigError`` for what cannot be trained on."""
+    """Return a warning on what could not be checked, or None. Raises ``ConfigError`` for unusable completions."""
     expected = _expected_ids(tokenizer, in_chat)
     gaps: list[float] = []
     for temperature in TEMPERATURES:
@@ -76,17 +76,17 @@ def _require_token_ids(server: Server, answer: Any, choice: Any) -> None:
         )
 
 
-def _require_same_tokens(server: Server, found: Sequence[int], expected: Sequence[int]) -> None:
-    for place, (theirs, ours) in enumerate(zip_longest(found, expected)):
+def _require_same_tokens(server: Server, actual: Sequence[int], expected: Sequence[int]) -> None:
+    for position, (theirs, ours) in enumerate(zip_longest(actual, expected)):
         if theirs != ours:
             raise ConfigError(
-                f"{server.url} renders the same messages as other tokens: at place {place} it has {theirs}, the "
-                f"trainer {ours} (of {len(found)} and {len(expected)}); give both the same tokenizer and chat template"
+                f"{server.url} renders the same messages as other tokens: at place {position} it has {theirs}, the "
+                f"trainer {ours} (of {len(actual)} and {len(expected)}); give both the same tokenizer and chat template"
             )
 
 
 def _gap(choice: Any) -> float | None:
-    """Nats between the two likeliest tokens of the first place; None when they are not listed."""
+    """Nats between the two likeliest tokens of the first position; None when they are not listed."""
     logprobs = choice.get("logprobs") or {}
     if content := logprobs.get("content"):
         likely = [entry["logprob"] for entry in content[0].get("top_logprobs") or ()]

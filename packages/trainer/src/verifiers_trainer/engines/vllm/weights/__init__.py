@@ -1,8 +1,7 @@
-"""How new weights reach an inference server, one way per module; ``choice`` says which one fits a situation.
+"""Weight transfer to inference servers, one method per module; ``choice`` selects one.
 
-shared     nothing moves: the embedded engine computes with the trainer's own parameters
-lora_dir   adapter files under a name that is never used twice
-reload     a folder of safetensors files that the server reads again: portable, boring
+lora_dir   adapter files under a name that is never reused
+reload     a folder of safetensors files that the server reads again; works everywhere
 nccl       a broadcast to the server's GPUs
-ipc        CUDA memory handed over on one GPU
+ipc        CUDA memory shared on one GPU
 """

@@ -1,6 +1,6 @@
-"""Which way weights move, from what is known of model, devices and servers. Pure: facts in, one name and a reason out.
+"""Select the weight transfer method from the model, the devices and the servers' features.
 
-Raises ``ConfigError`` for a method that cannot work where it is asked for, before anything is sent.
+Raises ``ConfigError`` for a method that cannot work, before any transfer.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "nccl": (PAUSE_KEEP, WEIGHT_LABEL, NCCL_ID),
     "ipc": (PAUSE_KEEP, WEIGHT_LABEL, UPDATE_BRACKETS, IPC),
 }
-"""Method -> what the servers must have. Without a label nobody could tell whose weights a restarted server has."""
+"""Method -> required server features. The weight label identifies the weights of a restarted server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the choice depends on."""
+    """The inputs of the choice."""
 
     features: frozenset[str]
     """Of the oldest server."""
     version: str
-    """Of the oldest server, as it says it."""
+    """Of the oldest server, as it reports it."""
     has_adapter: bool
     adapter_refused: str | None
     """Why the adapter cannot be served as files; None when it can."""
@@ -39,20 +39,20 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A method of ``METHODS`` (never "auto"), and why."""
+    """A method of ``METHODS`` (never "auto"), and the reason."""
 
     method: str
     reason: str
 
 
-def choose(wanted: str, situation: Situation) -> Choice:
-    """The way to move weights in a situation. Raises ``ConfigError`` when what is wanted cannot work there."""
-    if wanted == "auto":
+def choose(method: str, situation: Situation) -> Choice:
+    """Select the transfer method. Raises ``ConfigError`` when ``method`` cannot work in the situation."""
+    if method == "auto":
         return _automatic(situation)
-    if (problem := impossible(wanted, situation)) is not None:
+    if (problem := impossible(method, situation)) is not None:
         instead = _automatic(situation)
-        raise ConfigError(f"weight_sync={wanted!r} cannot be used: {problem}; use {instead.method!r}, or 'auto'")
-    return Choice(wanted, "as asked for")
+        raise ConfigError(f"weight_sync={method!r} cannot be used: {problem}; use {instead.method!r}, or 'auto'")
+    return Choice(method, "as configured")
 
 
 def _automatic(situation: Situation) -> Choice:

@@ -1,9 +1,9 @@
-"""The weights of a policy as an inference server knows them: checkpoint names, adapters merged.
+"""Export the weights of a policy for an inference server: checkpoint names, adapters merged.
 
-A head that is tied to the embeddings is there under its own name too. Checkpoints leave it out, and a server that is
-updated layer by layer would go on with the head it had: measured with vLLM 0.32, 0.37 nats instead of 1e-5.
+A head tied to the embeddings is exported under its own name too. Checkpoints omit it, and a server that is updated
+layer by layer would keep its old head: measured with vLLM 0.32, 0.37 nats instead of 1e-5.
 
-A model with adapters is merged one layer at a time, so that no second model is held. Nothing here changes the model.
+Adapters are merged into copies one layer at a time, so that no second model is in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 def exported(model: Any) -> dict[str, torch.Tensor]:
-    """Name in a checkpoint -> tensor, in the trainer's own precision and on its device."""
+    """Checkpoint name -> tensor, in the trainer's precision and on its device."""
     base = model.get_base_model() if hasattr(model, "peft_config") else model
     tensors = dict(_named_weights(base))
     if getattr(base, "_weight_conversions", None):  # names in memory are not those of the checkpoint
@@ -45,25 +45,25 @@ def _named_weights(base: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _merged(layer: Any) -> dict[str, torch.Tensor]:
-    """Weight and bias of a layer with its adapter added; a copy."""
+    """A copy of a layer's weight and bias with the adapter merged."""
     with torch.no_grad():
-        twin = copy.deepcopy(layer)
-        twin.merge()
-    return {name: tensor.detach() for name, tensor in twin.get_base_layer().state_dict().items()}
+        copied = copy.deepcopy(layer)
+        copied.merge()
+    return {name: tensor.detach() for name, tensor in copied.get_base_layer().state_dict().items()}
 
 
 def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same, contiguous and without two names for one memory, as files need it."""
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
+    """The same tensors, contiguous and without shared memory, as safetensors requires."""
+    separate: dict[str, torch.Tensor] = {}
+    pointers: set[int] = set()
     for name, tensor in tensors.items():
-        found[name] = tensor.clone() if tensor.data_ptr() in seen else tensor.contiguous()
-        seen.add(tensor.data_ptr())
-    return found
+        separate[name] = tensor.clone() if tensor.data_ptr() in pointers else tensor.contiguous()
+        pointers.add(tensor.data_ptr())
+    return separate
 
 
 def unservable_adapter(model: Any) -> str | None:
-    """Why a server cannot take the adapter of ``model`` as files; None when it can, or when there is none."""
+    """Why a server cannot load the adapter of ``model`` from files; None when it can, or without an adapter."""
     for peft in getattr(model, "peft_config", {}).values():
         if str(getattr(peft, "peft_type", "")).split(".")[-1] != "LORA":
             return f"it is a {peft.peft_type} adapter"
@@ -74,6 +74,6 @@ def unservable_adapter(model: Any) -> str | None:
         if getattr(peft, "bias", "none") != "none":
             return "it trains biases"
         targets = set(peft.target_modules or ())
-        if found := sorted(targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}):
-            return f"it adapts {', '.join(found)}"
+        if unsupported := sorted(targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}):
+            return f"it adapts {', '.join(unsupported)}"
     return None

@@ -1,9 +1,8 @@
-"""Weights handed over on one GPU: the server's workers open the trainer's memory by CUDA IPC handles.
+"""Share weights on one GPU: the server's workers open the trainer's memory by CUDA IPC handles.
 
-A chunk of tensors is copied out, its handles are sent, and the copies live until the server has answered: a handle
-whose memory was freed would show other data. A chunk is closed *before* the tensor that would exceed its size. The
-handles travel pickled inside the body, which the server must allow (``VLLM_ALLOW_INSECURE_SERIALIZATION=1``); use it on
-loopback only.
+A chunk of tensors is copied, its handles are sent, and the copies stay allocated until the server responds: a handle of
+freed memory would read other data. A chunk is closed *before* the tensor that would exceed its size. The handles are
+pickled in the body, which the server must allow (``VLLM_ALLOW_INSECURE_SERIALIZATION=1``); use it on loopback only.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Handle = Callable[[torch.Tensor], Any]
 
 
 class IpcSync:
-    """``weights`` gives the tensors to hand over; ``handle`` makes the handle of one."""
+    """``weights`` returns the tensors to share; ``handle`` creates the handle of one."""
 
     name = "ipc"
     keeps_files = False
@@ -44,10 +43,10 @@ class IpcSync:
         self._run, self._model, self._weights, self._features = run, model, weights, features
         self._handle, self._chunk_bytes = handle or cuda_handle, chunk_bytes
         self._ready: dict[str, int] = {}
-        """URL of a server -> how often it had been repaired when it was made ready."""
+        """Server URL -> its number of repairs at initialisation."""
 
     def prepare(self, version: int) -> None:
-        """Weights are read when they are handed over."""
+        """No-op: weights are read when they are shared."""
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         if self._ready.get(server.url) != server.serving.repairs:
@@ -71,7 +70,7 @@ class IpcSync:
         return has_label_of(server, self._run, deadline)
 
     def retire(self, servers: list[Server], version: int) -> None:
-        """Nothing is left of older versions."""
+        """No-op: older versions use no resources."""
 
     def close(self, servers: list[Server]) -> None:
         self._ready.clear()
@@ -87,7 +86,7 @@ class IpcSync:
             stage=f"handing over the weights of version {version}",
             timeout_s=deadline.left_s,
         )
-        del copies  # only now may their memory be used again
+        del copies  # their memory must stay allocated until here
 
 
 def chunks(tensors: dict[str, torch.Tensor], size: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -97,13 +96,13 @@ def chunks(tensors: dict[str, torch.Tensor], size: int) -> Iterator[dict[str, to
     [['a'], ['b', 'c']]
     """
     part: dict[str, torch.Tensor] = {}
-    taken = 0
+    num_bytes = 0
     for name, tensor in tensors.items():
         needed = tensor.numel() * tensor.element_size()
-        if part and taken + needed > size:
+        if part and num_bytes + needed > size:
             yield part
-            part, taken = {}, 0
-        part[name], taken = tensor, taken + needed
+            part, num_bytes = {}, 0
+        part[name], num_bytes = tensor, num_bytes + needed
     if part:
         yield part
 

@@ -1,8 +1,8 @@
-"""Adapter files in a folder of their own, which servers load under a name that is never used twice.
+"""Adapter files in separate folders, which servers load under names that are never reused.
 
-A server keys its prefix cache by the adapter's name, so that a name used again would answer from old weights. Requests
-name the adapter they want: those in flight finish on the one they began with, and a turn has exactly one version. A
-server that was restarted does not know the name, and says so.
+A server keys its prefix cache by the adapter's name, so a reused name would sample from old weights. Requests name
+their adapter: those in flight finish on it, and a turn has exactly one version. A restarted server responds with an
+unknown-model error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LoraDirSync:
                 timeout_s=deadline.left_s,
             )
         except WeightSyncError as error:
-            if LOADED_ALREADY not in (error.response or ""):  # by an attempt whose answer was lost
+            if LOADED_ALREADY not in (error.response or ""):  # by an attempt whose response was lost
                 raise _explained(error) from error
         return name
 
@@ -86,7 +86,7 @@ class LoraDirSync:
         return any(entry["id"] == self._current for entry in listed["data"])
 
     def retire(self, servers: list[Server], version: int) -> None:
-        for name in [name for name, made in self._names.items() if made < version - self._keep]:
+        for name in [name for name, adapter_version in self._names.items() if adapter_version < version - self._keep]:
             self._unload(servers, name)
 
     def close(self, servers: list[Server]) -> None:
@@ -94,7 +94,7 @@ class LoraDirSync:
             self._unload(servers, name)
 
     def _unload(self, servers: list[Server], name: str) -> None:
-        """An adapter that stays loaded costs memory alone, so that a server which does not answer is only told of."""
+        """Unload an adapter and delete its files. Failures are only logged: a loaded adapter costs memory alone."""
         for server in servers:
             try:
                 server.call(
@@ -105,13 +105,13 @@ class LoraDirSync:
                     timeout_s=UNLOAD_S,
                 )
             except WeightSyncError as error:
-                log.debug("%s", error)  # it was restarted since, or is gone
+                log.debug("%s", error)  # the server was restarted or stopped
         del self._names[name]
         shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
 def _explained(error: WeightSyncError) -> WeightSyncError:
-    """With what to do, where the answer says what is missing."""
+    """The error with advice, when the response shows the cause."""
     if "HTTP 404" in (error.response or ""):
         advice = (
             "the server was started without LoRA updates: start it with vf-vllm, or with --enable-lora and "

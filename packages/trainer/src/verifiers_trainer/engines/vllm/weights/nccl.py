@@ -1,11 +1,11 @@
-"""A broadcast of all weights to the servers' GPUs, without vllm being imported: the wire contract is NCCL's and HTTP's.
+"""Broadcast all weights to the servers' GPUs over NCCL and HTTP, without importing vllm.
 
-The trainer is rank 0 of a group with all workers of one server; they meet by a unique id that is sent over HTTP. Both
+The trainer is rank 0 of a group with all workers of one server, joined by a unique id that is sent over HTTP. Both
 sides enter the group at the same time and begin with one all-reduce of a single fp32 zero. Weights are sent packed, the
-bytes of tensor after tensor, a chunk being sent once it *exceeds* the buffer's size. ``Collective`` is what does it;
-``nccl_library`` has NCCL's own.
+bytes of tensor after tensor; a chunk is sent once it *exceeds* the buffer size. ``nccl_library`` implements
+``Collective`` with NCCL.
 
-Not for a trainer and a server on one device: NCCL cannot do that (``choice`` refuses it).
+Trainer and server must not share a device, which NCCL does not support (``choice`` rejects it).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_
 from verifiers_trainer.engines.vllm.weights.transfer import metadata, transfer
 
 BUFFER_BYTES = 2**30
-"""Size that a packed chunk exceeds before it is sent; both sides must know the same."""
+"""Bytes that a packed chunk exceeds before it is sent; equal on both sides."""
 UNIQUE_ID_BYTES = 128
 
 
@@ -44,7 +44,7 @@ class Collective(Protocol):
 
 
 class Collectives(Protocol):
-    """Where groups come from."""
+    """A factory of groups."""
 
     def unique_id(self) -> bytes:
         """A new group's id, 128 bytes."""
@@ -54,7 +54,7 @@ class Collectives(Protocol):
 
 
 class NcclSync:
-    """``weights`` gives the tensors to send, on the device that sends them."""
+    """``weights`` returns the tensors to send, on the device that sends them."""
 
     name = "nccl"
     keeps_files = False
@@ -73,15 +73,17 @@ class NcclSync:
         self._collectives, self._buffer_bytes = collectives, buffer_bytes
         self._groups: dict[str, Collective] = {}
         """URL of a server -> the group with its workers."""
-        self._made_at: dict[str, int] = {}
-        """URL of a server -> how often it had been repaired by then: a restarted one is in no group."""
+        self._repairs_at_join: dict[str, int] = {}
+        """Server URL -> its number of repairs when it joined: a restarted server is in no group."""
 
     def prepare(self, version: int) -> None:
-        """Weights are read when they are sent."""
+        """No-op: weights are read when they are sent."""
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
         label = label_of(self._run, version)
-        if self._made_at.get(server.url) != server.serving.repairs or not has_label_of(server, self._run, deadline):
+        if self._repairs_at_join.get(server.url) != server.serving.repairs or not has_label_of(
+            server, self._run, deadline
+        ):
             self._leave(server.url)
         try:
             group = self._groups.get(server.url) or self._join(server, deadline)
@@ -91,7 +93,7 @@ class NcclSync:
 
             transfer(server, version, label, self._features, deadline, send)
         except WeightSyncError:
-            self._leave(server.url)  # whatever the other ranks wait for, it will not come; the next push joins anew
+            self._leave(server.url)  # other ranks may be blocked; the next push joins a new group
             raise
         return self._model
 
@@ -99,7 +101,7 @@ class NcclSync:
         return has_label_of(server, self._run, deadline)
 
     def retire(self, servers: list[Server], version: int) -> None:
-        """Nothing is left of older versions."""
+        """No-op: older versions use no resources."""
 
     def close(self, servers: list[Server]) -> None:
         for url in list(self._groups):
@@ -110,10 +112,10 @@ class NcclSync:
             group.abort()
 
     def _join(self, server: Server, deadline: Deadline) -> Collective:
-        asked = server.call(
+        reply = server.call(
             "GET", "/get_world_size", stage="asking for the number of workers", timeout_s=deadline.left_s
         )
-        world_size, unique_id = int(asked["world_size"]) + 1, self._collectives.unique_id()
+        world_size, unique_id = int(reply["world_size"]) + 1, self._collectives.unique_id()
         info = {
             "nccl_unique_id_b64": base64.b64encode(unique_id).decode("ascii"),
             "rank_offset": 1,
@@ -127,7 +129,7 @@ class NcclSync:
         zero = torch.zeros(1, dtype=torch.float32, device=self._device())
         within(lambda: group.all_reduce(zero), server, f"{stage} (first all-reduce)", deadline, answer)
         self._result(server, answer, stage, deadline)
-        self._groups[server.url], self._made_at[server.url] = group, server.serving.repairs
+        self._groups[server.url], self._repairs_at_join[server.url] = group, server.serving.repairs
         return group
 
     def _send(self, server: Server, group: Collective, version: int, deadline: Deadline) -> None:
@@ -158,7 +160,7 @@ class NcclSync:
 def within(
     work: Callable[[], Any], server: Server, stage: str, deadline: Deadline, answer: Future[Any] | None = None
 ) -> Any:
-    """What ``work`` returns, run in a thread of its own: a collective that hangs cannot be interrupted.
+    """Run ``work`` in its own thread and return its result: a hanging collective cannot be interrupted.
 
     Raises ``WeightSyncError`` at the deadline, or as soon as ``answer``, the call it belongs to, has failed.
     """

@@ -1,4 +1,4 @@
-"""NCCL's C functions, as many as a sender needs, from the library that comes with torch. Needs CUDA.
+"""The NCCL functions of a sender, from the library that torch installs. Needs CUDA.
 
 Signatures: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 """
@@ -26,7 +26,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class NcclLibrary:
-    """Makes groups over NCCL; ``Collectives``. Loads the library at first use."""
+    """Creates NCCL groups; implements ``Collectives``. Loads the library at first use."""
 
     @cached_property
     def functions(self) -> Any:
@@ -42,25 +42,25 @@ class NcclLibrary:
         )
 
     def unique_id(self) -> bytes:
-        made = _UniqueId()
-        self.check(self.functions.ncclGetUniqueId(ctypes.byref(made)))
-        return bytes(made)
+        identifier = _UniqueId()
+        self.check(self.functions.ncclGetUniqueId(ctypes.byref(identifier)))
+        return bytes(identifier)
 
     def join(self, unique_id: bytes, world_size: int) -> NcclGroup:
         """Enter the group on the present CUDA device."""
-        given, communicator = _UniqueId.from_buffer_copy(unique_id), ctypes.c_void_p()
-        self.check(self.functions.ncclCommInitRank(ctypes.byref(communicator), world_size, given, 0))
+        identifier, communicator = _UniqueId.from_buffer_copy(unique_id), ctypes.c_void_p()
+        self.check(self.functions.ncclCommInitRank(ctypes.byref(communicator), world_size, identifier, 0))
         return NcclGroup(self, communicator)
 
     def check(self, result: int) -> None:
-        """Raise ``RuntimeError`` with NCCL's words for a result that is none."""
+        """Raise ``RuntimeError`` with NCCL's message for an error code."""
         if result:
             self.functions.ncclGetErrorString.restype = ctypes.c_char_p
             raise RuntimeError(f"NCCL: {self.functions.ncclGetErrorString(result).decode()}")
 
 
 class NcclGroup:
-    """A group that this process is rank 0 of; ``Collective``."""
+    """A group with this process as rank 0; implements ``Collective``."""
 
     def __init__(self, library: NcclLibrary, communicator: ctypes.c_void_p):
         self._library, self._communicator = library, communicator
@@ -85,11 +85,11 @@ class NcclGroup:
 
 
 def _candidates() -> list[str]:
-    found = []
+    paths = []
     for name in DISTRIBUTIONS:
         try:
             files = metadata.files(name) or []
         except metadata.PackageNotFoundError:
             continue
-        found += [str(file.locate()) for file in files if file.name.startswith("libnccl.so")]
-    return [*found, "libnccl.so.2"]
+        paths += [str(file.locate()) for file in files if file.name.startswith("libnccl.so")]
+    return [*paths, "libnccl.so.2"]

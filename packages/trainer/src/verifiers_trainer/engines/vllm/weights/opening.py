@@ -1,4 +1,4 @@
-"""Opens the way weights move for one run: the situation read off model, machine and servers, then the choice."""
+"""Open the weight transfer of a run, selected from model, machine and servers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from verifiers_trainer.settings.config import RLConfig
 log = logging.getLogger(__name__)
 
 INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
-"""Variable by which a launcher says which devices the servers have, as in ``CUDA_VISIBLE_DEVICES``."""
+"""Environment variable of a launcher with the servers' devices, in the format of ``CUDA_VISIBLE_DEVICES``."""
 
 
 def open_sync(
     model: Any, config: RLConfig, servers: Sequence[Server], run: int, features: frozenset[str], version: str
 ) -> WeightSync:
-    """Choose how the weights of ``model`` reach ``servers``; one line of the log says which way and why.
+    """Select the transfer of the weights of ``model`` to ``servers``, and log the method and the reason.
 
-    run: number that tells this run's weights from another's; features: what every server can do; version: vLLM's, of
-    the oldest server. Raises ``ConfigError``.
+    run: number that identifies this run's weights; features: common to all servers; version: vLLM's, of the oldest
+    server. Raises ``ConfigError``.
     """
-    require_whole(model)  # and again in every push: a launcher may split the model later
+    require_whole(model)  # checked again in every push: a launcher may split the model later
     situation = Situation(
         features=features,
         version=version or "of an unknown version",
@@ -87,7 +87,7 @@ def _open(
 def require_whole(model: Any) -> None:
     """Raise ``ConfigError`` when this process holds only parts of the parameters: a push would send just these.
 
-    Under FSDP2 the trainer gives a whole copy to the engine (``sharding.WholeCopy``), and no part comes here.
+    Under FSDP2 the trainer passes a whole copy to the engine (``fsdp.WholeCopy``).
     """
     kind = next((_split_by(part) for part in (*model.modules(), *model.parameters()) if _split_by(part)), None)
     if kind is not None:
@@ -99,7 +99,7 @@ def require_whole(model: Any) -> None:
 
 
 def _split_by(part: Any) -> str | None:
-    """What split a module or a parameter, as far as it shows; the classes are known by their marks, not imported."""
+    """The method that split a module or parameter, or None; detected by attributes, without importing the classes."""
     if hasattr(part, "ds_id") or hasattr(part, "ds_tensor"):
         return "ZeRO-3"
     if hasattr(part, "full_tensor") and hasattr(part, "placements"):
@@ -118,7 +118,7 @@ def _served_model(servers: Sequence[Server]) -> str:
 def shares_device(urls: list[str], device: Any) -> bool:
     """Whether a server is known to compute on the trainer's CUDA device.
 
-    It is when a launcher said so, or when the server is on this machine and the machine has one device.
+    True when a launcher declares it, or when the server is on this machine and the machine has one device.
     """
     if torch.device(device).type != "cuda" or not any(is_loopback(URL(url)) for url in urls):
         return False

@@ -1,6 +1,6 @@
-"""What a way of moving weights is: prepare once in the trainer, then bring one server after another up to date.
+"""The interface of a weight transfer: prepare once in the trainer, then push to one server after another.
 
-The caller holds the weights still while any of this runs. Deadlines are absolute, on the monotonic clock.
+The caller must not change the weights during these calls. Deadlines are absolute, on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VERSIONS_PER_RUN = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment by which something must have happened."""
+    """A point in time on the monotonic clock."""
 
     at: float
 
@@ -26,7 +26,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until then; at least a hundredth, so that the call that exceeds it says what it waited for."""
+        """Seconds until then; at least 0.01, so that the call that exceeds it raises its own error."""
         return max(0.01, self.at - time.monotonic())
 
     @property
@@ -35,7 +35,7 @@ class Deadline:
 
 
 class WeightSync(Protocol):
-    """One way of moving weights."""
+    """A weight transfer method."""
 
     @property
     def name(self) -> str:
@@ -43,33 +43,33 @@ class WeightSync(Protocol):
 
     @property
     def keeps_files(self) -> bool:
-        """Whether a push sends what ``prepare`` wrote, and not the weights as they are by then."""
+        """Whether a push sends the files of ``prepare``, not the weights at the time of the push."""
 
     @property
     def names_weights(self) -> bool:
-        """Whether requests name the weights they want, so that an answer proves which ones gave it."""
+        """Whether requests name the weights, so that a response identifies them."""
 
     def prepare(self, version: int) -> None:
         """Make the present weights available as policy ``version``."""
 
     def push(self, server: Server, version: int, deadline: Deadline) -> str:
-        """Bring ``server`` to ``version``, from whatever it has; returns the name that requests must ask for.
+        """Push ``version`` to ``server``, whatever weights it has; return the model name for requests.
 
-        Raises ``WeightSyncError``, after which the server may be half way.
+        Raises ``WeightSyncError``, after which the server's weights may be incomplete.
         """
 
     def holds(self, server: Server, deadline: Deadline) -> bool:
         """Whether ``server`` has weights of this run."""
 
     def retire(self, servers: list[Server], version: int) -> None:
-        """Free what no request can need any more, now that ``version`` is served."""
+        """Free versions that no request can need once ``version`` is served."""
 
     def close(self, servers: list[Server]) -> None:
-        """Free everything, as far as the servers still answer."""
+        """Free all resources, also on the servers that respond."""
 
 
 def label_of(run: int, version: int) -> int:
-    """How a server is told whose weights it has: a number that no other run uses.
+    """The label of a version's weights on a server, unique to the run.
 
     >>> label_of(3, 7), run_and_version(label_of(3, 7))
     (3145735, (3, 7))
@@ -78,12 +78,12 @@ def label_of(run: int, version: int) -> int:
 
 
 def run_and_version(label: int) -> tuple[int, int]:
-    """The run and the policy version that a label stands for."""
+    """The run and the policy version of a label."""
     return divmod(label, VERSIONS_PER_RUN)
 
 
 def has_label_of(server: Server, run: int, deadline: Deadline) -> bool:
-    """Whether ``server`` says that its weights are a run's."""
+    """Whether the label of ``server``'s weights belongs to ``run``."""
     answer = server.call("GET", "/weight_info", stage="asking whose weights it has", timeout_s=deadline.left_s)
     label = str((answer or {}).get("weight_version"))
     return label.isdigit() and run_and_version(int(label))[0] == run

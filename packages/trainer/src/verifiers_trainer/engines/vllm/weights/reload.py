@@ -1,8 +1,8 @@
-"""A folder of safetensors files that the servers read again: needs nothing but a disk both sides see.
+"""Transfer weights through a folder of safetensors files that servers reload; needs a shared disk only.
 
-    pause -> reload_weights -> forget the prefix cache -> name the new weights -> resume
+    pause -> reload_weights -> reset the prefix cache -> label the new weights -> resume
 
-A server whose update fails stays paused: half loaded, it would answer from weights of no version.
+A server whose update fails stays paused: its weights may be incomplete.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from verifiers_trainer.engines.vllm.weights.protocol import Deadline, has_label_
 
 
 def pause(server: Server, deadline: Deadline) -> None:
-    """Hold the server between two tokens; requests in flight wait and go on."""
+    """Pause the server between two tokens; requests in flight wait and continue later."""
     query = {"mode": "keep", "clear_cache": "true"}
     server.call("POST", "/pause", stage="pausing generation", timeout_s=deadline.left_s, query=query)
 
 
 def forget_prefixes(server: Server, deadline: Deadline) -> None:
-    """Drop every cached prefix, also of requests in flight: it was computed by the weights before."""
+    """Drop every cached prefix, also of requests in flight: older weights computed it."""
     stage = "resetting the prefix cache"
     answer = server.call(
         "POST",
@@ -34,17 +34,17 @@ def forget_prefixes(server: Server, deadline: Deadline) -> None:
         query={"reset_running_requests": "true"},
     )
     if isinstance(answer, dict) and answer.get("success") is False:
-        said = "refused, so that new requests would be answered from old prefixes"
-        raise WeightSyncError(f"{stage}: {server.url} {said}", stage=stage, response=str(answer), url=server.url)
+        reason = "refused, so that new requests would be answered from old prefixes"
+        raise WeightSyncError(f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url)
 
 
 def resume(server: Server, deadline: Deadline) -> None:
-    """Let the server go on. Raises ``WeightSyncError`` when it was not held: it was restarted during the update."""
+    """Resume the server. Raises ``WeightSyncError`` when it is not paused: it was restarted during the update."""
     stage = "resuming generation"
     answer = server.call("GET", "/is_paused", stage=stage, timeout_s=deadline.left_s)
     if isinstance(answer, dict) and answer.get("is_paused") is False:
-        said = "is not paused, so it was restarted during the update"
-        raise WeightSyncError(f"{stage}: {server.url} {said}", stage=stage, response=str(answer), url=server.url)
+        reason = "is not paused, so it was restarted during the update"
+        raise WeightSyncError(f"{stage}: {server.url} {reason}", stage=stage, response=str(answer), url=server.url)
     server.call("POST", "/resume", stage=stage, timeout_s=deadline.left_s)
 
 
@@ -100,7 +100,7 @@ class ReloadSync:
         return has_label_of(server, self._run, deadline)
 
     def retire(self, servers: list[Server], version: int) -> None:
-        """The files of the version before went when these were written."""
+        """No-op: ``prepare`` deletes the files of the earlier version."""
 
     def close(self, servers: list[Server]) -> None:
         if self._current is not None:

@@ -1,9 +1,9 @@
-"""The calls around a transfer of weights into a server's memory, the same for every backend that does it.
+"""The calls around a transfer of weights into a server's memory, common to its backends.
 
     pause -> start_weight_update -> update_weights while the backend sends -> finish_weight_update -> resume
 
-Older servers have no start and finish; there ``update_weights`` is the whole of it. The version is named at the end,
-so a server that holds half an update never carries its name.
+Older servers have ``update_weights`` alone. The version label is set at the end, so a server with an incomplete update
+never has it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verifiers_trainer.engines.vllm.weights.reload import forget_prefixes, pause
 def transfer(
     server: Server, version: int, label: int, features: frozenset[str], deadline: Deadline, send: Callable[[], None]
 ) -> None:
-    """``send`` between the calls that open and close an update. Raises ``WeightSyncError``, and it stays paused."""
+    """Run ``send`` inside an update. On ``WeightSyncError`` the server stays paused."""
     brackets = UPDATE_BRACKETS in features
     pause(server, deadline)
     if brackets:
@@ -41,7 +41,7 @@ def _post(server: Server, path: str, body: Any, stage: str, deadline: Deadline) 
 
 
 def metadata(tensors: dict[str, Any]) -> dict[str, list[Any]]:
-    """What a server must know of the tensors that it is about to get, in their order."""
+    """Names, dtypes and shapes of the tensors to transfer, in order."""
     return {
         "names": list(tensors),
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
