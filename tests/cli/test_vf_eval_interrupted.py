@@ -203,7 +203,7 @@ HELD = """
 import asyncio, time
 from verifiers.cli import display, interrupt
 
-interrupt.HELD_S = 0.2
+interrupt.BLOCKED_S = 0.2
 
 def author_code_that_holds_the_loop():
     time.sleep(1.0)
