@@ -24,7 +24,7 @@ from verifiers.errors import ConfigError
 SCHEMA = 1
 INTERRUPTED = 130
 COMMON = ("json", "verbose", "quiet")
-EPILOG = "Exit codes: 0 success, 2 usage error, 3 failure, 130 interrupted."
+EPILOG = "Exit codes: 0 done, 2 something to correct, 3 the command failed, 130 interrupted."
 
 
 @dataclass(slots=True)

@@ -219,9 +219,9 @@ class Bounds:
     low: float | None = None
     high: float | None = None
     exclusive: bool = False
-    """Whether ``low`` itself is outside."""
+    """Whether ``low`` itself is excluded."""
     minus_one: str | None = None
-    """What -1 means, where it is allowed beside the range."""
+    """Meaning of -1, when it is allowed in addition to the range."""
 
     def describe(self, noun: str) -> str:
         """The range in words.
@@ -245,18 +245,18 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """In ``Annotated``: a value with a notation of its own, such as ``"Name: value"`` for a header."""
+    """In ``Annotated``: a value with a special notation, such as ``"Name: value"`` for a header."""
 
     metavar: str
-    """How ``--help`` shows the value."""
+    """Placeholder of the value in ``--help``."""
     read: Callable[[Any], Any]
-    """The value of what was written; *raises* ``ValueError`` whose text ends the sentence "SETTING …"."""
+    """Parses the value; *raises* ``ValueError`` whose text ends the sentence "SETTING …"."""
     repeats: bool = False
     """Whether the flag may be repeated."""
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """``value`` as the annotation ``hint`` wants it. A whole number is a number; a bool is neither.
+    """``value`` converted to the annotation ``hint``. An int is accepted as a float; a bool is neither.
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
 

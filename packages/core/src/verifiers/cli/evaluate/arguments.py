@@ -30,7 +30,7 @@ ABOUT = """Evaluate a model in an environment and save every rollout.
 
 The same command continues a run that was interrupted.
 """
-EXIT_CODES = "Exit codes: 0 success, 2 usage error, 3 the run failed, 130 interrupted (143 by SIGTERM)."
+EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 interrupted (143 by SIGTERM)."
 
 DOTTED: dict[tuple[str, ...], str] = {
     ("env", "args"): "env_args",
