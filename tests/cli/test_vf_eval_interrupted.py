@@ -140,7 +140,7 @@ def test_a_second_ctrl_c_leaves_at_once_even_when_author_code_holds_the_loop(fol
     ran = end(child)
     assert time.monotonic() - sent < 2
     assert ran.code == 130
-    assert "leaving at once; finished rollouts are saved" in ran.err
+    assert "exiting immediately; finished rollouts are saved" in ran.err
 
 
 TWIN = """
