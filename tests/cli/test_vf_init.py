@@ -290,7 +290,7 @@ def test_links_that_lead_elsewhere_are_refused(vf_init, tmp_path, link):
     (tmp_path / link).symlink_to(outside / "new" if link.endswith(".md") else outside)
     ran = vf_init("word-game", "--rewrite-readme")
     assert ran.code == 2
-    assert "leads to" in ran.err
+    assert "links to" in ran.err
     assert list(outside.iterdir()) == []
     assert files_below(tmp_path) == ([link] if link.endswith(".md") else [])
 

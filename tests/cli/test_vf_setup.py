@@ -117,7 +117,7 @@ def test_links_that_lead_elsewhere_are_refused(vf_setup, tmp_path, link):
     (tmp_path / link).symlink_to(outside / "new" if link.endswith(".py") else outside)
     ran = vf_setup("--force")
     assert ran.code == 2
-    assert "leads to" in ran.err
+    assert "links to" in ran.err
     assert list(outside.iterdir()) == []
 
 
