@@ -51,7 +51,7 @@ class Loaded:
     """Whether the check built it, and so closes it."""
 
 
-def load(env_or_id: Any, findings: Findings) -> Loaded:
+def load(env_or_id: object, findings: Findings) -> Loaded:
     """Build the environment to check. Raises ``UnknownEnvironment`` for an unknown id; reports other failures."""
     if isinstance(env_or_id, Environment):
         findings.note("the loader and the constructor were not checked: pass the environment's id instead of an object")

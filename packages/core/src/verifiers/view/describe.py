@@ -190,7 +190,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return files
 
 
-def _known(value: Any) -> float | None:
+def _known(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
