@@ -53,7 +53,7 @@ def test_errors_are_all_said_and_no_request_is_made(vf_eval, server, eval_folder
     before = server.count, len(server.other_hits)
     ran = vf_eval("toy", "-b", server.url, "--check")
     assert (ran.code, ran.out) == (2, "")
-    assert "vf-eval: the check found errors, so nothing was run\ntoy: " in ran.err
+    assert "vf-eval: the check found errors; no evaluation was run\ntoy: " in ran.err
     for said in ("the board is gone", "differ", "    at:  toy.py:", "    fix: "):
         assert said in ran.err
     assert (server.count, len(server.other_hits)) == before

@@ -125,7 +125,7 @@ def test_everything_wrong_with_ablations_is_named_at_once(refused, eval_folder):
 def test_a_file_that_is_not_there_and_an_id_beside_a_file(refused, eval_folder):
     assert "nope.toml cannot be read: No such file or directory" in refused("nope.toml")
     (eval_folder / "e.toml").write_text('[[eval]]\nid = "toy"')
-    assert "both say what to evaluate" in refused("toy", "@", "e.toml")
+    assert "both name evaluations" in refused("toy", "@", "e.toml")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_run_of_another_configuration_is_not_touched(vf_eval, server):
 
 
 def test_resuming_what_is_not_there(refused, server):
-    assert "there is no run in this folder" in refused("toy", "-b", server.url, "-m", "m", "--resume", "nowhere")
+    assert "this folder is not a run directory" in refused("toy", "-b", server.url, "-m", "m", "--resume", "nowhere")
     assert "there is no unfinished run of this configuration" in refused("toy", "-b", server.url, "-m", "m", "-R")
 
 

@@ -44,7 +44,7 @@ def test_what_is_being_waited_for_is_said_after_thirty_silent_seconds(progress):
     assert waiting_lines(progress, 131.0) == [
         "nothing finished for 31 s; the oldest rollouts:",
         "  example 7, turn 1: waits for the model, 36 s old",
-        "  not begun: waits for its start, 21 s old",
+        "  not started: waits for its start, 21 s old",
     ]
     progress.running |= {place: (120.0, None) for place in range(5, 10)}
     assert len(waiting_lines(progress, 131.0)) == 4
@@ -66,7 +66,7 @@ def test_a_pipe_gets_a_plain_line_every_ten_seconds_also_when_nothing_happens(pr
     assert sum("nothing finished" in line for line in lines) == 2
     assert lines[-1] == (
         "toy · m: nothing finished for 40 s; the oldest rollouts: example 7, turn 1: waits for the model, 45 s old; "
-        "not begun: waits for its start, 30 s old"
+        "not started: waits for its start, 30 s old"
     )
     assert "\x1b" not in stream.getvalue()
 
@@ -217,7 +217,7 @@ def test_a_failing_environment_does_not_keep_the_next_from_running_and_the_worst
         ran = vf_eval("two.toml", "-b", server.url, "--json")
     assert [run["avg_reward"] for run in ran.json["runs"]] == [None, 1.0]
     assert ran.code == ran.json["exit_code"] == 3
-    assert "alpha: not one of 2 rollouts could be scored" in ran.paragraph
+    assert "alpha: none of 2 rollouts could be scored" in ran.paragraph
 
 
 def test_teardown_handlers_run_and_a_failing_one_is_only_said(vf_eval, eval_folder):

@@ -140,7 +140,7 @@ def test_a_second_ctrl_c_leaves_at_once_even_when_author_code_holds_the_loop(fol
     ran = end(child)
     assert time.monotonic() - sent < 2
     assert ran.code == 130
-    assert "leaving at once; finished rollouts are saved" in ran.err
+    assert "exiting immediately; finished rollouts are saved" in ran.err
 
 
 TWIN = """
@@ -203,7 +203,7 @@ HELD = """
 import asyncio, time
 from verifiers.cli import display, interrupt
 
-interrupt.HELD_S = 0.2
+interrupt.BLOCKED_S = 0.2
 
 def author_code_that_holds_the_loop():
     time.sleep(1.0)

@@ -290,7 +290,7 @@ def test_links_that_lead_elsewhere_are_refused(vf_init, tmp_path, link):
     (tmp_path / link).symlink_to(outside / "new" if link.endswith(".md") else outside)
     ran = vf_init("word-game", "--rewrite-readme")
     assert ran.code == 2
-    assert "leads to" in ran.err
+    assert "links to" in ran.err
     assert list(outside.iterdir()) == []
     assert files_below(tmp_path) == ([link] if link.endswith(".md") else [])
 
@@ -301,7 +301,7 @@ def test_a_file_where_a_folder_belongs_is_refused(vf_init, tmp_path, place):
     (tmp_path / place).write_text("mine")
     ran = vf_init("word-game")
     assert ran.code == 2
-    assert f"{place} is a file, and a folder belongs there" in ran.err
+    assert f"{place} is a file; a folder is needed there" in ran.err
     assert files_below(tmp_path) == [place]
 
 

@@ -190,8 +190,8 @@ def test_logins_are_not_printed(vf_install):
         (["a", "--form-repo", "--pth=x"], "--pth: no such option, did you mean --path?"),
         (["a", "-b", "main"], "add --from-repo or --repo URL"),
         (["a", "--subdirectory", "x"], "add --from-repo or --repo URL"),
-        (["a", "--from-repo"], "names no repository of its own; say which one with --repo URL"),
-        (["a", "--repo", "ext::sh -c true"], "is neither a URL (https, ssh, git, file) nor a folder"),
+        (["a", "--from-repo"], "names no repository; name one with --repo URL"),
+        (["a", "--repo", "ext::sh -c true"], "is neither a URL (https, ssh, git, file) nor an existing folder"),
         (["a", "--repo", "--upload-pack=x"], "is neither a URL"),
         (["a", "--repo", "https://h/r", "-b", "--x"], "is not the name of a branch"),
         (["a", "--repo", "https://h/r", "-b", "a#subdirectory=b"], "is not the name of a branch"),
@@ -202,7 +202,7 @@ def test_logins_are_not_printed(vf_install):
         ([""], "is no environment id"),
         (["--", "-e"], "-e: no such option"),
         (["a b; rm -rf x"], "is no environment id"),
-        (["acme/game"], "no index is known for the owner 'acme'"),
+        (["acme/game"], "no index is configured for the owner 'acme'"),
         (["--list", "a"], "--list takes no environment"),
     ],
 )
@@ -223,7 +223,7 @@ def test_folders_that_cannot_be_installed_are_refused(vf_install, recorded):
     for words, said in (
         ("./empty", "has neither pyproject.toml nor setup.py"),
         ("./file.txt", "is a file; name its folder"),
-        ("word-game@0.4", "holds version 0.3, and 0.4 was asked for; leave @0.4 out"),
+        ("word-game@0.4", "has version 0.3, and 0.4 was requested; leave @0.4 out"),
         ("broken", "environments/broken/pyproject.toml cannot be read"),
     ):
         ran = vf_install(words)
@@ -264,13 +264,13 @@ def test_an_installer_that_ends_well_without_the_environment_is_exit_3(vf_instal
     make_project(Path("environments/word_game"))
     ran = vf_install("word-game")
     assert ran.code == 3
-    assert "nothing that is installed offers the environment 'word-game'" in ran.err
+    assert "no installed package provides the environment 'word-game'" in ran.err
 
 
 def test_another_version_than_the_one_asked_for_is_exit_3(vf_install):
     ran = vf_install("reverse-text@7.7")  # the recorder installs nothing, so the old one stays
     assert ran.code == 3
-    assert "version 7.7 was asked for, and 0.1.0 was installed" in ran.err
+    assert "version 7.7 was requested, and 0.1.0 was installed" in ran.err
 
 
 NOT_FOUND = """  × No solution found when resolving dependencies:
@@ -441,7 +441,7 @@ def test_a_repository_without_the_environment_or_the_branch_installs_nothing(vf_
     assert ran.code == 3
     assert "no-such-branch not found" in ran.err
     ran = vf_install("word-game@7", "--repo", str(repository))
-    assert (ran.code, "holds version 0.3, and 7 was asked for" in ran.err) == (2, True)
+    assert (ran.code, "has version 0.3, and 7 was requested" in ran.err) == (2, True)
     assert recorded() == []
 
 
@@ -506,7 +506,7 @@ def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environ
     assert "did you mean 'index-game'" in ran.err
     ran = python.command("install", "plain", **where)
     assert ran.code == 2, ran.err
-    assert "plain is a package of this name, but no environment, and was not installed" in ran.err
+    assert "plain is not an environment, and was not installed" in ran.err
     assert not (python.site_packages / "plain.py").exists()
     ran = python.command("install", "old-game", "--json", **where)
     assert (ran.code, ran.json and ran.json["entry_point"]) == (0, "old_game:load_environment"), ran.err
@@ -563,7 +563,7 @@ def test_an_installer_that_replaces_the_library_is_exit_3(python, tmp_path):
     (programs / "uv").chmod(0o755)
     ran = python.command("install", "word-game", PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
     assert ran.code == 3
-    assert "replaced the verifiers that runs here by another one" in ran.err
+    assert "replaced the running verifiers library" in ran.err
 
 
 def test_an_owners_environment_comes_from_the_owners_index_alone(python, tmp_path):

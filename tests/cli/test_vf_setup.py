@@ -117,14 +117,14 @@ def test_links_that_lead_elsewhere_are_refused(vf_setup, tmp_path, link):
     (tmp_path / link).symlink_to(outside / "new" if link.endswith(".py") else outside)
     ran = vf_setup("--force")
     assert ran.code == 2
-    assert "leads to" in ran.err
+    assert "links to" in ran.err
     assert list(outside.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["here"], "takes options alone, not here; a folder is given with --path"),
+        (["here"], "takes only options, not here; name a folder with --path"),
         (["--vfrl", "--forse"], "--vfrl: no such option, did you mean --vf-rl?"),
         (["--vfrl", "--forse"], "--forse: no such option, did you mean --force?"),
         (["--skip-install"], "leaves out the installation of --prime-rl"),
@@ -253,7 +253,7 @@ def test_prime_rl_is_cloned_beside_its_file_and_installed(vf_setup, prime_rl, tm
     assert "cd work/prime-rl && uv run rl @ ../configs/prime-rl/wiki-search.toml" in ran.out
     again = vf_setup("--prime-rl", "--path", "work")
     assert again.code == 0
-    assert "is there already and is not cloned again" in again.err
+    assert "exists already and is not cloned again" in again.err
 
 
 def test_an_installation_that_fails_is_exit_3_and_the_file_stays(vf_setup, prime_rl, tmp_path):

@@ -71,7 +71,7 @@ def test_the_shipped_environments_are_clean(env_id):
 
 
 @pytest.mark.parametrize("make", [single_turn, Talk])
-def test_a_good_environment_is_clean_and_every_example_is_played_by_every_policy(make):
+def test_a_good_environment_is_clean_and_every_example_is_run_with_every_policy(make):
     report = check(make)
 
     assert (report.errors, report.warnings, report.notes) == ((), (), ())
@@ -126,7 +126,7 @@ def test_findings_are_values():
 
     assert not report.ok
     assert str(report) == (
-        "x: 1 error, no warnings (0 rollouts played)\n  error a-code: it is wrong\n    at:  here\n    fix: mend it"
+        "x: 1 error, no warnings (0 rollouts run)\n  error a-code: it is wrong\n    at:  here\n    fix: mend it"
     )
     with pytest.raises(AttributeError):
         report.errors = ()
@@ -593,7 +593,7 @@ def test_a_cleanup_that_does_not_run_is_reported():
             state["board"] = None
 
     class Forgets(Board):
-        def put_away(self, state):  # without the mark
+        def put_away(self, state):  # without the decorator
             state["board"] = None
 
     class OwnLoop(Board):
@@ -601,7 +601,7 @@ def test_a_cleanup_that_does_not_run_is_reported():
             return await self.init_state(input, client, model, sampling_args)
 
     assert check(Board).ok
-    assert "without the mark" in finding(check(Forgets), "cleanup-not-run").message
+    assert "without the decorator" in finding(check(Forgets), "cleanup-not-run").message
     assert "ran 0 times" in finding(check(OwnLoop), "cleanup-not-run").message
 
 

@@ -1,14 +1,14 @@
-"""``check_environment``: everything that is wrong with an environment, in one report.
+"""``check_environment``: report every problem of an environment at once.
 
     report = vf.check_environment("reverse-text")
     assert report.ok, report
 
-It builds the environment twice, reads its rows, and plays a few of them with scripted models that say nothing, plain
-text, an echo, and the row's answer in the expected format (so no key and no model is needed; tools are really called).
-What it found has a code, a place and a fix. It changes nothing and writes nothing; the environment's own hooks and
-tools do what they do.
+Builds the environment twice, reads its rows, and runs rollouts of a few examples with scripted models that reply with
+the empty string, plain text, an echo, and the example's answer in the expected format. Needs no key and no model; tools
+are really called. Each finding has a code, a place and a fix. The check itself changes and writes nothing; the
+environment's hooks and tools have their usual side effects.
 
-What it does not do: it cannot tell whether a task is worth learning, and what no scripted reply leads to is not seen.
+Limits: it cannot judge whether a task is worth learning, and it covers only code paths that a scripted reply reaches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from verifiers.checks.data import Data, check_data, check_same_again, fingerprint, first_rows
 from verifiers.checks.loading import Loaded, load
 from verifiers.checks.outcomes import HOOK, check_rollout, check_same_rollouts
-from verifiers.checks.playing import Player, check_marks
-from verifiers.checks.report import CheckReport, Finding, Findings, raised_at, running_at, said
+from verifiers.checks.playing import RolloutRunner, check_marks
+from verifiers.checks.report import CheckReport, Finding, Findings, error_text, raised_at, running_at
 from verifiers.checks.rubrics import check_format_rewards, check_functions, check_rewards, check_scoring
 from verifiers.checks.watched import Hanging, run_watched
 from verifiers.clients import client_and_model
@@ -31,7 +31,7 @@ from verifiers.errors import ConfigError
 __all__ = ["CheckReport", "Finding", "a_check_environment", "check_environment"]
 
 LEAST_HOLD_S = 2.0
-"""For less than this, holding the event loop is not taken for a hook that never returns."""
+"""Shortest block of the event loop, in seconds, that is reported as a hook that never returns."""
 
 
 def check_environment(
@@ -43,13 +43,13 @@ def check_environment(
     timeout_s: float = 60.0,
     model: ModelLike | None = None,
 ) -> CheckReport:
-    """Everything wrong with an environment: an id, an ``Environment``, or a function that returns one. Blocks.
+    """Check an environment: an id, an ``Environment``, or a function that returns one. Blocks.
 
-    ``n`` examples, chosen by ``seed``, are played by each of four scripted models, or once with ``client`` (and
-    ``model``). ``timeout_s`` bounds each rollout in seconds. An environment that is given as an object is not closed.
+    Each of ``n`` examples, chosen by ``seed``, is run with four scripted models, or once with ``client`` (and
+    ``model``). ``timeout_s`` bounds each rollout in seconds. An environment passed as an object is not closed.
 
-    Raises ``UnknownEnvironment`` for an id that leads nowhere, ``ConfigError`` for arguments or a client that cannot
-    be used; everything else is in the report.
+    Raises ``UnknownEnvironment`` for an unknown id, ``ConfigError`` for invalid arguments or an unusable client;
+    every other problem is in the report.
 
     >>> report = vf.check_environment(vf.SingleTurnEnv(dataset=[{"question": "1 + 1", "answer": "2"}]), n=1)
     >>> report.ok, [finding.code for finding in report.errors]
@@ -58,13 +58,13 @@ def check_environment(
     check = _begin(env_or_id, n, client, seed, timeout_s, model)
     hold_s = max(timeout_s, LEAST_HOLD_S)
     try:
-        run_watched(check.run, lambda: check.is_playing, hold_s)
+        run_watched(check.run, lambda: check.is_running, hold_s)
     except Hanging as hanging:
         check.findings.error(
             "stop-never-reached",
-            f"a hook held the event loop for {hold_s:g} s; the rest was not checked",
+            f"a hook blocked the event loop for {hold_s:g} s; the rest was not checked",
             running_at(hanging.frame, check.loaded.name),
-            "make the hook a coroutine that awaits, and bound what it waits for",
+            "make the hook a coroutine that awaits, and give each wait a timeout",
         )
     return check.findings.report(check.loaded.name)
 
@@ -80,7 +80,7 @@ async def a_check_environment(
 ) -> CheckReport:
     """``check_environment`` as a coroutine, in the caller's event loop.
 
-    A hook that never gives the loop back hangs this one; the blocking form reports it.
+    A hook that blocks the event loop blocks this call too; only ``check_environment`` detects and reports it.
     """
     check = _begin(env_or_id, n, client, seed, timeout_s, model)
     await check.run()
@@ -95,7 +95,7 @@ def _begin(
     timeout_s: float,
     model: ModelLike | None,
 ) -> _Check:
-    """Check the arguments and build the environment, on the caller's thread: a constructor may need the main one."""
+    """Check the arguments and build the environment on the caller's thread: a constructor may need the main thread."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ConfigError(f"n is {n!r}; it must be a whole number, at least 1", key="n")
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
@@ -107,7 +107,7 @@ def _begin(
 
 
 class _Check:
-    """One check, after the environment was built."""
+    """The check of one environment that has been built."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Check:
     ):
         self.loaded, self.findings = loaded, findings
         self.n, self.client, self.seed, self.timeout_s, self.model = n, client, seed, timeout_s, model
-        self.is_playing = False
+        self.is_running = False
 
     async def run(self) -> None:
         env, again = self.loaded.env, self.loaded.again
@@ -132,7 +132,7 @@ class _Check:
                 check_same_again(env, again, self.findings)
             await self._check(env)
         finally:
-            if self.loaded.is_own:
+            if self.loaded.is_built_here:
                 await self._close()
 
     async def _check(self, env: Environment) -> None:
@@ -145,38 +145,40 @@ class _Check:
                 await self._check(member)
             self.findings.member = whole
             return
-        broken = check_functions(env, data.to_play, self.findings)
-        if data.to_play:
-            await self._play(env, data, broken)
+        broken = check_functions(env, data.examples, self.findings)
+        if data.examples:
+            await self._run_rollouts(env, data, broken)
 
-    async def _play(self, env: Environment, data: Data, broken: set[str]) -> None:
-        step = max(1, len(data.to_play) // self.n)
-        examples = data.to_play[self.seed % step :: step][: self.n]
+    async def _run_rollouts(self, env: Environment, data: Data, broken: set[str]) -> None:
+        step = max(1, len(data.examples) // self.n)
+        examples = data.examples[self.seed % step :: step][: self.n]
         before = self._rows(env, data)
-        player = Player(env, self.findings, self.timeout_s, self.seed, self.client, self.model)
-        self.is_playing = True
-        played = await player.play(examples)
-        self.is_playing = False
-        for one in played:
-            await check_rollout(env, one, self.findings, self.timeout_s)
-            check_scoring(env, one.state, broken, self.findings)
-        states = [one.state for one in played]
+        runner = RolloutRunner(env, self.findings, self.timeout_s, self.seed, self.client, self.model)
+        self.is_running = True
+        rollouts = await runner.run(examples)
+        self.is_running = False
+        for rollout in rollouts:
+            await check_rollout(env, rollout, self.findings, self.timeout_s)
+            check_scoring(env, rollout.state, broken, self.findings)
+        states = [rollout.state for rollout in rollouts]
         check_rewards(env, states, self.client is None, self.findings)
-        check_format_rewards(env, [one.state for one in played if one.policy == "plain text"], self.findings)
-        comparable = not any(state["error"] for state in states) and not any(map(player.had_no_end, played))
-        if played and comparable and self.client is None:
-            check_same_rollouts(env, played, await player.again(played), self.findings)
+        check_format_rewards(
+            env, [rollout.state for rollout in rollouts if rollout.policy == "plain text"], self.findings
+        )
+        comparable = not any(state["error"] for state in states) and not any(map(runner.had_no_end, rollouts))
+        if rollouts and comparable and self.client is None:
+            check_same_rollouts(env, rollouts, await runner.again(rollouts), self.findings)
         if self._rows(env, data) != before:
             self.findings.error(
                 "row-changed-by-a-rollout",
-                "after the rollouts, rows of the dataset are not what they were before",
+                "rollouts changed rows of the dataset",
                 type(env).__name__,
-                "change the state of the rollout, which has a copy of its row, and nothing that rollouts share",
+                "change the state of the rollout, which has its own copy of the row, never objects that rollouts share",
             )
 
     def _rows(self, env: Environment, data: Data) -> tuple[list[str], bytes]:
-        """The rows as they are at this moment, to compare."""
-        return fingerprint(data.to_play), first_rows(env, self.n) if data.is_repeatable else b""
+        """Snapshot of the rows, for comparison."""
+        return fingerprint(data.examples), first_rows(env, self.n) if data.is_repeatable else b""
 
     async def _close(self) -> None:
         for env in (self.loaded.env, self.loaded.again):
@@ -186,7 +188,7 @@ class _Check:
             except Exception as error:  # noqa: BLE001  an author's teardown may raise anything; it is reported
                 self.findings.error(
                     HOOK,
-                    f"closing the environment raised {said(error)}",
+                    f"closing the environment raised {error_text(error)}",
                     raised_at(error, type(env).__name__),
-                    "@teardown handlers must not raise, also when no rollout was played",
+                    "@teardown handlers must not raise, even when no rollout was run",
                 )

@@ -1,13 +1,13 @@
-"""Does a chat template only ever append? ``check_increasing_context`` renders a conversation turn by turn and looks.
+"""Check that a chat template only appends: ``check_increasing_context`` renders a conversation turn by turn.
 
-The promise: for every model turn, the token ids of its prompt followed by those of its answer's text must stand at the
-beginning of the next turn's prompt. Where they do not, the report names the first token that differs, with what stands
-around it in both. A template that drops earlier ``<think>`` parts fails; the turns of a rollout then share no prefix,
-and a trainer has to train every turn as a sample of its own.
+Invariant: for every model turn, the token ids of its prompt followed by those of its completion's text are a prefix of
+the next turn's prompt. Otherwise the report names the first token that differs, with the tokens around it in both
+renderings. A template that drops earlier ``<think>`` parts fails: the turns of a rollout then share no prefix, and a
+trainer has to train every turn as a separate sample.
 
-This module needs no model. What a template makes of a tool call is compared from the prompt after it on (the model's
-own spelling of a call is not known here), and the last token of an answer is not compared, because a tokenizer may
-join it with what follows. Recorded token ids are merged or forked by ``results`` and by the trainer.
+Needs no model. Tool calls are compared only from the following prompt on, because the model's spelling of a call is
+unknown here. The last token of a completion is not compared, because a tokenizer may merge it with the text that
+follows. ``results`` and the trainer merge or fork recorded token ids.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from verifiers.errors import ConfigError
 from verifiers.types import Message
 
 AROUND = 8
-"""Tokens that a window shows on either side of a difference."""
+"""Tokens shown on either side of a difference."""
 
 CONSEQUENCE = (
-    " As it is, every turn of a multi-turn rollout is a sample of its own: correct, but the shared tokens are computed "
-    "again for each turn. Single-turn environments are not affected."
+    " With this template every turn of a multi-turn rollout is a separate sample: correct, but the shared tokens are "
+    "computed again for each turn. Single-turn environments are not affected."
 )
 ADVICE = {
     "think": "The template changes or drops earlier <think> parts: use a chat template that keeps them." + CONSEQUENCE,
     "generation prompt": (
-        "What the template writes before an answer changes once the answer is part of the conversation: make it open "
+        "The template opens an assistant message in the history differently from the generation prompt: make it open "
         "every assistant message as add_generation_prompt=True does." + CONSEQUENCE
     ),
-    "other": "The template rewrites what it has rendered before: use one that only appends." + CONSEQUENCE,
+    "other": "The template rewrites earlier messages: use one that only appends." + CONSEQUENCE,
 }
 
 WEATHER = {
@@ -48,12 +48,12 @@ WEATHER = {
 }
 """The tool of the default conversations when none are given."""
 THANKS = {"role": "user", "content": "Thanks."}
-"""Said after the last answer, so that there is a next prompt to find it in."""
+"""Appended after the last completion, so that a following prompt contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
-    """Tokens around a position of one rendering, ``AROUND`` before it and ``AROUND`` from it on."""
+    """Tokens around a position of one rendering: ``AROUND`` before it and ``AROUND`` from it on."""
 
     ids: tuple[int, ...]
     text: str
@@ -62,14 +62,14 @@ class TokenWindow:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a later rendering is not what the earlier one was."""
+    """The first token where a later rendering differs from the earlier one."""
 
     conversation: str
-    """One of "plain", "think", "tools", "think and tools", and "given"."""
+    """One of "plain", "think", "tools", "think and tools", and "given" (the caller's messages)."""
     turn: int
-    """The model turn, 0 is the first, whose prompt does not begin with what came before it."""
+    """Index of the model turn (from 0) whose prompt does not begin with the earlier rendering."""
     part: str
-    """What was changed of that: "conversation", "generation prompt", or "answer" (of the turn before)."""
+    """The part that differs: "conversation", "generation prompt", or "answer" (the previous turn's completion)."""
     position: int
     """Index of the first token that differs."""
     before: TokenWindow
@@ -77,8 +77,8 @@ class Difference:
 
     def __str__(self) -> str:
         return (
-            f"conversation {self.conversation!r}: the prompt of turn {self.turn} does not begin with what came before; "
-            f"the {self.part} differs at token {self.position}\n"
+            f"conversation {self.conversation!r}: the prompt of turn {self.turn} does not begin with the previous "
+            f"rendering; the {self.part} differs at token {self.position}\n"
             f"    before: {list(self.before.ids)} {self.before.text!r}\n"
             f"    after:  {list(self.after.ids)} {self.after.text!r}"
         )
@@ -86,18 +86,18 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ContextReport:
-    """What ``check_increasing_context`` found."""
+    """Result of ``check_increasing_context``."""
 
     checked: tuple[str, ...]
-    """The conversations that were rendered."""
+    """Names of the rendered conversations."""
     differences: tuple[Difference, ...]
     """The first difference of each conversation that has one."""
     refused: tuple[tuple[str, str], ...] = ()
-    """(conversation, what the template said) for default conversations that the template does not render at all."""
+    """(conversation, error message) for default conversations that the template cannot render."""
 
     @property
     def ok(self) -> bool:
-        """Whether every rendering began with the one before it."""
+        """Whether every rendering begins with the previous one."""
         return not self.differences
 
     @property
@@ -106,7 +106,7 @@ class ContextReport:
 
     @property
     def advice(self) -> str:
-        """What to do about the first difference; "" when there is none."""
+        """How to fix the first difference; "" when there is none."""
         first = self.first_difference
         if first is None:
             return ""
@@ -117,7 +117,7 @@ class ContextReport:
         lines = [f"the chat template {'only appends' if self.ok else 'does NOT only append'}"]
         failed = {difference.conversation for difference in self.differences}
         lines += [f"  {name}: {'differs' if name in failed else 'ok'}" for name in self.checked]
-        lines += [f"  {name}: not rendered, the template says: {said}" for name, said in self.refused]
+        lines += [f"  {name}: not rendered, the template raised {message}" for name, message in self.refused]
         lines += [str(difference) for difference in self.differences]
         return "\n".join([*lines, self.advice] if self.advice else lines)
 
@@ -125,14 +125,14 @@ class ContextReport:
 def check_increasing_context(
     tokenizer: object, messages: Sequence[Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> ContextReport:
-    """Whether every rendering of a growing conversation begins with the rendering before it, token by token.
+    """Check that every rendering of a growing conversation begins with the previous rendering, token by token.
 
     ``tokenizer``: anything with ``apply_chat_template``. ``messages``: a conversation with at least one assistant
     message; default: four that hold plain text, ``<think>`` parts, tool calls with results, and both. ``tools`` are
     rendered with the conversation, and the default tool calls call the first of them.
 
-    Raises ``ConfigError`` without a chat template, without an assistant message, and when the template refuses the
-    conversation that was given or plain text.
+    Raises ``ConfigError`` without a chat template, without an assistant message, and when the template cannot render
+    ``messages`` or the plain-text conversation.
 
     >>> from verifiers.testing import ByteTokenizer
     >>> check_increasing_context(ByteTokenizer()).ok, check_increasing_context(ByteTokenizer(keep_reasoning=False)).ok
@@ -140,38 +140,38 @@ def check_increasing_context(
     """
     if not callable(getattr(tokenizer, "apply_chat_template", None)):
         raise ConfigError(
-            f"{type(tokenizer).__name__} has no apply_chat_template; give a tokenizer with a chat template"
+            f"{type(tokenizer).__name__} has no apply_chat_template; pass a tokenizer with a chat template"
         )
-    given = None if tools is None else [dict(tool) for tool in tools]
+    tool_dicts = None if tools is None else [dict(tool) for tool in tools]
     checked: list[str] = []
     differences: list[Difference] = []
     refused: list[tuple[str, str]] = []
-    for name, conversation, offered in _conversations(messages, given):
+    for name, conversation, offered in _conversations(messages, tool_dicts):
         try:
-            found = _first_difference(_Renderer(tokenizer, offered), name, conversation)
-        except Exception as error:  # a template is a program: whatever it raises is its answer to this conversation
-            said = f"{type(error).__name__}: {error}"
+            difference = _first_difference(_Renderer(tokenizer, offered), name, conversation)
+        except Exception as error:  # a template may raise anything, for example to reject a role; it is reported
+            message = f"{type(error).__name__}: {error}"
             if name in ("given", "plain"):
-                raise ConfigError(f"the chat template cannot render the conversation {name!r}: {said}") from error
-            refused.append((name, said))
+                raise ConfigError(f"the chat template cannot render the conversation {name!r}: {message}") from error
+            refused.append((name, message))
             continue
         checked.append(name)
-        if found is not None:
-            differences.append(found)
+        if difference is not None:
+            differences.append(difference)
     return ContextReport(tuple(checked), tuple(differences), tuple(refused))
 
 
-# --- what is rendered -----------------------------------------------------------------------------------------------
+# --- conversations -----------------------------------------------------------------------------------------------
 
 
 def _conversations(
     messages: Sequence[Any] | None, tools: list[dict[str, Any]] | None
 ) -> Iterator[tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """(name, messages, tools) of what is checked. No system message: some templates refuse one."""
+    """(name, messages, tools) of each conversation to check. No system message: some templates reject one."""
     if messages is not None:
         conversation = [_plain(message) for message in normalize_chat(list(messages))]
         if not any(message["role"] == "assistant" for message in conversation):
-            raise ConfigError("messages hold no assistant message; the check needs at least one answer")
+            raise ConfigError("messages contain no assistant message; the check needs at least one")
         yield "given", conversation if conversation[-1]["role"] != "assistant" else [*conversation, THANKS], tools
         return
     first, second = _user("What is 2 + 2?"), _user("And 3 + 3?")
@@ -224,7 +224,7 @@ def _assistant(text: str) -> dict[str, Any]:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates read it: plain dicts, arguments of tool calls as objects where they are JSON."""
+    """A message as plain dicts for the template; JSON arguments of tool calls are parsed."""
     plain = {**message, "content": message.get("content") or ""}
     if message.tool_calls:
         plain["tool_calls"] = [
@@ -237,7 +237,7 @@ def _plain(message: Message) -> dict[str, Any]:
 def _object(arguments: Any) -> Any:
     try:
         return json.loads(arguments)
-    except ValueError:  # not JSON: the template sees what the model wrote
+    except ValueError:  # not JSON: pass the model's text to the template
         return arguments
 
 
@@ -250,7 +250,7 @@ class _Renderer:
     tools: list[dict[str, Any]] | None
 
     def ids(self, messages: Sequence[dict[str, Any]], generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation, whatever container the tokenizer puts them in."""
+        """Token ids of a conversation, from any container that tokenizers return."""
         return self._flat(
             self.tokenizer.apply_chat_template(
                 list(messages), tools=self.tools, add_generation_prompt=generation_prompt, tokenize=True
@@ -258,14 +258,14 @@ class _Renderer:
         )
 
     def answer_ids(self, message: Mapping[str, Any]) -> list[int]:
-        """The ids of an answer's text but the last one, which may be joined with what follows."""
+        """Token ids of a completion's text, without the last: a tokenizer may merge it with the text that follows."""
         text = message["content"]
         return self._encoded(text.rstrip())[:-1] if isinstance(text, str) else []
 
     def window(self, ids: list[int], position: int) -> TokenWindow:
-        shown = ids[max(0, position - AROUND) : position + AROUND]
+        window_ids = ids[max(0, position - AROUND) : position + AROUND]
         decode = getattr(self.tokenizer, "decode", None)
-        return TokenWindow(tuple(shown), decode(shown) if callable(decode) else "")
+        return TokenWindow(tuple(window_ids), decode(window_ids) if callable(decode) else "")
 
     def _encoded(self, text: str) -> list[int]:
         if callable(self.tokenizer):
@@ -282,10 +282,10 @@ class _Renderer:
 
 
 def _first_difference(renderer: _Renderer, conversation: str, messages: list[dict[str, Any]]) -> Difference | None:
-    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    for turn, (place, following) in enumerate(zip(places, [*places[1:], len(messages)], strict=True), 1):
-        prompt = renderer.ids(messages[:place])
-        before, after = prompt + renderer.answer_ids(messages[place]), renderer.ids(messages[:following])
+    starts = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    for turn, (start, following) in enumerate(zip(starts, [*starts[1:], len(messages)], strict=True), 1):
+        prompt = renderer.ids(messages[:start])
+        before, after = prompt + renderer.answer_ids(messages[start]), renderer.ids(messages[:following])
         if after[: len(before)] == before:
             continue
         unequal = (at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old != new)
@@ -293,7 +293,7 @@ def _first_difference(renderer: _Renderer, conversation: str, messages: list[dic
         if position >= len(prompt):
             part = "answer"
         else:
-            without = renderer.ids(messages[:place], generation_prompt=False)
+            without = renderer.ids(messages[:start], generation_prompt=False)
             part = "conversation" if position < len(without) else "generation prompt"
         windows = renderer.window(before, position), renderer.window(after, position)
         return Difference(conversation, turn, part, position, *windows)

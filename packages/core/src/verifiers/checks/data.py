@@ -1,7 +1,6 @@
-"""Checks of an environment's rows: can they be read, do they stay the same, do they hold what the rubric wants.
+"""Check an environment's rows: they are readable, repeatable, and have the columns that the rubric needs.
 
-At most ``MAX_ROWS`` rows of a set are looked at, evenly spaced; the report says when that was not all of them. This
-module plays nothing.
+Samples at most ``MAX_ROWS`` evenly spaced rows of a set; the report notes when a set has more. Runs no rollout.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.checks.report import Findings, method_place, raised_at, said
+from verifiers.checks.report import Findings, error_text, method_place, raised_at
 from verifiers.data.examples import Example, Table
 from verifiers.data.messages import message_text
 from verifiers.environments.base import Environment
@@ -21,29 +20,29 @@ from verifiers.runtime.json import canonical_json, encode_row
 
 MAX_ROWS = 1000
 CHARS_PER_TOKEN = 4
-"""Rough, for prompts that no tokenizer has counted."""
+"""Rough estimate, for prompts without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The readable rows that were looked at."""
+    """The readable rows of the sample."""
 
     train: tuple[Example, ...]
     held_out: tuple[Example, ...]
     is_repeatable: bool
-    """Every row that was looked at could be read, and ``get_dataset`` gives the same rows again."""
+    """Every sampled row is readable, and ``get_dataset`` returns the same rows again."""
 
     @property
-    def to_play(self) -> tuple[Example, ...]:
-        """Training rows, or held-out rows where there are no others."""
+    def examples(self) -> tuple[Example, ...]:
+        """Examples to run: the training rows, or the held-out rows when there are none."""
         return self.train or self.held_out
 
 
 def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
-    """Read the rows and check them."""
+    """Read and check the rows."""
     num_errors = len(findings.errors)
     train = _readable(env.train_table, "the training set", findings) if env.train_table is not None else ()
-    if isinstance(env, EnvGroup):  # its rows are those of its members, which are checked one by one
+    if isinstance(env, EnvGroup):  # the rows are those of the members, which are checked one by one
         return Data(train, (), is_repeatable=True)
     held_out: tuple[Example, ...] = ()
     if env.eval_table is env.train_table:
@@ -54,29 +53,29 @@ def check_data(env: Environment, findings: Findings, n: int, seed: int) -> Data:
     if len(findings.errors) == num_errors:
         _check_repeatable(env, findings, n, seed)
     data = Data(train, held_out, is_repeatable=len(findings.errors) == num_errors)
-    if data.to_play:
-        _check_prompts(env, data.to_play, findings)
-        _check_answers(env, data.to_play, findings)
+    if data.examples:
+        _check_prompts(env, data.examples, findings)
+        _check_answers(env, data.examples, findings)
     return data
 
 
 def first_rows(env: Environment, n: int, seed: int | None = None) -> bytes:
-    """What the environment hands out as its first ``n`` rows, as bytes that compare."""
+    """The environment's first ``n`` rows, encoded for comparison."""
     get = env.get_dataset if env.train_table is not None else env.get_eval_dataset
     rows = get(n, seed) if seed is not None else get(n)
     return b"\n".join(encode_row(dict(row)) for row in rows)
 
 
 def check_same_again(env: Environment, again: Environment, findings: Findings) -> None:
-    """Whether an environment that was built twice has the same rows both times."""
+    """Warn when two environments built with the same arguments have different rows."""
     for which in ("train_table", "eval_table"):
         one, other = getattr(env, which), getattr(again, which)
         try:
             differ = one is not None and (
                 other is None or [e.hash for e in _spaced(one)] != [e.hash for e in _spaced(other)]
             )
-        except Exception as error:  # noqa: BLE001  rows that cannot be read are findings of the first environment
-            findings.note(f"whether the rows are the same when built again was not checked: {said(error)}")
+        except Exception as error:  # noqa: BLE001  unreadable rows are already findings of the first environment
+            findings.note(f"did not compare the rows of a second build: {error_text(error)}")
             return
         if differ:
             kind = "training" if which == "train_table" else "evaluation"
@@ -89,7 +88,7 @@ def check_same_again(env: Environment, again: Environment, findings: Findings) -
 
 
 def _readable(table: Table, which: str, findings: Findings) -> tuple[Example, ...]:
-    """The rows that can be read; what cannot is reported with the number of rows it concerns."""
+    """The readable rows of the sample; each kind of failure is reported once, with its number of rows."""
     try:
         size = len(table)
     except Exception as error:  # noqa: BLE001  a dataset builder may raise anything; it is reported
@@ -99,7 +98,7 @@ def _readable(table: Table, which: str, findings: Findings) -> tuple[Example, ..
         findings.error("dataset-unreadable", f"{which} is empty", which, "give it at least one row")
         return ()
     if size > MAX_ROWS:
-        findings.note(f"{MAX_ROWS:,} of the {size:,} rows of {which} were looked at")
+        findings.note(f"checked {MAX_ROWS:,} of the {size:,} rows of {which}")
     examples, failures = [], []
     for position in _positions(table):
         try:
@@ -107,8 +106,8 @@ def _readable(table: Table, which: str, findings: Findings) -> tuple[Example, ..
         except Exception as error:  # noqa: BLE001  a row may hold anything; it is reported
             failures.append(error)
     for code in dict.fromkeys(map(_code_of, failures)):
-        own = [error for error in failures if _code_of(error) == code]
-        _report_unreadable(own[0], which, findings, len(own))
+        errors = [error for error in failures if _code_of(error) == code]
+        _report_unreadable(errors[0], which, findings, len(errors))
     return tuple(examples)
 
 
@@ -130,15 +129,15 @@ def _code_of(error: BaseException) -> str:
 _FIXES = {
     "no-prompt-question": "give rows a column 'prompt' or 'question', or name the column: question_key='…'",
     "row-not-serialisable": "keep text, numbers, lists and dicts in rows, and build objects from them in setup_state",
-    "dataset-unreadable": "give dataset= rows that can be read; see the docstring of Environment for what it takes",
+    "dataset-unreadable": "pass dataset= readable rows; the docstring of Environment lists the accepted types",
 }
 
 
 def _report_unreadable(error: BaseException, which: str, findings: Findings, count: int = 1) -> None:
     code = _code_of(error)
-    more = f" ({count} rows of {which} have this)" if count > 1 else ""
+    more = f" ({count} rows of {which} have this problem)" if count > 1 else ""
     place = which if isinstance(error, DatasetError) else raised_at(error, which)
-    message = str(error) if isinstance(error, DatasetError) else said(error)
+    message = str(error) if isinstance(error, DatasetError) else error_text(error)
     findings.error(code, message + more, place, _FIXES[code])
 
 
@@ -147,7 +146,7 @@ def _no_eval_set(env: Environment, findings: Findings) -> None:
         "eval-set-missing",
         "there is no evaluation set, so evaluate() uses the training rows",
         type(env).__name__,
-        "give eval_dataset= rows that training never sees",
+        "pass eval_dataset= rows that are not used for training",
     )
 
 
@@ -161,7 +160,7 @@ def _check_overlap(env: Environment, train: Sequence[Example], held_out: Sequenc
         return
     findings.warn(
         "train-and-eval-overlap",
-        f"{len(shared)} of {len(held_out)} evaluation rows are training rows too (first: {shared[0].example_id})",
+        f"{len(shared)} of {len(held_out)} evaluation rows are also training rows (first: {shared[0].example_id})",
         "the evaluation set",
         "split the rows, for example dataset.train_test_split(test_size=0.1, seed=0)",
     )
@@ -172,10 +171,10 @@ def _check_repeatable(env: Environment, findings: Findings, n: int, seed: int) -
     try:
         before, shuffled = first_rows(env, n), first_rows(env, n, seed)
         repeatable = shuffled == first_rows(env, n, seed) and before == first_rows(env, n)
-    except Exception as error:  # noqa: BLE001  an author's own get_dataset may raise anything; it is reported
+    except Exception as error:  # noqa: BLE001  an author's get_dataset may raise anything; it is reported
         findings.error(
             "hook-raises-or-returns-a-wrong-type",
-            f"get_dataset(n, seed) raised {said(error)}",
+            f"get_dataset(n, seed) raised {error_text(error)}",
             raised_at(error, place),
             "accept n=-1 and seed=None, and return a datasets.Dataset",
         )
@@ -183,9 +182,10 @@ def _check_repeatable(env: Environment, findings: Findings, n: int, seed: int) -
     if not repeatable:
         findings.error(
             "get-dataset-not-repeatable",
-            f"get_dataset({n}, seed={seed}) gives other rows the second time, or changes what get_dataset({n}) gives",
+            f"get_dataset({n}, seed={seed}) returns other rows the second time, or changes the result of "
+            f"get_dataset({n})",
             place,
-            "shuffle a copy with the seed that is given: dataset.shuffle(seed=seed)",
+            "shuffle a copy with the seed argument: dataset.shuffle(seed=seed)",
         )
 
 
@@ -199,22 +199,22 @@ def _check_prompts(env: Environment, examples: Sequence[Example], findings: Find
                 f"{len(long)} of {len(prompts)} prompts have more than max_seq_len={env.max_seq_len} tokens (the "
                 f"longest about {max(long)}, at {CHARS_PER_TOKEN} characters a token)",
                 "the dataset",
-                "raise max_seq_len, or leave these rows out: they end without an answer",
+                "raise max_seq_len, or leave these rows out: their rollouts end without a completion",
             )
     if env.system_prompt and env.message_type == "chat":
         twice = [prompt for prompt in prompts if _has_second_system_prompt(prompt, env.system_prompt)]
         if twice:
             findings.warn(
                 "system-prompt-given-twice",
-                f"{len(twice)} of {len(prompts)} prompts bring a system prompt of their own beside the environment's",
+                f"{len(twice)} of {len(prompts)} prompts contain a system prompt, and the environment has one too",
                 "the dataset",
-                "leave it out of the rows, or give the environment none: a row's own replaces the environment's",
+                "remove it from the rows or from the environment: a row's system prompt replaces the environment's",
             )
 
 
-def _has_second_system_prompt(prompt: Any, own: str) -> bool:
+def _has_second_system_prompt(prompt: Any, system_prompt: str) -> bool:
     texts, roles = _texts(prompt), [message["role"] for message in prompt]
-    return texts[0] != own or roles.count("system") > 1 or any(own in text for text in texts[1:])
+    return texts[0] != system_prompt or roles.count("system") > 1 or any(system_prompt in text for text in texts[1:])
 
 
 def _texts(prompt: Any) -> list[str]:
@@ -222,17 +222,17 @@ def _texts(prompt: Any) -> list[str]:
 
 
 def _check_answers(env: Environment, examples: Sequence[Example], findings: Findings) -> None:
-    wanting = [f.name for f in env.rubric.functions if {"answer", "answers"} & set(f.parameters.required)]
+    functions = [f.name for f in env.rubric.functions if {"answer", "answers"} & set(f.parameters.required)]
     without = sum(example.row["answer"] == "" for example in examples)
-    if wanting and without:
+    if functions and without:
         findings.warn(
             "no-answer-although-a-function-wants-it",
-            f"{without} of {len(examples)} rows have no answer, and {', '.join(wanting)} compares with it",
+            f"{without} of {len(examples)} rows have no answer, and {', '.join(functions)} requires it",
             "the dataset",
             "fill the column 'answer', or name the column: answer_key='…'",
         )
 
 
 def fingerprint(examples: Iterable[Example]) -> list[str]:
-    """Digests of rows as they are now."""
+    """SHA-256 digest of each row."""
     return [hashlib.sha256(canonical_json(example.row)).hexdigest() for example in examples]

@@ -1,8 +1,8 @@
-"""Builds the environment that is to be checked, twice, and looks at what building it does.
+"""Build the environment under check twice, and detect the side effects of building it.
 
-Once to see whether it can be built and what it leaves in the process, a second time (when everything is imported) to
-see whether it is the same again. An ``Environment`` object that is given has been built already: its loader and
-constructor are not checked, and the report says so.
+The first build shows that it can be built. The second, with every module imported, shows the side effects and whether
+the result is repeatable. The loader and constructor of an ``Environment`` passed as an object are not checked; the
+report notes this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.checks.report import Findings, place_of, raised_at, said
+from verifiers.checks.report import Findings, error_text, place_of, raised_at
 from verifiers.checks.side_effects import Watch, moved_random_state
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
@@ -31,30 +31,30 @@ _CODES = (
         "reward-parameter-that-cannot-be-injected",
     ),
 )
-"""What the text of a ``ConfigError`` says is wrong. Anything else is ``not-loadable``."""
+"""Pattern in the text of a ``ConfigError`` -> code of the finding. Without a match: ``not-loadable``."""
 _FIXES = {
-    "duplicate-function-name": "rename one of them: metrics and tools are told apart by their functions' names",
+    "duplicate-function-name": "rename one of them: metrics and tools are identified by their functions' names",
     "tool-schema-not-derivable": "annotate every parameter with a JSON type, or hide it: add_tool(…, args_to_skip=[…])",
-    "reward-parameter-that-cannot-be-injected": "declare the names that the function needs, or **kwargs",
+    "reward-parameter-that-cannot-be-injected": "declare the names that the function requires, or **kwargs",
     "not-loadable": "make load_environment return a verifiers.Environment when it is called without arguments",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The environment to check, and the one that was built the same way right after it (None: there is none)."""
+    """The environment to check, and a second build of it (None when there is none)."""
 
     name: str
     env: Environment | None
     again: Environment | None = None
-    is_own: bool = False
-    """Built here, so closed here."""
+    is_built_here: bool = False
+    """Whether the check built it, and so closes it."""
 
 
 def load(env_or_id: object, findings: Findings) -> Loaded:
-    """Build what is to be checked. Raises ``UnknownEnvironment`` for an id that leads nowhere, else reports."""
+    """Build the environment to check. Raises ``UnknownEnvironment`` for an unknown id; reports other failures."""
     if isinstance(env_or_id, Environment):
-        findings.note("the loader and the constructor were not checked: give the environment's id instead of an object")
+        findings.note("the loader and the constructor were not checked: pass the environment's id instead of an object")
         return Loaded(env_or_id.env_id or type(env_or_id).__name__, env_or_id)
     if isinstance(env_or_id, str):
         name, loader = env_or_id, lambda: registry.load_environment(env_or_id)
@@ -74,9 +74,9 @@ def load(env_or_id: object, findings: Findings) -> Loaded:
             "global-random-state",
             "building the environment draws from the global random generator, or seeds it",
             name,
-            "use a generator of its own: random.Random(seed)",
+            "use a separate generator: random.Random(seed)",
         )
-    return Loaded(name, first, again, is_own=True)
+    return Loaded(name, first, again, is_built_here=True)
 
 
 def _build(name: str, loader: Loader, findings: Findings, watch: Watch, is_second: bool = False) -> Environment | None:
@@ -93,7 +93,7 @@ def _build(name: str, loader: Loader, findings: Findings, watch: Watch, is_secon
             "constructor-side-effect",
             f"building the environment is not free of side effects: {effect}",
             f"{name}, {effect.removeprefix('it ')}",
-            "do it at the first rollout (@vf.setup, setup_state), or give dataset= a function that reads the data",
+            "do it at the first rollout (@vf.setup, setup_state), or pass dataset= a function that reads the data",
         )
     if not isinstance(env, Environment):
         _report_failure(name, TypeError(f"it returned {type(env).__name__}"), findings, is_second)
@@ -107,27 +107,29 @@ def _report_failure(name: str, error: BaseException, findings: Findings, is_seco
     if is_second:
         findings.error(
             "constructor-side-effect",
-            f"building the environment a second time in one process fails: {said(cause)}",
+            f"building the environment a second time in one process fails: {error_text(cause)}",
             place,
-            "keep what belongs to one environment on the object, not in the process",
+            "store per-environment state on the object, not in process globals",
         )
         return
     code = next((code for pattern, code in _CODES if pattern.search(str(error))), "not-loadable")
-    findings.error(code, said(error), place, _FIXES[code] if isinstance(error, ConfigError) else _FIXES["not-loadable"])
+    findings.error(
+        code, error_text(error), place, _FIXES[code] if isinstance(error, ConfigError) else _FIXES["not-loadable"]
+    )
 
 
 def _loader_of(env_or_id: Any) -> Loader:
     if not isinstance(env_or_id, str):
-        given: Loader = env_or_id
-        return given
+        loader: Loader = env_or_id
+        return loader
     return registry.import_loader(env_or_id, registry.find(registry.parse_env_id(env_or_id)))
 
 
 def _check_annotations(loader: Loader, findings: Findings) -> None:
-    """Commands read the types of arguments off the loader's signature."""
+    """Warn about loader parameters without a type: commands convert arguments by the loader's annotations."""
     try:
         parameters = inspect.signature(loader).parameters.values()
-    except (TypeError, ValueError):  # no readable signature: nothing can be said
+    except (TypeError, ValueError):  # no readable signature: nothing to check
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if untyped := [p.name for p in named if p.annotation is p.empty]:

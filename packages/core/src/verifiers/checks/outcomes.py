@@ -1,6 +1,6 @@
-"""How single rollouts of a check went: how they ended, what their hooks returned, what a saved row would hold.
+"""Check single rollouts: how they ended, the types their hooks returned, and whether they can be saved.
 
-Asks the environment's stop conditions once more after a rollout; plays nothing.
+Evaluates the environment's stop conditions once more after a rollout; runs no rollout.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verifiers.checks.report import Findings, method_place, place_of, raised_at, said
+from verifiers.checks.report import Findings, error_text, method_place, place_of, raised_at
 from verifiers.data.examples import Example
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment
@@ -26,7 +26,7 @@ HOOK = "hook-raises-or-returns-a-wrong-type"
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PolicyRollout:
     """One finished rollout; ``policy`` is the name of a scripted policy, or "client"."""
 
     policy: str
@@ -34,12 +34,12 @@ class Played:
     state: State
 
 
-async def check_rollout(env: Environment, played: Played, findings: Findings, timeout_s: float) -> None:
-    """Report how one rollout ended, and what of it could not be written down."""
-    state, error = played.state, played.state["error"]
-    who = f"example {played.example.example_id}, {played.policy}"
+async def check_rollout(env: Environment, rollout: PolicyRollout, findings: Findings, timeout_s: float) -> None:
+    """Report how one rollout ended, and which of its values cannot be saved."""
+    state, error = rollout.state, rollout.state["error"]
+    who = f"example {rollout.example.example_id}, {rollout.policy}"
     if isinstance(error, RolloutTimeout):
-        _report_timeout(env, played, error, findings, timeout_s)
+        _report_timeout(env, rollout, error, findings, timeout_s)
     elif isinstance(error, EnvironmentFault):
         cause = error.__cause__ or error
         hook = error.hook or "the environment"
@@ -47,21 +47,21 @@ async def check_rollout(env: Environment, played: Played, findings: Findings, ti
             HOOK,
             f"{error} ({who})",
             raised_at(cause, method_place(env, hook)),
-            "make it work for whatever the model says",
+            "make it handle any completion",
         )
     elif error is not None and not isinstance(error, ScoringError) and not error.scorable:
         findings.error(
             "rollout-fails",
-            f"a rollout ended in {said(error)} ({who})",
+            f"a rollout ended in {error_text(error)} ({who})",
             raised_at(error.__cause__ or error, place_of(type(env))),
-            "make what it needs available; if it is the model's own doing, raise an error class with scorable = True",
+            "make its dependencies available; if the model caused it, raise an error class with scorable = True",
         )
     elif hit_turn_guard(env, state):
         findings.error(
             "stop-never-reached",
             f"no stop condition held in {TURN_GUARD} turns ({who})",
             place_of(type(env)),
-            "give max_turns=, or a @vf.stop condition that holds whatever the model says",
+            "set max_turns=, or add a @vf.stop condition that holds for any completion",
         )
     if error is None or isinstance(error, ScoringError):
         await _check_types(env, state, findings)
@@ -69,46 +69,46 @@ async def check_rollout(env: Environment, played: Played, findings: Findings, ti
 
 
 def hit_turn_guard(env: Environment, state: State) -> bool:
-    """Whether only the run's own bound on turns ended the rollout."""
+    """Whether only the run's guard of ``TURN_GUARD`` turns ended the rollout."""
     return env.max_turns <= 0 and state["stop_condition"] == StopReason.MAX_TURNS
 
 
 def _report_timeout(
-    env: Environment, played: Played, error: RolloutTimeout, findings: Findings, timeout_s: float
+    env: Environment, rollout: PolicyRollout, error: RolloutTimeout, findings: Findings, timeout_s: float
 ) -> None:
-    turns = len(played.state["trajectory"])
-    if played.policy == "client" and error.waiting_for == "the model":
+    turns = len(rollout.state["trajectory"])
+    if rollout.policy == "client" and error.waiting_for == "the model":
         findings.error(
             "rollout-fails",
             f"the model took longer than {timeout_s:g} s for a rollout of {turns} turns so far",
             "the client",
-            "give the check a larger timeout_s",
+            "pass the check a larger timeout_s",
         )
         return
     hook = error.waiting_for or ""
     findings.error(
         "stop-never-reached",
-        f"a rollout was not over after {timeout_s:g} s and {turns} turns; it was waiting for {hook}",
+        f"a rollout had not ended after {timeout_s:g} s and {turns} turns; it was waiting for {hook}",
         method_place(env, hook) if hasattr(env, hook) else place_of(type(env)),
-        "give max_turns= or timeout_seconds=, and let no hook wait without a bound",
+        "set max_turns= or timeout_seconds=, and give every wait in a hook a timeout",
     )
 
 
 async def _check_types(env: Environment, state: State, findings: Findings) -> None:
-    """What hooks returned that the loop takes without a word: stop conditions, and the completion."""
+    """Check return types that the loop does not validate: stop conditions, and the completion."""
     cls: Any = type(env)
     for name, condition, extras in stop_conditions(cls):
         try:
             holds = await maybe_await(condition(env, state, **extra_arguments(env, state, extras)))
-        except Exception as error:  # noqa: BLE001  it worked during the rollout; asked once more, only its type counts
-            findings.note(f"the stop condition {name} cannot be asked after a rollout: {said(error)}")
+        except Exception as error:  # noqa: BLE001  it worked during the rollout; this call only checks its type
+            findings.note(f"the stop condition {name} cannot be evaluated after a rollout: {error_text(error)}")
             continue
         if type(holds).__name__ not in ("bool", "bool_"):
             findings.error(
                 HOOK,
                 f"the stop condition {name} returned {holds!r}, not True or False",
                 method_place(env, name),
-                "return a bool on every path: None means that the rollout goes on",
+                "return a bool on every path: None continues the rollout",
             )
     try:
         normalize_messages(state["completion"], env.message_type)
@@ -129,18 +129,18 @@ def _check_row(state: State, findings: Findings) -> None:
     for path, kind in _markers(row, ""):
         findings.error(
             "row-not-serialisable",
-            f"after a rollout, {path} holds an object of type {kind}, which a saved row cannot",
+            f"after a rollout, {path} holds an object of type {kind}, which cannot be saved",
             f"state[{path.partition('.')[0]!r}]",
-            "keep objects under a key of your own in the state, not in a column of the row",
+            "store objects under a new key of the state, not in a column of the row",
         )
     for name, value in state.items():
-        is_own = name not in State.RESERVED and name not in state.input_columns
-        if is_own and any(_markers(json_ready(value), "")):
-            findings.note(f"state[{name!r}] holds objects: it can be used in hooks, but not saved (state_columns)")
+        is_author_key = name not in State.RESERVED and name not in state.input_columns
+        if is_author_key and any(_markers(json_ready(value), "")):
+            findings.note(f"state[{name!r}] holds objects: hooks can use it, but it cannot be saved (state_columns)")
 
 
 def _markers(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """(dotted path, type name) of what could not be written."""
+    """(dotted path, type name) of each value that cannot be saved."""
     if isinstance(value, Mapping):
         if set(value) == {UNSERIALIZABLE}:
             yield path, str(value[UNSERIALIZABLE])
@@ -148,27 +148,27 @@ def _markers(value: object, path: str) -> Iterator[tuple[str, str]]:
         for name, member in value.items():
             yield from _markers(member, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list):
-        for place, member in enumerate(value):
-            yield from _markers(member, f"{path}.{place}")
+        for index, member in enumerate(value):
+            yield from _markers(member, f"{path}.{index}")
 
 
 def check_same_rollouts(
-    env: Environment, before: Sequence[Played], after: Sequence[Played], findings: Findings
+    env: Environment, before: Sequence[PolicyRollout], after: Sequence[PolicyRollout], findings: Findings
 ) -> None:
-    """Report where the same replies to the same row led to something else the second time."""
+    """Warn when the same replies to the same example give a different result the second time."""
     names = ["completion", "stop_condition"]
-    if not env.rubric.has_group_rewards:  # those were settled with the other siblings, which are not played again
+    if not env.rubric.has_group_rewards:  # group rewards depend on siblings, which are not run again
         names.append("reward")
-    old = {one.example.example_id: one.state for one in before if one.policy == before[-1].policy}
-    for one in after:
-        first, second = old[one.example.example_id], one.state
+    old = {rollout.example.example_id: rollout.state for rollout in before if rollout.policy == before[-1].policy}
+    for rollout in after:
+        first, second = old[rollout.example.example_id], rollout.state
         for name in names:
             if encode_row({"v": first[name]}) != encode_row({"v": second[name]}):
                 hook = "env_response" if name == "completion" else "rubric"
                 findings.warn(
                     "unseeded-randomness",
-                    f"the same replies to the same row gave another {name} the second time (example "
-                    f"{one.example.example_id})",
+                    f"the same replies to the same example gave a different {name} the second time (example "
+                    f"{rollout.example.example_id})",
                     method_place(env, hook) if hook == "env_response" else place_of(type(env.rubric)),
                     "draw from random.Random(…) seeded with state['example_id'], or with a column of the row",
                 )

@@ -1,8 +1,7 @@
-"""Scripted models that a check plays an environment with: silence, plain text, an echo, and a well-formed answer.
+"""Scripted policies that a check runs an environment with: silence, plain text, an echo, and a well-formed answer.
 
-They stand for what a model does before it has learned anything, and for what it should do: the last one gives the
-row's ``answer`` in the format that the parser and the prompt ask for, after it has called every tool once. They need
-no model, and the same request always gets the same reply.
+The first three imitate an untrained model. The last calls every tool once and then replies with the example's
+``answer`` in the format that the parser and the prompt ask for. The same request always gets the same reply.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Policy = Callable[[Environment, Example, ModelRequest], Any]
 
 
 class ScriptedPolicy:
-    """A ``Client`` that answers every request of one example by a policy."""
+    """A ``Client`` that replies to every request of one example with a policy."""
 
     model = "scripted"
 
@@ -39,16 +38,15 @@ class ScriptedPolicy:
 
     async def complete(self, request: ModelRequest) -> Response:
         """The policy's reply, with token counts estimated from the text."""
-        await asyncio.sleep(0)  # a conversation without an end must leave the loop time to stop it
+        await asyncio.sleep(0)  # yield to the event loop, so that an endless conversation can be cancelled
         message, reason = to_message(self._policy(self._env, self._example, request))
         self._count(request.prompt)
-        told = len(message_text(message)) + len(json.dumps(message.tool_calls or ""))
-        return Response(
-            message, reason, Usage(self._num_chars // _CHARS_PER_TOKEN, told // _CHARS_PER_TOKEN + 1), model=self.model
-        )
+        reply_chars = len(message_text(message)) + len(json.dumps(message.tool_calls or ""))
+        usage = Usage(self._num_chars // _CHARS_PER_TOKEN, reply_chars // _CHARS_PER_TOKEN + 1)
+        return Response(message, reason, usage, model=self.model)
 
     def _count(self, prompt: Messages) -> None:
-        """Add what is new in the prompt to the estimate; an author who rewrites the conversation gets a rough one."""
+        """Add the prompt's new messages to the estimate; it is rough when an environment rewrites the conversation."""
         if isinstance(prompt, str):
             self._num_chars = len(prompt)
         else:
@@ -57,7 +55,7 @@ class ScriptedPolicy:
 
 
 def silence(env: Environment, example: Example, request: ModelRequest) -> str:
-    """Nothing."""
+    """The empty string."""
     return ""
 
 
@@ -72,7 +70,7 @@ def echo(env: Environment, example: Example, request: ModelRequest) -> str:
 
 
 def answer(env: Environment, example: Example, request: ModelRequest) -> str | list[ToolCall]:
-    """A call of each tool, one per turn; then the row's answer in the format that is asked for."""
+    """A call of each tool, one per turn; then the example's answer in the expected format."""
     called = 0 if isinstance(request.prompt, str) else sum(bool(m.get("tool_calls")) for m in request.prompt)
     if request.tools and called < len(request.tools):
         function = request.tools[called].get("function") or request.tools[called]
@@ -82,20 +80,20 @@ def answer(env: Environment, example: Example, request: ModelRequest) -> str | l
 
 
 POLICIES: dict[str, Policy] = {"silence": silence, "plain text": plain_text, "echo": echo, "answer": answer}
-"""By name, in the order they are played."""
+"""Name -> policy, in the order in which they are run."""
 
 
 def formatted(env: Environment, example: Example, prompt_texts: Sequence[str]) -> str:
-    r"""The row's answer as the parser wants it; else in the tags, or the ``\boxed{}``, that the prompt speaks of."""
-    given = example.row["answer"]
-    text = given if isinstance(given, str) else json.dumps(given, default=str)
+    r"""The example's answer in the parser's format; else in the tags, or the ``\boxed{}``, that the prompt mentions."""
+    reference = example.row["answer"]
+    text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
     parser = env.parser
     if isinstance(parser, XMLParser):
         return parser.format(**{name: text for name in parser.get_fields()})
-    shown = "\n".join(prompt_texts)
-    if r"\boxed" in shown:
+    prompt = "\n".join(prompt_texts)
+    if r"\boxed" in prompt:
         text = rf"\boxed{{{text}}}"
-    elif tags := [tag for tag in dict.fromkeys(_TAG.findall(shown)) if f"</{tag}>" in shown]:
+    elif tags := [tag for tag in dict.fromkeys(_TAG.findall(prompt)) if f"</{tag}>" in prompt]:
         text = "\n".join(f"<{tag}>\n{text}\n</{tag}>" for tag in tags)
     return f"<think>\nI know this.\n</think>\n\n{text}" if isinstance(parser, ThinkParser) else text
 

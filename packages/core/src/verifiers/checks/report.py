@@ -1,7 +1,4 @@
-"""What ``check_environment`` found, as values and as text.
-
-A finding says what is wrong, where, and what to write instead. This module checks nothing.
-"""
+"""Findings of ``check_environment``, as values and as text: the problem, its place, and the fix."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_OWN_FOLDER = str(Path(__file__).resolve().parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: ``Finding("no-reward-function", "no function …", "vf_x.py:12 (Game)", "give …")``."""
+    """One problem: ``Finding("no-reward-function", "no function …", "vf_x.py:12 (Game)", "give …")``."""
 
     code: str
     message: str
@@ -35,15 +32,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Everything ``check_environment`` found in one environment."""
+    """All findings of ``check_environment`` for one environment."""
 
     environment: str
     errors: tuple[Finding, ...] = ()
-    """What makes results wrong or runs fail."""
+    """Problems that make results wrong or runs fail."""
     warnings: tuple[Finding, ...] = ()
-    """What is probably not meant."""
+    """Probable mistakes."""
     notes: tuple[str, ...] = ()
-    """What was not checked, and facts that are neither right nor wrong."""
+    """Parts that were not checked, and neutral observations."""
     num_rollouts: int = 0
 
     @property
@@ -53,7 +50,7 @@ class CheckReport:
 
     def __str__(self) -> str:
         counted = f"{_counted(self.errors, 'error')}, {_counted(self.warnings, 'warning')}"
-        lines = [f"{self.environment}: {counted} ({self.num_rollouts} rollouts played)"]
+        lines = [f"{self.environment}: {counted} ({self.num_rollouts} rollouts run)"]
         lines += [f"  error {finding}" for finding in self.errors]
         lines += [f"  warning {finding}" for finding in self.warnings]
         lines += [f"  note: {note}" for note in self.notes]
@@ -66,7 +63,7 @@ def _counted(findings: tuple[Finding, ...], name: str) -> str:
 
 @dataclass(slots=True)
 class Findings:
-    """Collects findings; the same one is kept once. ``member`` names the part of an ``EnvGroup`` that is checked."""
+    """Collects findings without duplicates. ``member`` names the member of an ``EnvGroup`` under check."""
 
     errors: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
@@ -93,7 +90,7 @@ class Findings:
 
 
 def place_of(definition: object) -> str:
-    """Where a function or class is written: ``file:line (name)``; its name alone when that is not known."""
+    """Where a function or class is defined: ``file:line (name)``; its name alone when the file is unknown."""
     while isinstance(definition, functools.partial):
         definition = definition.func
     name = getattr(definition, "__qualname__", None) or type(definition).__qualname__
@@ -102,7 +99,7 @@ def place_of(definition: object) -> str:
     try:
         _, line = inspect.getsourcelines(definition)
         return f"{_short(inspect.getsourcefile(definition) or '?')}:{line} ({name})"
-    except (OSError, TypeError):  # written in an interpreter, or compiled
+    except (OSError, TypeError):  # defined interactively, or compiled
         return name
 
 
@@ -113,29 +110,30 @@ def method_place(owner: object, name: str) -> str:
 
 
 def raised_at(error: BaseException, otherwise: str) -> str:
-    """The author's innermost line where an error was raised; ``otherwise`` when it was raised in none of theirs."""
+    """The innermost line of author code in an error's traceback; ``otherwise`` when there is none."""
     return _last_of_author(traceback.extract_tb(error.__traceback__)) or otherwise
 
 
 def running_at(frame: FrameType | None, otherwise: str) -> str:
-    """The author's innermost line that a thread is in; ``otherwise`` when it is in none of theirs."""
+    """The innermost line of author code on a thread's stack; ``otherwise`` when there is none."""
     stack = traceback.extract_stack(frame) if frame is not None else []
     return _last_of_author(stack) or otherwise
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """``TypeName: text`` of an error."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _last_of_author(frames: Iterable[traceback.FrameSummary]) -> str | None:
-    """The last frame that is neither of this package nor of the standard library."""
-    own = [frame for frame in frames if not _is_ours_or_pythons(frame.filename)]
-    return f"{_short(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else None
+    """The last frame outside of this package and the standard library."""
+    author = [frame for frame in frames if not _is_library(frame.filename)]
+    return f"{_short(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}" if author else None
 
 
-def _is_ours_or_pythons(path: str) -> bool:
-    return path.startswith((_OWN_FOLDER, "<")) or (path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path)
+def _is_library(path: str) -> bool:
+    """Whether a file belongs to this package, to the standard library, or is generated code."""
+    return path.startswith((_PACKAGE, "<")) or (path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path)
 
 
 def _short(path: str) -> str:

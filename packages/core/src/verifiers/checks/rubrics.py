@@ -1,7 +1,7 @@
-"""Checks of a rubric: can its functions be called, and do their values say anything.
+"""Check a rubric: its functions can be called, and their rewards are informative.
 
-Before a rollout: the functions and what they want. After it: the rewards that scripted (or real) answers earned. This
-module plays nothing.
+Before the rollouts: the functions and their parameters. After them: the rewards of scripted (or real) completions. Runs
+no rollout.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from verifiers.rubrics.scoring import overrides
 from verifiers.types import AssistantMessage
 
 EQUAL = 1e-12
-"""Rewards closer than this are the same."""
+"""Rewards closer than this are equal."""
 _BY_DESIGN = (Parser.format_reward, MaybeThinkParser.format_reward)
 
 
 def check_functions(env: Environment, examples: Sequence[Example], findings: Findings) -> set[str]:
-    """Check what the functions want; returns the names of those that cannot be called."""
+    """Check the functions' parameters; returns the names of functions that cannot be called."""
     rubric = env.rubric
     if not any(rubric.plan().weights.values()) and not _scores_itself(rubric):
         findings.warn(
             "no-reward-function",
-            "no function counts in the reward, which is 0.0 for every rollout: nothing can be measured or learned",
+            "no reward function has a weight other than 0, so every reward is 0.0: nothing can be measured or learned",
             place_of(type(rubric)),
-            "give the environment rubric=vf.Rubric(funcs=[…]), with a weight other than 0",
+            "pass the environment rubric=vf.Rubric(funcs=[…]), with a weight other than 0",
         )
     columns = set.intersection(*(set(example.row) for example in examples)) if examples else set()
     broken = _not_suppliable(rubric.functions, columns)
@@ -50,12 +50,12 @@ def check_functions(env: Environment, examples: Sequence[Example], findings: Fin
     if not broken and examples:
         try:
             rubric.check_arguments(columns)
-        except ConfigError as error:  # a rubric with a rule of its own
+        except ConfigError as error:  # a subclass that overrides check_arguments
             findings.error(
                 "reward-parameter-that-cannot-be-injected",
                 str(error),
                 place_of(type(rubric)),
-                "declare what the run can supply",
+                "declare only parameters that the run can supply",
             )
     _check_format_of_parser(env, findings)
     return {function.name for function, _, _ in broken}
@@ -68,7 +68,7 @@ def _scores_itself(rubric: Rubric) -> bool:
 def _not_suppliable(
     functions: Sequence[RewardFunction], columns: set[str]
 ) -> list[tuple[RewardFunction, str, set[str]]]:
-    """(function, parameter, what there is) for each required parameter without a value; providers are believed."""
+    """(function, parameter, available names) of each required parameter without a value; providers are not checked."""
     broken = []
     for f in functions:
         core = set(PLURAL) if f.is_group else set(SINGULAR)
@@ -92,7 +92,7 @@ def _check_format_of_parser(env: Environment, findings: Findings) -> None:
             "hook-raises-or-returns-a-wrong-type",
             f"the parser's format reward raised {type(error).__name__}: {error}",
             raised_at(error, place_of(type(parser))),
-            "a parser never raises for what a model wrote: return 0.0",
+            "a parser must not raise for any completion: return 0.0",
         )
         return
     if isinstance(earned, int | float) and earned > 0:
@@ -102,9 +102,9 @@ def _check_format_of_parser(env: Environment, findings: Findings) -> None:
 def _plain_text_earns(what: str, earned: float, place: str, findings: Findings) -> None:
     findings.warn(
         "plain-text-earns-format-reward",
-        f"{what} gives {earned:g} to {PLAIN_TEXT!r}, which has no format at all",
+        f"{what} gives {earned:g} to {PLAIN_TEXT!r}, which has no format",
         place,
-        "return 0.0 when the format is absent, else not answering pays",
+        "return 0.0 when the format is absent, else replies without an answer are rewarded",
     )
 
 
@@ -127,15 +127,15 @@ def check_rewards(env: Environment, states: Sequence[State], is_scripted: bool, 
         tried = "silence, plain text, an echo and the row's answer in the expected format" if is_scripted else "all"
         findings.warn(
             "constant-reward",
-            f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: groups without a difference "
-            "teach nothing",
+            f"{tried} earned the same reward, {rewards[0]:g}, in {len(rewards)} rollouts: a group with zero reward "
+            "variance gives no training signal",
             place,
-            "make the reward tell good answers from bad ones; for a task that is just hard, try client= with a model",
+            "make the reward distinguish good completions from bad ones; for a hard task, pass client= with a model",
         )
 
 
 def check_format_rewards(env: Environment, plain: Sequence[State], findings: Findings) -> None:
-    """Check what functions named after the format gave to rollouts of plain text."""
+    """Check that functions named after the format give no reward to plain text."""
     for function in env.rubric.functions:
         earned = [state["metrics"].get(function.name, 0.0) for state in plain]
         if "format" in function.name and function.weight and any(value > 0 for value in earned):
@@ -143,7 +143,7 @@ def check_format_rewards(env: Environment, plain: Sequence[State], findings: Fin
 
 
 def check_scoring(env: Environment, state: State, broken: set[str], findings: Findings) -> None:
-    """Report the reward functions that failed on one rollout; ``broken`` are reported already."""
+    """Report the reward functions that failed on one rollout, except ``broken``, which are already reported."""
     error = state["error"]
     functions = {function.name: function for function in env.rubric.functions}
     failed: dict[str, ScoringError | None] = {}
@@ -154,24 +154,25 @@ def check_scoring(env: Environment, state: State, broken: set[str], findings: Fi
         if name in broken:
             continue
         place = place_of(functions[name].function) if name in functions else place_of(type(env.rubric))
-        if cause is not None and _needs_somebody(cause):
+        if cause is not None and _needs_service(cause):
             findings.warn(
                 "reward-not-known-here",
                 f"{cause}",
                 place,
-                "run the check with the keys and endpoints that the function asks",
+                "run the check with the keys and endpoints that the function needs",
             )
             continue
         innermost = cause.__cause__ if cause is not None else None
         findings.error(
             "reward-function-fails",
-            str(cause) if cause is not None else f"reward function {name!r} fails too, so its value is unknown",
+            str(cause) if cause is not None else f"reward function {name!r} failed too, so its value is unknown",
             raised_at(innermost, place) if innermost is not None else place,
-            "return a finite number for every completion, also for one that is empty or has no answer",
+            "return a finite number for every completion, including an empty one and one without an answer",
         )
 
 
-def _needs_somebody(error: BaseException) -> bool:
+def _needs_service(error: BaseException) -> bool:
+    """Whether a missing key, a model endpoint or the configuration caused the error."""
     return any(isinstance(link, ModelError | MissingKeyError | ConfigError) for link in error_chain(error))
 
 

@@ -1,8 +1,8 @@
-"""What building an environment leaves behind in the process: threads, signal handlers, connections, random state.
+"""Detect side effects of building an environment: threads, signal handlers, connections, global random state.
 
-``Watch`` is a context manager; after the block ``effects`` says in words what happened inside. Network use is seen
-through one audit hook, which Python cannot remove again: it is installed by the first watch and does nothing while
-nobody watches. What other threads of the process do meanwhile is not counted, what new threads do is.
+``Watch`` is a context manager; after the block ``effects`` describes each side effect. Network use is observed through
+one audit hook, which Python cannot remove: the first watch installs it, and it does nothing while no watch is active.
+Threads that existed before the block are ignored; new threads are observed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 NETWORK_EVENTS = frozenset(("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto"))
 IPV6_PROBE = ("::1", 0)
-"""What urllib3 binds, and closes, when it is imported, to learn whether there is IPv6: nobody is contacted."""
+"""Address that urllib3 binds and closes on import to detect IPv6; it contacts no host."""
 HARMLESS_THREADS = ("tqdm",)
-"""Packages whose helper threads are no effect of the environment."""
+"""Packages whose helper threads are not reported."""
 
 _watches: list[Watch] = []
 _install_once = threading.Lock()
@@ -53,21 +53,21 @@ class Watch:
         self.effects += [f"it uses the network ({contact})" for contact in self._contacts]
         self.changed_random_state = _random_state() != self._random
 
-    def saw(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Called by the audit hook on the thread that does it."""
+    def record(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Record a network event; called by the audit hook on the thread that caused it."""
         if threading.get_ident() in self._foreign:
             return
         address = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
         if event == "socket.bind" and address[:2] == IPV6_PROBE:
             return
-        if event == "socket.getaddrinfo" or isinstance(address, tuple):  # a path is a local socket
+        if event == "socket.getaddrinfo" or isinstance(address, tuple):  # a str address is a Unix socket
             host = address if event == "socket.getaddrinfo" else address[0]
             self._contacts[f"{event.partition('.')[2]} {host}"] = None
 
 
 @contextmanager
 def moved_random_state() -> Iterator[None]:
-    """Inside the block the global generators stand elsewhere, so that seeding them shows; after it, as before."""
+    """Advance the global random generators for the block, so that seeding them is detected; restore them after it."""
     numpy = sys.modules.get("numpy")
     saved, saved_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
     random.random()
@@ -91,7 +91,7 @@ def _install() -> None:
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if _watches and event in NETWORK_EVENTS:
         for watch in list(_watches):
-            watch.saw(event, arguments)
+            watch.record(event, arguments)
 
 
 def _signal_handlers() -> dict[int, Any]:
@@ -103,7 +103,7 @@ def _is_harmless(thread: threading.Thread) -> bool:
 
 
 def _random_state() -> tuple[Any, ...]:
-    """The state of the global generators, in a form that compares."""
+    """The state of the global random generators, comparable with ``==``."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return (random.getstate(),)

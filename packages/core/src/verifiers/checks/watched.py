@@ -1,7 +1,7 @@
-"""Runs a coroutine on a thread of its own and notices when its event loop does not turn any more.
+"""Run a coroutine on a separate thread and detect when its event loop is blocked.
 
-A synchronous hook that never returns cannot be stopped in Python. The thread is left behind then (it is a daemon), and
-the caller is told where it hangs. This module knows nothing of environments.
+Python cannot stop a synchronous hook that never returns: the daemon thread is abandoned, and ``Hanging`` carries the
+frame that blocks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ LOOK_EVERY_S = 0.2
 
 
 class Hanging(Exception):
-    """The loop did not turn for the given time; ``frame`` is where its thread is."""
+    """The event loop was blocked for the time limit; ``frame`` is the innermost frame of its thread."""
 
     def __init__(self, frame: FrameType | None):
-        super().__init__("the event loop is held")
+        super().__init__("the event loop is blocked")
         self.frame = frame
 
 
 def run_watched(work: Callable[[], Coroutine[Any, Any, None]], is_watched: Callable[[], bool], limit_s: float) -> None:
-    """Run ``work()`` to its end; what it raises is raised here.
+    """Run ``work()`` to its end and re-raise its exceptions.
 
-    Raises ``Hanging`` when the loop does not turn for ``limit_s`` seconds while ``is_watched()`` holds.
+    Raises ``Hanging`` when the event loop is blocked for ``limit_s`` seconds while ``is_watched()`` holds.
     """
     thread = _LoopThread(work)
     thread.start()
@@ -48,7 +48,7 @@ def run_watched(work: Callable[[], Coroutine[Any, Any, None]], is_watched: Calla
                 raise Hanging(sys._current_frames().get(thread.ident or 0))
     except Hanging:
         raise
-    except BaseException:  # an interrupt of the caller: the work ends first; raised again
+    except BaseException:  # an interrupt of the caller: cancel the work first, then re-raise
         thread.cancel()
         thread.join(CLEANUP_S)
         raise
@@ -74,7 +74,7 @@ class _LoopThread(threading.Thread):
         self._running = loop, task
 
     def poke(self) -> None:
-        """Ask the loop to say that it turns."""
+        """Schedule a callback that shows that the loop runs."""
         self._ask(self.turned.set)
 
     def cancel(self) -> None:
@@ -83,5 +83,5 @@ class _LoopThread(threading.Thread):
 
     def _ask(self, action: Callable[[], Any]) -> None:
         if self._running is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the work has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the work has already ended
                 self._running[0].call_soon_threadsafe(action)

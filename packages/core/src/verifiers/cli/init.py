@@ -1,8 +1,8 @@
-"""``vf-init``: a new environment package that works: it loads, evaluates offline, and its test passes.
+"""``vf-init``: create a working environment package: it loads, evaluates offline, and its test passes.
 
-Promise: nothing is written when anything is wrong, a new folder appears whole or not at all, and no file that is there
-is replaced, except a README with ``--rewrite-readme``. Installs nothing (``vf-install`` does); what the files say is
-in ``scaffold``, how they are written in ``writing``.
+Guarantees: after an error nothing has been written, a new folder appears atomically, and no existing file is replaced,
+except a README with ``--rewrite-readme``. ``vf-install`` installs the package; ``scaffold`` renders the files,
+``writing`` writes them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
 
 ENVS = Path("packages/envs")
-"""Where a workspace keeps its environments, below its root."""
+"""Folder of the environments in a workspace."""
 README = "README.md"
 
-ABOUT = """Create an environment package that works, to change into your own.
+ABOUT = """Create a working environment package as a starting point.
 
 \b
   vf-init word-game
@@ -39,22 +39,22 @@ ABOUT = """Create an environment package that works, to change into your own.
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a new package goes: ``folder`` inside ``base``; ``workspace``: the one it becomes a member of."""
+    """Location of a new package: ``folder`` inside ``base``; ``workspace``: the workspace that it joins, if any."""
 
     base: Path
     folder: Path
     workspace: Workspace | None
 
     @property
-    def shown(self) -> str:
-        """The folder as the user would write it."""
+    def relative(self) -> str:
+        """The folder relative to the working directory, where it lies inside."""
         here = Path.cwd().resolve()
-        place = self.base.resolve() / self.folder.name
-        return place.relative_to(here).as_posix() if place.is_relative_to(here) else str(self.folder)
+        path = self.base.resolve() / self.folder.name
+        return path.relative_to(here).as_posix() if path.is_relative_to(here) else str(self.folder)
 
 
 def run(call: Call) -> None:
-    """Create what the command line asks for. *Raises* ``ConfigError``, with nothing written."""
+    """Create the package. *Raises* ``ConfigError``, with nothing written."""
     names = parse_name(one_word(call, "the name of the environment: vf-init NAME"))
     template = call.options["template"]
     if template not in TEMPLATES:
@@ -65,20 +65,20 @@ def run(call: Call) -> None:
     files = render(
         names,
         template,
-        folder=target.shown,
+        folder=target.relative,
         multi_file=call.options["multi_file"],
         tests=not call.options["no_tests"],
         member=target.workspace is not None and _has_verifiers(target.workspace),
         source=source_of_library(),
     )
     replaceable = [README] if call.options["rewrite_readme"] else []
-    done = write_files(target.base, target.folder, files, replaceable)
-    call.facts |= {"id": names.id, "path": str(target.folder), "files": done}
-    _tell(call, names, target, done)
+    outcomes = write_files(target.base, target.folder, files, replaceable)
+    call.facts |= {"id": names.id, "path": str(target.folder), "files": outcomes}
+    _print_result(call, names, target, outcomes)
 
 
 def locate(names: Names, path: str | None) -> Target:
-    """Where the package goes: ``--path``, else the workspace's folder of environments, else ``./environments``."""
+    """Location of the package: in ``--path``, else the workspace's folder of environments, else ``./environments``."""
     workspace = find_workspace(Path.cwd())
     if path is not None:
         base = Path(path).expanduser()
@@ -93,10 +93,10 @@ def locate(names: Names, path: str | None) -> Target:
 
 
 def source_of_library() -> str | None:
-    """The repository that ``verifiers`` was installed from, as a source for uv; None when it came from elsewhere.
+    """The git repository that ``verifiers`` was installed from, as a source for uv; None for other installs.
 
-    The public index has another library of this name. A folder of this machine is no source for others, so an
-    editable install names none; ``vf-install`` keeps what is installed in any case.
+    The public index has another library of this name. A local folder is useless on other machines, so an editable
+    install gives None; ``vf-install`` never replaces the installed library.
     """
     try:
         origin = json.loads(importlib_metadata.distribution("verifiers").read_text("direct_url.json") or "{}")
@@ -113,22 +113,22 @@ def _has_verifiers(workspace: Workspace) -> bool:
     return any(project.name == "verifiers" for project in workspace.projects())
 
 
-def _tell(call: Call, names: Names, target: Target, done: Mapping[str, str]) -> None:
-    """Print what was written, what existed already, and what to do next."""
-    existing = [name for name, what in done.items() if what == "kept"]
-    call.say(f"{names.id} in {target.shown}")
-    for name, what in done.items():
-        call.say(f"  {what:<9} {name}")
+def _print_result(call: Call, names: Names, target: Target, outcomes: Mapping[str, str]) -> None:
+    """Print the outcome for each file, and the next commands."""
+    existing = [name for name, outcome in outcomes.items() if outcome == "kept"]
+    call.say(f"{names.id} in {target.relative}")
+    for name, outcome in outcomes.items():
+        call.say(f"  {outcome:<9} {name}")
     if existing:
         call.note(f"vf-init: {len(existing)} files existed already and are unchanged")
         if README in existing:
             call.note("vf-init: --rewrite-readme replaces the README")
-    where = shlex.quote(target.shown)
+    where = shlex.quote(target.relative)
     at_default = call.options["path"] is None
     call.say("Next:")
     call.say(f"  vf-install {names.id if at_default else where}")
     call.say(f"  vf-eval {names.id} -n 3")
-    if any(name.startswith("tests/") for name in done):
+    if any(name.startswith("tests/") for name in outcomes):
         call.say(f"  python -m pytest {where}")
     if target.workspace is not None:
         call.say("  uv lock     # the workspace has a new member")
@@ -143,16 +143,16 @@ COMMAND = SmallCommand(
             ["-p", "--path"],
             metavar="DIR",
             shell_complete=paths,
-            help="Folder the package's folder goes into [packages/envs of a workspace, else ./environments].",
+            help="Parent of the package's folder [packages/envs of a workspace, else ./environments].",
         ),
-        click.Option(["--multi-file"], is_flag=True, help="Data and rewards in modules of their own."),
-        click.Option(["--rewrite-readme"], is_flag=True, help="Replace a README that is there."),
+        click.Option(["--multi-file"], is_flag=True, help="Put data and rewards into separate modules."),
+        click.Option(["--rewrite-readme"], is_flag=True, help="Replace an existing README."),
         click.Option(
             ["--template"],
             default="single",
             metavar="NAME",
             shell_complete=words(tuple(TEMPLATES)),
-            help=f"What to begin with: {', '.join(TEMPLATES)} [single].",
+            help=f"Template: {', '.join(TEMPLATES)} [single].",
         ),
         click.Option(["--no-tests"], is_flag=True, help="Write no test."),
     ],

@@ -1,8 +1,8 @@
-"""The files of a new environment package, as text: templates with a few names put in.
+"""Render the files of a new environment package from templates.
 
 A template is a folder below ``templates/environment``: a README, a test, and a package of several modules. The
-single-module form of the package is made from the same files, by joining the modules. Pure: reads the shipped
-templates, writes nothing, looks at no other file (``cli.init`` does).
+single-module variant of the package is made by joining these modules. Reads only the shipped templates; ``cli.init``
+writes the files.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from verifiers.environments.registry import normalize_name, parse_env_id
 from verifiers.errors import ConfigError
 
 TEMPLATES = {
-    "single": "Questions with a short answer: a single-turn environment for verifiers that plays offline.",
-    "multi": "Guess a number: a multi-turn environment for verifiers that plays offline.",
-    "tool": "Questions about a shop: an environment with tools for verifiers that plays offline.",
-    "python": "Questions to answer with Python in a sandbox: an environment for verifiers that plays offline.",
+    "single": "Questions with a short answer: a single-turn environment for verifiers that runs offline.",
+    "multi": "Guess a number: a multi-turn environment for verifiers that runs offline.",
+    "tool": "Questions about a shop: an environment with tools for verifiers that runs offline.",
+    "python": "Questions to answer with Python in a sandbox: an environment for verifiers that runs offline.",
 }
-"""The templates by name, with the summary of the package each one makes."""
+"""Template -> summary of the package that it creates."""
 
 MODULES = ("data", "rewards")
-"""The modules beside ``__init__`` of a package, in the order in which they are joined."""
+"""The modules of a package besides ``__init__``, in the order in which they are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Names:
 
 
 def parse_name(text: str) -> Names:
-    """The names of a new environment: the id's grammar, folded, without a leading ``vf-``.
+    """The names of a new environment: a normalised id, without a leading ``vf-``.
 
     *Raises* ``ConfigError`` for a name with an owner, a version, or other characters.
 
@@ -81,9 +81,9 @@ def render(
 ) -> dict[str, str]:
     """Text of every file by its path inside the package's folder.
 
-    ``folder`` is how the README calls that folder. ``member``: the package belongs to the workspace that ``verifiers``
-    itself is in, takes it from there and has its licence; anywhere else the author chooses one. ``source``: where uv
-    finds ``verifiers`` otherwise, as a TOML table; None leaves that to the index.
+    ``folder``: that folder's path in the README. ``member``: the package joins the workspace of ``verifiers`` itself,
+    depends on that copy and has its licence; otherwise the author chooses a licence. ``source``: source of
+    ``verifiers`` for uv otherwise, as a TOML table; None means the package index.
     """
     source = "{ workspace = true }" if member else source
     values = {
@@ -107,16 +107,16 @@ def render(
 
 
 def join_modules(modules: Mapping[str, str]) -> str:
-    """``__init__`` with the bodies of its sibling modules in the place of the lines that import from them."""
-    own = "".join(line for line in modules["__init__"].splitlines(keepends=True) if not line.startswith("from ."))
-    rest = _below_imports(own)
-    head = own[: len(own) - len(rest)].rstrip()
+    """``__init__`` with the bodies of its sibling modules instead of the lines that import from them."""
+    text = "".join(line for line in modules["__init__"].splitlines(keepends=True) if not line.startswith("from ."))
+    rest = _below_imports(text)
+    head = text[: len(text) - len(rest)].rstrip()
     bodies = "\n\n\n".join([*(_below_imports(modules[name]).rstrip() for name in MODULES), rest])
     return f"{head}\n\n{bodies}"
 
 
 def _below_imports(source: str) -> str:
-    """What follows the docstring and the imports at the top of a module."""
+    """The code of a module after its docstring and imports."""
     statements = ast.parse(source).body
     first = next(s for s in statements if not isinstance(s, ast.Expr | ast.Import | ast.ImportFrom))
     return "".join(source.splitlines(keepends=True)[first.lineno - 1 :])

@@ -1,19 +1,19 @@
-"""``vf-tui``: look at runs in the terminal. Reads; changes nothing."""
+"""``vf-tui``: browse runs in the terminal, read-only."""
 
 from __future__ import annotations
 
 from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.errors import ConfigError
 
-ABOUT = """Look at evaluations and trainings in the terminal.
+ABOUT = """Browse evaluations and training runs in the terminal.
 
-PATH is a folder with runs, or one run's folder. Without it: ./outputs and every ./environments/*/outputs.
+PATH is a folder with runs, or one run's folder. Default: ./outputs and every ./environments/*/outputs.
 
 \b
   vf-tui
   vf-tui outputs/evals
 
-Keys: Enter opens, b goes back, s searches, arrows or h and l turn to the previous and next rollout, c copies, q quits.
+Keys: Enter opens, b goes back, s searches, arrows or h and l show the previous and next rollout, c copies, q quits.
 """
 
 
@@ -23,11 +23,11 @@ def run(call: Call) -> None:
     from verifiers.view.library import Library
 
     try:
-        import textual  # noqa: F401 - whether it is there
+        import textual  # noqa: F401 - check that it is installed
     except ModuleNotFoundError as error:
         raise ConfigError("vf-tui needs an extra that is not installed: pip install 'verifiers[tui]'") from error
     if call.json:
-        raise ConfigError("vf-tui shows runs to people; for programs vf-eval --json writes their numbers")
+        raise ConfigError("vf-tui has no JSON output; vf-eval --json prints the numbers of a run")
     library = Library(Catalog(call.words or default_folders()))
 
     from verifiers.tui.app import RunsApp

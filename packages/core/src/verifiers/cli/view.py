@@ -1,4 +1,4 @@
-"""``vf-view``: look at runs in the browser, or write the page as files. Reads; changes nothing."""
+"""``vf-view``: browse runs in the browser, or export the page as files. Reads runs only."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from verifiers.errors import ConfigError
 if TYPE_CHECKING:
     from verifiers.view.library import Library
 
-ABOUT = """Look at evaluations and trainings in the browser, finished or going on.
+ABOUT = """Browse evaluations and training runs in the browser, finished or running.
 
-PATH is a folder with runs, or one run's folder. Without it: ./outputs and every ./environments/*/outputs. The server
+PATH is a folder with runs, or one run's folder. Default: ./outputs and every ./environments/*/outputs. The server
 answers this machine only.
 
 \b
   vf-view
   vf-view outputs/evals
-  vf-view export outputs site     a copy to send or publish; works from the disk
+  vf-view export outputs site     a static copy to send or publish
 """
 
 
 def run(call: Call) -> None:
-    """Serve or export what the command line asks for. *Raises* ``ConfigError``."""
+    """Serve or export the runs. *Raises* ``ConfigError``."""
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
 
@@ -46,14 +46,14 @@ def run(call: Call) -> None:
 
 
 def _places(call: Call) -> tuple[list[str], str | None]:
-    """The folders to look in, and where a copy goes."""
+    """(folders with runs, folder of the copy or None)."""
     words, out = list(call.words), call.options["export"]
     if words[:1] == ["export"]:
         if len(words) < 3 or out is not None:
             raise ConfigError("give the folder with the runs and a folder for the copy: vf-view export DIR OUT")
         return words[1:-1], words[-1]
     if call.options["once"] and out is None:
-        raise ConfigError("--once says that nothing is served after a copy was written; add --export OUT")
+        raise ConfigError("--once exits after writing a copy; add --export OUT")
     return words, out
 
 
@@ -71,7 +71,7 @@ def _serve(call: Call, library: Library) -> None:
     options = call.options
     server = Server(library, options["host"], options["port"], options["allow_remote"])
     num_runs = len(library.catalog.sources())
-    if call.json:  # now, not at the end, which is a Ctrl-C
+    if call.json:  # print it now: the command ends with Ctrl-C
         print(
             json.dumps({"schema": SCHEMA, "ok": True, "exit_code": 0, "url": server.url, "error": None}), file=call.out
         )
@@ -80,7 +80,7 @@ def _serve(call: Call, library: Library) -> None:
         call.say(f"{num_runs} run{'' if num_runs == 1 else 's'} at {server.url}")
     call.out.flush()
     if not options["no_browser"] and not open_browser(server.url):
-        call.note("vf-view: no browser here; open the address, through a tunnel if this machine is far away:")
+        call.note("vf-view: no browser here; open the address, through a tunnel if this machine is remote:")
         call.note(f"  ssh -L {server.port}:127.0.0.1:{server.port} {{this machine}}")
     call.note("vf-view: Ctrl-C ends it")
     server.run()
@@ -92,16 +92,16 @@ COMMAND = SmallCommand(
     metavar="[PATH ...]",
     options=[
         click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1]."),
-        click.Option(["--port"], default=0, type=click.IntRange(0, 65535), help="Port; 0 takes a free one [0]."),
+        click.Option(["--port"], default=0, type=click.IntRange(0, 65535), help="Port; 0 is any free one [0]."),
         click.Option(["--no-browser", "--no-open"], is_flag=True, help="Open no browser."),
-        click.Option(["--allow-remote"], is_flag=True, help="Allow a --host that other machines reach."),
+        click.Option(["--allow-remote"], is_flag=True, help="Allow a --host that other machines can reach."),
         click.Option(
             ["--tokenizer"],
             metavar="NAME",
-            help="Names the tokens for log-probabilities: a folder, or a name in the local cache.",
+            help="Tokenizer that decodes tokens for log-probabilities: a folder, or a name in the local cache.",
         ),
-        click.Option(["--export"], metavar="OUT", help="Write a copy into this folder, and stop."),
-        click.Option(["--once"], is_flag=True, help="With --export: serve nothing afterwards, which is so anyway."),
+        click.Option(["--export"], metavar="OUT", help="Write a copy into this folder, and exit."),
+        click.Option(["--once"], is_flag=True, help="With --export: exit afterwards, which is the default."),
     ],
     keys=("url",),
     action=run,

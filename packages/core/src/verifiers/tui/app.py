@@ -1,4 +1,4 @@
-"""The application: three screens, one above the other, and the keys that lead between them."""
+"""The application: a stack of three screens, and the keys to navigate between them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from verifiers.view.index import NAMES, NUMBERS
 from verifiers.view.library import Library
 
 LOOK_S = 1.0
-"""How often a screen asks whether its run went on."""
+"""Seconds between two checks of a screen for new data."""
 _BACK = Binding("b,escape", "app.leave", "back")
 _SEARCH = Binding("s,slash", "search", "search")
 
 
 class ListScreen(Screen[None]):
-    """A title, a list, and a line for what is searched. What it lists is ``entries``."""
+    """A title, a list of ``entries``, and a search line."""
 
     def __init__(self, title: str, heading: str):
         super().__init__()
-        self.title, self.heading, self.wanted = title, heading, ""
+        self.title, self.heading, self.query_text = title, heading, ""
         self.version = ""
         self.lines = Lines(self.line)
 
@@ -42,13 +42,13 @@ class ListScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Fill the list, and look again from time to time."""
+        """Fill the list, and refresh it every ``LOOK_S``."""
         self.look()
         self.lines.focus()
         self.set_interval(LOOK_S, self.look)
 
     def look(self) -> None:
-        """Fill the list anew when what it shows has changed."""
+        """Refill the list when its data has changed."""
         version = self.current_version()
         if version != self.version:
             self.version = version
@@ -61,9 +61,9 @@ class ListScreen(Screen[None]):
         search.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show what holds the text."""
-        self.wanted = event.value.strip()
-        event.input.display = bool(self.wanted)
+        """Show the entries that contain the text."""
+        self.query_text = event.value.strip()
+        event.input.display = bool(self.query_text)
         self.lines.cursor = 0
         self.lines.show(self.entries())
         self.lines.focus()
@@ -73,11 +73,11 @@ class ListScreen(Screen[None]):
         raise NotImplementedError
 
     def entries(self) -> Sequence[Any]:
-        """What is listed now."""
+        """The listed entries."""
         raise NotImplementedError
 
     def current_version(self) -> str:
-        """A token that changes with what is listed."""
+        """A token that changes with the listed data."""
         raise NotImplementedError
 
 
@@ -94,7 +94,7 @@ class RunsScreen(ListScreen):
         return run_line(entry)
 
     def entries(self) -> Sequence[Any]:
-        words = self.wanted.casefold().split()
+        words = self.query_text.casefold().split()
         runs = [
             run
             for run in self.library.runs()["runs"]
@@ -106,17 +106,17 @@ class RunsScreen(ListScreen):
         return str(self.library.version()["version"])
 
     def on_lines_opened(self, event: Lines.Opened) -> None:
-        """Show the rollouts of a run; of a training those of its newest step."""
+        """Show the rollouts of a run; of a training run, those of its newest step."""
         run = event.entry
         steps = self.library.run(run["id"])["steps"] if run["kind"] == "training" else [None]
         if not steps:
-            self.notify("this training has kept no rollouts yet")
+            self.notify("this training run has saved no rollouts yet")
             return
         self.app.push_screen(RowsScreen(self.library, run, steps[-1]))
 
 
 class RowsScreen(ListScreen):
-    """The rollouts of a run, in order of their examples."""
+    """The rollouts of a run, sorted by example."""
 
     BINDINGS: ClassVar[list[BindingType]] = [_SEARCH, _BACK]
 
@@ -131,20 +131,20 @@ class RowsScreen(ListScreen):
         return row_line({name: values[entry] for name, values in self.facts.items()}, preview)
 
     def entries(self) -> Sequence[int]:
-        answer = self.library.columns(self.run, self.step, budget_s=float("inf"))
-        columns = answer["columns"]
+        response = self.library.columns(self.run, self.step, budget_s=float("inf"))
+        columns = response["columns"]
         self.facts = {name: columns[name] for name in ("example", *NUMBERS)}
         for name in NAMES:
             names, codes = columns[name]["names"], columns[name]["codes"]
             self.facts[name] = [None if code < 0 else names[code] for code in codes]
-        shown: Sequence[int] = range(answer["total"])
-        if self.wanted:
-            shown = self.library.search(self.run, self.wanted, step=self.step, budget_s=float("inf"))["rows"]
-        replaced = set(answer["replaced"])
+        rows: Sequence[int] = range(response["total"])
+        if self.query_text:
+            rows = self.library.search(self.run, self.query_text, step=self.step, budget_s=float("inf"))["rows"]
+        replaced = set(response["replaced"])
         example, sibling = self.facts["example"], self.facts["sibling"]
         if all(isinstance(value, int) for value in example):
-            shown = sorted(shown, key=lambda row: (example[row], sibling[row]))
-        return [row for row in shown if row not in replaced]
+            rows = sorted(rows, key=lambda row: (example[row], sibling[row]))
+        return [row for row in rows if row not in replaced]
 
     def current_version(self) -> str:
         return str(self.library.version(self.run)["version"])
@@ -155,7 +155,7 @@ class RowsScreen(ListScreen):
 
 
 class RolloutScreen(Screen[None]):
-    """One rollout; its neighbours are those of the list it was opened from."""
+    """One rollout; previous and next follow the list it was opened from."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("right,l", "turn(1)", "next"),
@@ -171,7 +171,7 @@ class RolloutScreen(Screen[None]):
         self.library, self.rows = library, rows
 
     def compose(self) -> ComposeResult:
-        """Where we are, and the conversation."""
+        """The title with the position in the list, and the conversation."""
         yield Static("", classes="title", markup=False)
         with VerticalScroll():
             yield Static("", id="rollout", markup=False)
@@ -187,24 +187,24 @@ class RolloutScreen(Screen[None]):
         lines = self.rows.lines
         lines.action_move(by)
         rollout = self.library.rollout(self.rows.run, lines.entry, self.rows.step)
-        place = f"{lines.cursor + 1:,} of {len(lines.entries):,}"
-        self.query_one(".title", Static).update(f"example {rollout['example_id']} · {place} · {self.rows.title}")
+        position = f"{lines.cursor + 1:,} of {len(lines.entries):,}"
+        self.query_one(".title", Static).update(f"example {rollout['example_id']} · {position} · {self.rows.title}")
         self.query_one("#rollout", Static).update(rollout_text(rollout))
         self.query_one(VerticalScroll).scroll_home(animate=False)
 
     def action_scroll_by(self, lines: int) -> None:
-        """Read on."""
+        """Scroll the conversation."""
         self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
 
     def action_copy(self) -> None:
-        """Put the conversation on the clipboard, control characters spelled out."""
+        """Copy the conversation to the clipboard, with control characters escaped."""
         rollout = self.library.rollout(self.rows.run, self.rows.lines.entry, self.rows.step)
         self.app.copy_to_clipboard(rollout_text(rollout).plain)
         self.notify("copied")
 
 
 class RunsApp(App[None]):
-    """``vf-tui`` over a library."""
+    """The application of ``vf-tui``."""
 
     TITLE = "vf-tui"
     ENABLE_COMMAND_PALETTE = False
@@ -222,7 +222,7 @@ class RunsApp(App[None]):
         self.library = library
 
     def on_mount(self) -> None:
-        """Begin with the list of runs."""
+        """Show the list of runs."""
         self.push_screen(RunsScreen(self.library))
 
     def action_leave(self) -> None:

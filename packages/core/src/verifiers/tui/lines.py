@@ -1,4 +1,4 @@
-"""A list of any length in a terminal: a line is made when it is on the screen, so fifty thousand cost what forty do."""
+"""A virtual list for the terminal: only visible lines are rendered, so the cost does not grow with its length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CURSOR = Style(bgcolor="#2a3f6b", color="#ffffff")
 
 
 class Lines(ScrollView, can_focus=True):
-    """Shows ``entries``; ``line(entry)`` makes the text of one. Enter or a click posts ``Lines.Opened``."""
+    """Shows ``entries``; ``line(entry)`` renders one. Enter or a click posts ``Lines.Opened``."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", "down", show=False),
@@ -31,7 +31,7 @@ class Lines(ScrollView, can_focus=True):
     ]
 
     class Opened(Message):
-        """An entry was chosen."""
+        """Posted when an entry is opened."""
 
         def __init__(self, entry: Any):
             super().__init__()
@@ -44,7 +44,7 @@ class Lines(ScrollView, can_focus=True):
         self.cursor = 0
 
     def show(self, entries: Sequence[Any]) -> None:
-        """Replace the entries; the cursor stays on its line where there is one."""
+        """Replace the entries; the cursor stays at its index, or moves to the last entry."""
         self.entries = entries
         self.cursor = max(0, min(self.cursor, len(entries) - 1))
         self.virtual_size = Size(self.size.width, len(entries))
@@ -56,7 +56,7 @@ class Lines(ScrollView, can_focus=True):
         return self.entries[self.cursor] if self.entries else None
 
     def render_line(self, y: int) -> Strip:
-        """One line of the screen."""
+        """Render one line of the screen."""
         number, width = self.scroll_offset.y + y, self.size.width
         if number >= len(self.entries):
             return Strip.blank(width, self.rich_style)
@@ -84,12 +84,12 @@ class Lines(ScrollView, can_focus=True):
         self.action_move((len(self.entries) if to < 0 else 0) - self.cursor)
 
     def action_open(self) -> None:
-        """Choose the entry under the cursor."""
+        """Open the entry under the cursor."""
         if self.entries:
             self.post_message(self.Opened(self.entry))
 
     def on_click(self, event: Any) -> None:
-        """The first click moves the cursor, one on the cursor opens."""
+        """Move the cursor to the clicked line; a click on the cursor opens the entry."""
         number = self.scroll_offset.y + event.y
         if number == self.cursor:
             self.action_open()

@@ -1,4 +1,4 @@
-"""What the terminal shows, as text: a run's line, a rollout's line, a whole rollout. No control character survives."""
+"""Text of the terminal screens: a run's line, a rollout's line, a whole rollout. Control characters are escaped."""
 
 from __future__ import annotations
 

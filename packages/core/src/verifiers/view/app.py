@@ -1,7 +1,7 @@
-"""The server's few addresses: the page's own files by name, and the library's answers as JSON under ``/api/``.
+"""The server's routes: the page's static files by name, and the library's responses as JSON under ``/api/``.
 
-Files of the disk are never served by path: runs are named in the query and looked up in the catalog. Answers of the
-library that need reading run in threads, so a large file holds nobody else up.
+Files are never served by path: requests name a run, which is looked up in the catalog. Handlers run in threads, so
+reading a large file does not block other requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
         except (LookupError, FileNotFoundError) as error:
             return _json({"error": str(error.args[0] if error.args else error)}, 404)
         except ValueError as error:
-            return _json({"error": f"the question cannot be read: {error}"}, 400)
+            return _json({"error": f"the request cannot be parsed: {error}"}, 400)
         except (OSError, JournalError) as error:
             return _json({"error": str(error)}, 500)
 
@@ -59,14 +59,14 @@ def make_app(library: Library, host: str = LOOPBACK[1]) -> Starlette:
 
 
 def static_files() -> dict[str, bytes]:
-    """The page's own files, by name."""
+    """The page's static files, by name."""
     folder = resources.files("verifiers.view") / "static"
-    found = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(tuple(TYPES))}
-    return {name: found[name].read_bytes() for name in sorted(found)}
+    entries = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(tuple(TYPES))}
+    return {name: entries[name].read_bytes() for name in sorted(entries)}
 
 
 def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], Any]]:
-    """Question -> what answers it, from the words of the query."""
+    """Name of a request -> handler, which takes the query parameters."""
     return {
         "version": lambda q: library.version(q.get("run")),
         "runs": lambda q: library.runs(),
@@ -83,7 +83,7 @@ def answer_table(library: Library) -> dict[str, Callable[[Mapping[str, str]], An
 
 def _run(query: Mapping[str, str]) -> str:
     if "run" not in query:
-        raise ValueError("it names no run")
+        raise ValueError("the parameter 'run' is missing")
     return query["run"]
 
 
@@ -92,5 +92,5 @@ def _step(query: Mapping[str, str]) -> int | None:
 
 
 def _json(content: Mapping[str, Any], status: int = 200) -> Response:
-    """As ASCII JSON: NaN is null, and a lone surrogate of a model survives the way."""
+    """An ASCII JSON response: NaN becomes null, and lone surrogates in model text are preserved."""
     return Response(encode_row(content), status, {"content-type": "application/json"})

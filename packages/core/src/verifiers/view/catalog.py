@@ -1,9 +1,7 @@
-"""The runs below some folders: found by their files, opened by name, and nothing outside them.
+"""Find the runs below some folders by their files, and open them by id.
 
-A run's id is its place below its folder. An id is looked up among the runs that were found, never joined to a path, so
-no id can lead elsewhere. Links are not followed: a run that is reached through one does not exist here.
-
-This module reads no content (``describe``, ``index``).
+A run's id is its path relative to its folder. An id is looked up among the known runs, never joined to a path, so no id
+can leave the folders. Symbolic links are not followed. ``describe`` and ``index`` read the files' content.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from verifiers.storage.directory import RESULTS_NAME
 METRICS_NAME, COMPLETIONS_NAME = "metrics.jsonl", "completions"
 EVALUATION, TRAINING = "evaluation", "training"
 MAX_DEPTH = 10
-"""How far below a given folder runs are looked for."""
+"""Folder levels that are searched for runs."""
 FRESH_S = 1.0
-"""How long a list of runs is taken for current."""
+"""Seconds for which the list of runs is cached."""
 _SKIPPED = frozenset(("node_modules", "__pycache__", "site-packages", COMPLETIONS_NAME))
 _STEP = re.compile(r"step-(\d+)\.jsonl")
 
@@ -38,13 +36,13 @@ class Source:
     kind: str
 
     def file(self, step: int | None = None) -> Path:
-        """The file of its rows; of a training the rollouts that ``step`` trained on."""
+        """The file of its saved rollouts; of a training run, those that ``step`` trained on."""
         if self.kind == EVALUATION:
             return self.folder / RESULTS_NAME
         return self.folder / COMPLETIONS_NAME / f"step-{step}.jsonl"
 
     def steps(self) -> list[int]:
-        """The steps of a training whose rollouts were kept."""
+        """The steps of a training run that have saved rollouts."""
         try:
             names = os.listdir(self.folder / COMPLETIONS_NAME)
         except OSError:
@@ -53,80 +51,80 @@ class Source:
 
 
 class Catalog:
-    """The runs below ``folders``, looked up again when the list is older than a second.
+    """The runs below ``folders``; the list is cached for one second.
 
     Raises: ``ConfigError`` for a folder that does not exist.
     """
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]]):
         self.folders = [Path(folder).resolve() for folder in folders]
-        for given, folder in zip(folders, self.folders, strict=True):
+        for path, folder in zip(folders, self.folders, strict=True):
             if not folder.is_dir():
-                raise ConfigError(f"{given} is not a folder; give a folder with runs, or one run's folder")
+                raise ConfigError(f"{path} is not a folder; name a folder with runs, or one run's folder")
         self._lock = threading.Lock()
-        self._found: dict[str, Source] = {}
-        self._looked_at = -FRESH_S
+        self._sources: dict[str, Source] = {}
+        self._scan_time = -FRESH_S
 
     def sources(self) -> dict[str, Source]:
         """Id -> run."""
         with self._lock:
-            if time.monotonic() - self._looked_at >= FRESH_S:
-                self._found = {source.id: source for source in self._look()}
-                self._looked_at = time.monotonic()
-            return self._found
+            if time.monotonic() - self._scan_time >= FRESH_S:
+                self._sources = {source.id: source for source in self._scan()}
+                self._scan_time = time.monotonic()
+            return self._sources
 
     def get(self, run_id: str) -> Source:
-        """The run of this id. Raises: ``LookupError``."""
-        found = self.sources().get(run_id)
-        if found is None or not self._is_inside(found.folder):
+        """The run with this id. Raises: ``LookupError``."""
+        source = self.sources().get(run_id)
+        if source is None or not self._is_inside(source.folder):
             raise LookupError(f"there is no run {run_id!r}")
-        return found
+        return source
 
     def rows_file(self, run_id: str, step: int | None = None) -> Path:
-        """The file of a run's rows. Raises: ``LookupError`` when there is none, or when it leads elsewhere."""
+        """The file of a run's saved rollouts. Raises: ``LookupError`` when it is missing, or outside the folders."""
         file = self.get(run_id).file(step)
         if file.is_symlink() or not file.is_file() or not self._is_inside(file):
-            raise LookupError(f"{run_id!r} has no rows" + ("" if step is None else f" of step {step}"))
+            raise LookupError(f"{run_id!r} has no saved rollouts" + ("" if step is None else f" of step {step}"))
         return file
 
     def _is_inside(self, path: Path) -> bool:
-        """Whether a path lies in one of the folders, whatever links were put on the way since it was found."""
+        """Whether a path lies in one of the folders, also after links were created since the last scan."""
         real = path.resolve()
         return any(real.is_relative_to(folder) for folder in self.folders)
 
-    def _look(self) -> Iterator[Source]:
-        taken: set[str] = set()
+    def _scan(self) -> Iterator[Source]:
+        ids: set[str] = set()
         for folder in self.folders:
             label = _label(folder)
-            for place, kind in _runs_below(folder, MAX_DEPTH):
-                inside = place.relative_to(folder).as_posix()
-                run_id = inside if inside != "." else label
-                if run_id in taken:
+            for path, kind in _runs_below(folder, MAX_DEPTH):
+                relative = path.relative_to(folder).as_posix()
+                run_id = relative if relative != "." else label
+                if run_id in ids:
                     run_id = f"{label}/{run_id}"
-                if run_id not in taken:
-                    taken.add(run_id)
-                    yield Source(run_id, place, kind)
+                if run_id not in ids:
+                    ids.add(run_id)
+                    yield Source(run_id, path, kind)
 
 
 def default_folders() -> list[Path]:
     """``./outputs`` and every ``./environments/*/outputs`` that exist. Raises: ``ConfigError`` when none does."""
-    found = [Path("outputs"), *sorted(Path("environments").glob("*/outputs"))]
-    if existing := [folder for folder in found if folder.is_dir()]:
+    candidates = [Path("outputs"), *sorted(Path("environments").glob("*/outputs"))]
+    if existing := [folder for folder in candidates if folder.is_dir()]:
         return existing
     raise ConfigError("there is no ./outputs and no ./environments/*/outputs here; name the folder: vf-view FOLDER")
 
 
 def _label(folder: Path) -> str:
-    """What tells folders apart: their name, or for ``…/<module>/outputs`` the name above it."""
+    """A distinguishing name of a folder: its name, or for ``…/<module>/outputs`` its parent's name."""
     return folder.parent.name if folder.name == "outputs" else folder.name
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
-    """(folder, kind) of each run, in order of names. A training may hold evaluations; an evaluation holds no runs."""
+    """(folder, kind) of each run, sorted by name. A training run may contain evaluations; an evaluation has no runs."""
     try:
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # removed meanwhile, or not ours to read
+    except OSError:  # removed meanwhile, or not readable
         return
     files = {entry.name for entry in listed if entry.is_file(follow_symlinks=False)}
     if RESULTS_NAME in files:

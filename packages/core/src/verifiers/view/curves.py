@@ -1,7 +1,7 @@
-"""The numbers of a training over its steps, from its ``metrics.jsonl``: read once, then what was appended.
+"""The metrics of a training run over its steps, read incrementally from ``metrics.jsonl``.
 
 A line is one optimizer step or one evaluation, ``{"step", "policy_version", "time", name: value, …}``; an unknown value
-is null. An unfinished last line is left out. When the file was cut back, as resuming does, it is read anew.
+is null. An unfinished last line is skipped. When the file was truncated, as resuming does, it is read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Curves:
-    """The lines of one metrics file; ``lines`` holds them as they are."""
+    """The parsed ``lines`` of one metrics file."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -24,7 +24,7 @@ class Curves:
         self._identity: tuple[int, int] | None = None
 
     def read(self) -> None:
-        """Take up what was appended. Raises: ``OSError``. A line that is no JSON object is passed over."""
+        """Read the appended lines; skips a line that is not a JSON object. Raises: ``OSError``."""
         stat = os.stat(self.path)
         if self._identity != (stat.st_dev, stat.st_ino) or stat.st_size < self._end:
             self.lines, self._end = [], 0
@@ -45,7 +45,7 @@ class Curves:
 
     @property
     def generation(self) -> str:
-        """Changes when the file was written anew, and lines may be others than before."""
+        """A token that changes when the file was rewritten, so that earlier lines may have changed."""
         return "-".join(f"{part:x}" for part in (*(self._identity or ()), self._restarts))
 
     @property
@@ -55,21 +55,21 @@ class Curves:
 
     @property
     def started(self) -> float | None:
-        """When the first line was written, epoch seconds."""
+        """Time of the first line, in seconds since the epoch."""
         return next((line["time"] for line in self.lines if isinstance(line.get("time"), int | float)), None)
 
     @property
     def seconds(self) -> float | None:
-        """From the first line to the last."""
+        """Seconds from the first line to the last."""
         times = [line["time"] for line in self.lines if isinstance(line.get("time"), int | float)]
         return times[-1] - times[0] if times else None
 
     def seconds_per_step(self) -> float | None:
-        """The mean so far; None before the second step."""
+        """Mean seconds per step; None before the second step."""
         return self.seconds / (self.step - 1) if self.seconds and self.step > 1 else None
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of every line that knows ``name``."""
+        """(step, value) of every line with a finite ``name``."""
         return [
             (line["step"], float(line[name]))
             for line in self.lines
@@ -86,7 +86,7 @@ class Curves:
         return math.fsum(value for _, value in self.points(name))
 
     def thumbnail(self, name: str, num_points: int) -> list[float]:
-        """At most ``num_points`` values: means of equal stretches of steps."""
+        """At most ``num_points`` values: means over equal intervals of steps."""
         values = [value for _, value in self.points(name)]
         size = max(1, math.ceil(len(values) / num_points))
         return [math.fsum(part) / len(part) for part in (values[i : i + size] for i in range(0, len(values), size))]

@@ -1,7 +1,7 @@
-"""A run at a glance, from its small files: what it is, how it stands, how it scores. Its rows are not read.
+"""Summarise a run from its small files: environment, model, status and reward. Reads no saved rollouts.
 
-``status`` is running, finished, interrupted, failed, or ended (a training that does not say how far it was to go). A
-run that says "running" and whose process is gone is interrupted.
+``status`` is running, finished, interrupted, failed, or ended (a training run without a known number of steps). A run
+whose metadata says "running" but whose process is gone is interrupted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
 from verifiers.view.curves import Curves
 
 STATUSES = {"complete": "finished"}
-"""What ``metadata.json`` says -> what is shown, where the words differ."""
+"""Status in ``metadata.json`` -> displayed status, where they differ."""
 QUIET_S = 60.0
-"""A run that nothing was written to for this long, and whose writer is not known, does not run."""
+"""Seconds without a write after which a run with an unknown writer counts as not running."""
 _WATCHED = (RESULTS_NAME, METRICS_NAME, METADATA_NAME, LOCK_NAME)
 
 
@@ -44,13 +44,13 @@ def version(source: Source) -> str:
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """The line of a run in the list. Unknown numbers are None."""
+    """The entry of a run in the list. Unknown numbers are None."""
     common = {"id": source.id, "kind": source.kind, "name": source.folder.name, "path": str(source.folder)}
     return common | (_training(source) if source.kind == TRAINING else _evaluation(source))
 
 
 def settings(source: Source) -> dict[str, Any]:
-    """``config`` and ``metadata`` as they stand on disk, and the weights of the reward functions."""
+    """The stored ``config`` and ``metadata``, and the weights of the reward functions."""
     stored = _config(source.folder)
     config = stored.get("config") or {}
     names, weights = config.get("reward_functions") or [], config.get("reward_weights") or []
@@ -63,7 +63,7 @@ def settings(source: Source) -> dict[str, Any]:
 
 
 def metric_names(source: Source) -> list[str]:
-    """What the metrics of a run are called, where its rows do not say."""
+    """Names of a run's metrics, for saved rollouts that do not contain them."""
     return list((read_metadata(source.folder) or {}).get("avg_metrics") or ())
 
 
@@ -93,10 +93,10 @@ def _evaluation(source: Source) -> dict[str, Any]:
 
 
 def _status(source: Source, metadata: Mapping[str, Any]) -> str:
-    said = str(metadata.get("status") or ("running" if (source.folder / CONFIG_NAME).is_file() else "complete"))
-    if said == "running" and not _is_written(source, None):
+    status = str(metadata.get("status") or ("running" if (source.folder / CONFIG_NAME).is_file() else "complete"))
+    if status == "running" and not _is_written(source, None):
         return "interrupted"
-    return STATUSES.get(said, said)
+    return STATUSES.get(status, status)
 
 
 def _training(source: Source) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def _training(source: Source) -> dict[str, Any]:
     curves.read()
     last, previous = curves.last("reward/mean"), curves.last("eval_reward")
     stat = (source.folder / METRICS_NAME).stat()
-    told = _told(source.folder)
-    goal = told.get("max_steps")
+    facts = _training_facts(source.folder)
+    goal = facts.get("max_steps")
     if _is_written(source, curves.seconds_per_step()) and not (goal and curves.step >= goal):
         status = "running"
     elif goal:
@@ -113,8 +113,8 @@ def _training(source: Source) -> dict[str, Any]:
     else:
         status = "ended"
     return {
-        "env": told.get("env_id") or source.folder.name,
-        "model": told.get("model") or "",
+        "env": facts.get("env_id") or source.folder.name,
+        "model": facts.get("model") or "",
         "reward": last if last is not None else previous,
         "stderr": None,
         "rollouts": curves.step,
@@ -131,26 +131,25 @@ def _training(source: Source) -> dict[str, Any]:
     }
 
 
-def _told(folder: Path) -> dict[str, Any]:
-    """What the files of a training say of it: ``env_id model max_steps``."""
-    told: dict[str, Any] = {}
+def _training_facts(folder: Path) -> dict[str, Any]:
+    """``env_id``, ``model`` and ``max_steps`` from the files of a training run."""
     summary = _json(folder / "summary.json")
-    told |= {"env_id": summary.get("environment"), "model": summary.get("model"), "max_steps": summary.get("steps")}
+    facts = {"env_id": summary.get("environment"), "model": summary.get("model"), "max_steps": summary.get("steps")}
     checkpoints = sorted(folder.glob("checkpoint-*/rl_state.json"), key=lambda path: path.stat().st_mtime)
     if checkpoints:
         configuration = _json(checkpoints[-1]).get("configuration") or {}
         state = _json(checkpoints[-1].parent / "trainer_state.json")
-        told["env_id"] = told["env_id"] or configuration.get("env_id")
-        told["max_steps"] = state.get("max_steps") or told["max_steps"]
-    return told
+        facts["env_id"] = facts["env_id"] or configuration.get("env_id")
+        facts["max_steps"] = state.get("max_steps") or facts["max_steps"]
+    return facts
 
 
 def _is_written(source: Source, seconds_per_step: float | None) -> bool:
-    """Whether a process writes the run: the holder of its lock lives here, or the files changed lately."""
+    """Whether a process is writing the run: its lock's process is alive on this host, or its files changed recently."""
     lock = source.folder / LOCK_NAME
     holder = _json(lock)
     if isinstance(holder.get("pid"), int) and holder.get("host") == socket.gethostname():
-        return _lives(holder["pid"])
+        return _is_alive(holder["pid"])
     changed = 0.0
     for name in (*_WATCHED, "completions"):
         with contextlib.suppress(OSError):
@@ -158,12 +157,12 @@ def _is_written(source: Source, seconds_per_step: float | None) -> bool:
     return time.time() - changed < max(QUIET_S, 5 * (seconds_per_step or 0))
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's
+    except (OSError, OverflowError):  # the process belongs to another user
         return True
     return True
 
@@ -184,11 +183,11 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    found: list[os.DirEntry[str]] = []
-    for place in (folder, folder / "completions"):
-        with contextlib.suppress(OSError), os.scandir(place) as entries:
-            found += [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-    return found
+    files: list[os.DirEntry[str]] = []
+    for path in (folder, folder / "completions"):
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            files += [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    return files
 
 
 def _known(value: object) -> float | None:

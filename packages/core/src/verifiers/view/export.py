@@ -1,8 +1,8 @@
-"""The page as files: what ``vf-view`` serves, for any static server, or opened from the disk without one.
+"""Export the page of ``vf-view`` as static files, for a static server or to open from the disk.
 
-A page that is opened from a disk may neither fetch files nor load modules, but it may load scripts. So the answers
-become scripts that hand their JSON over, and the page's modules are joined into one script. The folder appears whole or
-not at all; one that is there is replaced only when it is such a copy.
+A ``file://`` page can neither fetch files nor load modules, but it can load scripts. So each response is written as a
+script that passes its JSON to the page, and the page's modules are joined into one script. The folder appears
+atomically; an existing one is replaced only when it is an earlier copy.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from verifiers.view.guard import POLICY
 from verifiers.view.library import Library
 
 ROWS_PER_FILE = 20
-"""Whole rollouts in one file."""
+"""Complete rollouts in one file."""
 PREVIEWS_PER_FILE = 200
 MARKER = "vf-view-copy"
-"""Stands in the page of a copy, and tells it from a folder of somebody's own."""
+"""Marks the page of a copy, to distinguish it from other folders."""
 _IMPORT = re.compile(r"^import\s*\{[^}]*\}\s*from\s*\"\./([\w.-]+)\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULTILINE)
 _ENTRY = "app.js"
 
 
 def export(library: Library, out: str | Path) -> Path:
-    """Write the copy; its ``index.html``. Raises: ``ConfigError`` for a folder that holds something else."""
+    """Write the copy; returns its ``index.html``. Raises: ``ConfigError`` for a folder with other files."""
     out = Path(out)
     _refuse_other(out)
     hidden = out.with_name(f".{out.name}.tmp")
@@ -54,9 +54,9 @@ def export(library: Library, out: str | Path) -> Path:
 
 
 def joined(modules: Mapping[str, str]) -> str:
-    """One script that does what the modules do: each after those it imports, in one scope.
+    """Join modules into one script, each after its imports, in one scope.
 
-    Works for modules that import by name without renaming, and whose names at top level are all different.
+    Requires imports by name without renaming, and distinct top-level names.
     """
     placed: dict[str, str] = {}
 
@@ -81,18 +81,18 @@ def _page(page: str) -> str:
 
 
 def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(file name, answer) of everything the page may ask for. Runs are numbered in the order of the list."""
+    """(file name, response) of every request the page can make. Runs are numbered in the order of the list."""
     runs = library.runs()
     yield "runs", {**runs, "folders": [], "runs": [_without_path(run) for run in runs["runs"]], "copy": True}
-    for place, described in enumerate(runs["runs"]):
+    for index, described in enumerate(runs["runs"]):
         run = library.run(described["id"])
-        yield f"{place}/run", _without_path(run)
+        yield f"{index}/run", _without_path(run)
         if run["kind"] == TRAINING:
-            yield f"{place}/metrics", library.metrics(run["id"])
+            yield f"{index}/metrics", library.metrics(run["id"])
             for step in run["steps"]:
-                yield from _rows(library, run["id"], step, f"{place}/step-{step}")
+                yield from _rows(library, run["id"], step, f"{index}/step-{step}")
         else:
-            yield from _rows(library, run["id"], None, f"{place}/rows")
+            yield from _rows(library, run["id"], None, f"{index}/rows")
 
 
 def _rows(library: Library, run_id: str, step: int | None, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -109,11 +109,11 @@ def _rows(library: Library, run_id: str, step: int | None, folder: str) -> Itera
 
 
 def _without_path(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy may go anywhere; where the run lay on this machine stays here."""
-    kept = {key: value for key, value in run.items() if key != "path"}
-    if isinstance(metadata := kept.get("metadata"), dict):
-        kept["metadata"] = {key: value for key, value in metadata.items() if key != "path_to_save"}
-    return kept
+    """The run without local paths, because a copy may be published."""
+    public = {key: value for key, value in run.items() if key != "path"}
+    if isinstance(metadata := public.get("metadata"), dict):
+        public["metadata"] = {key: value for key, value in metadata.items() if key != "path_to_save"}
+    return public
 
 
 def _write(folder: Path, name: str, answer: Mapping[str, Any]) -> None:

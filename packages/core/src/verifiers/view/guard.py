@@ -1,13 +1,13 @@
-"""What stands between the runs and the rest of the world: who may ask, and what the answer may do in a browser.
+"""Request checks and response headers that protect the server against other web sites and against model text.
 
-* Only ``GET`` and ``HEAD``: the server changes nothing.
-* The ``Host`` header must name this machine. A page of another site that had its name resolved to 127.0.0.1 (DNS
-  rebinding) is of its own origin to the browser; its requests carry its name, and are refused.
-* A request that the browser says comes from another site is refused, unless it is a person following a link.
-* The policy allows scripts and styles from the server's own files alone, and images out of ``data:`` URLs: model text
-  can neither run nor call anybody.
+* Only ``GET`` and ``HEAD`` are allowed.
+* The ``Host`` header must name this machine. This stops DNS rebinding: a page of another site whose name resolves to
+  127.0.0.1 sends its own name as the host.
+* Cross-site requests (``Sec-Fetch-Site``) are refused, except navigation by a link.
+* The content security policy allows only scripts and styles of this server, and images from ``data:`` URLs: model text
+  can neither execute nor send requests.
 
-There are no passwords: whoever has an account on this machine can read what is served.
+There are no passwords: every local user of this machine can read the served runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def allowed_hosts(host: str) -> frozenset[str]:
-    """The names under which a server bound to ``host`` may be asked for; without ports, lower case."""
+    """The accepted ``Host`` names of a server bound to ``host``; without ports, in lower case."""
     names = {*LOOPBACK, host.lower()}
     if not is_loopback(host):
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -55,8 +55,11 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware that keeps the rules of this module. ``any_address``: addresses without a name are let in too,
-    which a server that is open to the network needs; rebinding needs a name."""
+    """ASGI middleware that enforces the rules of this module.
+
+    ``any_address``: also accept IP addresses as ``Host``, for a server that is open to the network; DNS rebinding
+    needs a name.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = LOOPBACK, any_address: bool = False):
         self.app = app
@@ -80,7 +83,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("vf-view only reads\n", 405)
+            return PlainTextResponse("vf-view is read-only\n", 405)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return PlainTextResponse("vf-view answers to the name of this machine only\n", 421)
@@ -103,6 +106,6 @@ class Guard:
 
 
 def _without_port(host: str) -> str:
-    """The name in a ``Host`` header, lower case; "" when it is not well formed."""
+    """The name in a ``Host`` header, in lower case; "" when it is malformed."""
     match = _HOST.fullmatch(host.strip().lower())
     return (match[1] or match[2]) if match else ""

@@ -1,10 +1,10 @@
-"""A file of rows, read once from front to back: where each row stands, and the few columns that sort and filter.
+"""Index a file of saved rollouts: the byte offsets of each, and the columns for sorting and filtering.
 
-Works on journals and on plain lines (runs of other versions, a training's completions), finished or growing: ``read``
-takes up what was appended, for as long as it is given, so that a large file shows its first rows at once. Of a row run
-again the newest counts. Text stays on disk; a row is read when it is asked for.
+Supports journals and plain JSON lines (runs of other versions, completions of a training run), finished or growing:
+``read`` indexes appended lines within a time budget, so that a large file shows its first rollouts quickly. Of a
+rollout that was run again the newest counts. Text stays on disk and is read on demand.
 
-Memory is about 300 bytes a row. This module never writes.
+Uses about 300 bytes of memory per rollout. Read-only.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from verifiers.runtime.json import decode_row
 from verifiers.storage.journal import scan_journal
 
 NUMBERS = ("reward", "advantage", "turns", "input_tokens", "output_tokens", "chars", "total_ms", "sibling", "attempts")
-"""Columns of numbers; an unknown one is NaN."""
+"""Numeric columns; an unknown value is NaN."""
 NAMES = ("error", "stop_condition")
-"""Columns of names, None for none. ``error`` is the class of a rollout's failure."""
-_KEPT_CHARS = 16
+"""Columns of names; None when absent. ``error`` is the class of a rollout's error."""
+_HASH_CHARS = 16
 _PLAIN = re.compile(r"[ -!#-\[\]-~]+")
-"""Text that JSON spells as it is, so that a line can be passed over without decoding it."""
+"""Text that JSON does not escape, so that a line can be searched without decoding it."""
 
 
 class _Message(msgspec.Struct):
@@ -43,7 +43,7 @@ class _Message(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What the index needs of a row; everything else in its line is skipped without being decoded."""
+    """The indexed fields of a saved rollout; the other fields of its line are skipped without being decoded."""
 
     example_id: Any = None
     metrics: dict[str, float | None] | None = None
@@ -71,7 +71,7 @@ _TEXTS = msgspec.json.Decoder(_Texts)
 
 
 class RowIndex:
-    """The index of one file. ``metric_names``: what the metrics are called where rows do not say (older versions).
+    """The index of one file. ``metric_names``: names of the metrics, for older versions without a ``metrics`` field.
 
     >>> def best(path):
     ...     index = RowIndex(path)
@@ -89,11 +89,11 @@ class RowIndex:
         self.columns: dict[str, list[Any]] = {name: [] for name in ("example", "key", *NUMBERS, *NAMES)}
         self.metrics: dict[str, list[float]] = {}
         self.replaced: list[int] = []
-        """Rows that a newer one of the same rollout replaces."""
+        """Row numbers that a newer attempt of the same rollout replaces."""
         self.damage: str | None = None
         self.generation = getattr(self, "generation", -1) + 1
-        """Changes when the file was written anew and row numbers mean other rows."""
-        self._places: list[tuple[int, int]] = []  # start and end of its line
+        """Changes when the file was rewritten, so that row numbers refer to other rollouts."""
+        self._spans: list[tuple[int, int]] = []  # byte offsets of each line: start, end
         self._newest: dict[str, int] = {}
         self._end = 0
         self._identity: tuple[int, int] | None = None
@@ -101,20 +101,20 @@ class RowIndex:
         self._is_journal: bool | None = None
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._spans)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything the file held at the last look was read (an unfinished last line is not waited for)."""
+        """Whether everything was read that the file held at the last ``read``, except an unfinished last line."""
         return self.damage is not None or self._end >= self._size
 
     @property
     def progress(self) -> float:
-        """Share of the file that was read, 0 to 1."""
+        """Fraction of the file that was read, 0 to 1."""
         return 1.0 if self.is_complete else self._end / self._size
 
     def read(self, budget_s: float = math.inf) -> None:
-        """Take up what the file has gained, for about ``budget_s`` seconds. Raises: ``OSError``."""
+        """Index appended lines, for about ``budget_s`` seconds. Raises: ``OSError``."""
         deadline = time.monotonic() + budget_s
         with self._lock:
             stat = os.stat(self.path)
@@ -130,7 +130,7 @@ class RowIndex:
                     start = self._end
                     for end, body in zip(ends, bodies, strict=True):
                         if body:
-                            self._places.append((start, end))
+                            self._spans.append((start, end))
                             self._add(body)
                         start = end
                     self._end = start
@@ -141,17 +141,17 @@ class RowIndex:
                 self.damage = str(error)
 
     def row(self, number: int) -> RolloutOutput:
-        """One row, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError`` when it is no row any more."""
+        """One saved rollout, read from disk. Raises: ``LookupError``; ``OSError``; ``ValueError``: file changed."""
         return next(self.rows([number]))
 
     def rows(self, numbers: Sequence[int]) -> Iterator[RolloutOutput]:
-        """The rows of these numbers, in this order. Raises: as ``row``."""
+        """The saved rollouts with these row numbers, in this order. Raises: as ``row``."""
         with open(self.path, "rb") as file:
             for number in numbers:
                 yield row_from_disk(self._stored(file, number), self._metric_names)
 
     def texts(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-        """(prompt, completion) of the rows of these numbers, without reading the rest of them. Raises: as ``row``."""
+        """(prompt, completion) of these row numbers, without decoding other fields. Raises: as ``row``."""
         with open(self.path, "rb") as file:
             for number in numbers:
                 line = self._line(file, number)
@@ -163,23 +163,23 @@ class RowIndex:
                     yield row.get("prompt"), row.get("completion")
 
     def search(self, text: str, first: int = 0, budget_s: float = math.inf) -> tuple[list[int], int]:
-        """Rows from ``first`` on whose texts hold ``text``, upper and lower case alike, and the row to go on from.
+        """(row numbers from ``first`` on whose texts contain ``text``, the row number to continue from).
 
-        Stops after about ``budget_s`` seconds; at the end the row to go on from is the number of rows. Raises: as
-        ``row``.
+        Ignores case. Stops after about ``budget_s`` seconds; at the end of the file the second value is the number of
+        rows. Raises: as ``row``.
         """
-        wanted = text.casefold()
-        found: list[int] = []
-        raw = wanted.encode() if _PLAIN.fullmatch(wanted) else None
+        folded = text.casefold()
+        matches: list[int] = []
+        raw = folded.encode() if _PLAIN.fullmatch(folded) else None
         deadline = time.monotonic() + budget_s
         with open(self.path, "rb") as file:
             for number in range(first, len(self)):
                 line = self._line(file, number)
-                if (raw is None or raw in line.lower()) and wanted in _searched_text(decode_row(line)).casefold():
-                    found.append(number)
+                if (raw is None or raw in line.lower()) and folded in _searched_text(decode_row(line)).casefold():
+                    matches.append(number)
                 if time.monotonic() > deadline:
-                    return found, number + 1
-        return found, len(self)
+                    return matches, number + 1
+        return matches, len(self)
 
     def _stored(self, file: object, number: int) -> dict[str, Any]:
         row = decode_row(self._line(file, number))
@@ -187,15 +187,15 @@ class RowIndex:
         return row
 
     def _line(self, file: Any, number: int) -> bytes:
-        if not 0 <= number < len(self._places):
+        if not 0 <= number < len(self._spans):
             raise LookupError(f"{self.path} has no row {number}")
-        start, end = self._places[number]
+        start, end = self._spans[number]
         file.seek(start)
         line: bytes = file.read(end - start)
         return line
 
     def _writes(self) -> Iterator[tuple[list[int], list[bytes]]]:
-        """What follows the last read, in writes that count whole: where their lines end, and the rows on them."""
+        """The complete writes after the last read: end offsets of their lines, and the lines' content."""
         if self._is_journal is None:
             with open(self.path, "rb") as file:
                 self._is_journal = b'"crc32":' in file.readline()
@@ -221,8 +221,10 @@ class RowIndex:
             try:
                 head = _head_of(decode_row(body), self._metric_names)
             except ValueError as error:
-                self._places.pop()
-                raise JournalError(f"{self.path}:{len(self) + 1}: this line is not a row ({error})") from error
+                self._spans.pop()
+                raise JournalError(
+                    f"{self.path}:{len(self) + 1}: this line is not a saved rollout ({error})"
+                ) from error
         number, columns = len(self) - 1, self.columns
         if head.rollout_key is not None:
             if (older := self._newest.get(head.rollout_key)) is not None:
@@ -247,7 +249,7 @@ def _facts(head: _Head) -> dict[str, Any]:
     sampled = usage.get("output_tokens", usage.get("completion_tokens", head.completion_tokens))
     return {
         "example": head.example_id,
-        "key": head.example_hash[:_KEPT_CHARS] if head.example_hash else None,
+        "key": head.example_hash[:_HASH_CHARS] if head.example_hash else None,
         "reward": _number(head.reward),
         "advantage": _number(head.advantage),
         "turns": turns,
@@ -263,7 +265,7 @@ def _facts(head: _Head) -> dict[str, Any]:
 
 
 def _measure(completion: object) -> tuple[int, int]:
-    """(turns of the model, characters it wrote) of a completion."""
+    """(model turns, characters of the model's text) of a completion."""
     if not isinstance(completion, list):
         return (1, len(completion)) if isinstance(completion, str) else (0, 0)
     turns = chars = 0
@@ -276,7 +278,7 @@ def _measure(completion: object) -> tuple[int, int]:
 
 
 def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
-    """The head of a row of any version, by the slow way."""
+    """The head of a saved rollout of any version, by complete decoding."""
     output = row_from_disk(row, metric_names)
     completion = output["completion"]
     if isinstance(completion, list):
@@ -304,7 +306,7 @@ def _number(value: object) -> float:
 
 
 def _searched_text(row: Mapping[str, Any]) -> str:
-    """What a reader can see of a row: its conversation, answer and error."""
+    """The searchable text of a saved rollout: its conversation, answer, error and info."""
     pieces: list[str] = []
     for name in ("prompt", "completion", "answer", "error", "info"):
         _collect(row.get(name), pieces)

@@ -1,7 +1,7 @@
-"""The page's questions and their answers: one method each, plain JSON values out.
+"""Answer the page's requests: one method each, returning plain JSON values, independent of HTTP.
 
-``app`` serves the answers to a running page, ``export`` writes the same answers as files. Nothing here knows of HTTP.
-A row number is a row's place in its file, so it stays the same while a run goes on.
+``app`` serves the responses, ``export`` writes them as files. A row number is a saved rollout's index in its file, so
+it does not change while a run continues.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from verifiers.view.curves import Curves
 from verifiers.view.index import NAMES, NUMBERS, RowIndex
 
 MAX_INDEXES = 16
-"""Indexes kept in memory; the least recently used one goes first."""
+"""Number of indexes in memory; the least recently used one is dropped first."""
 READ_S = 0.4
-"""How long one answer may read on in a file before it gives what it has."""
+"""Seconds that one request may spend reading a file; then it returns a partial result."""
 MAX_PREVIEWS = 400
 
 
 class Library:
-    """Answers about the runs of a catalog. Safe to ask from several threads.
+    """Answers requests about the runs of a catalog. Thread-safe.
 
     Every method with ``run_id`` raises ``LookupError`` for a run, step or row that does not exist.
     """
@@ -45,28 +45,27 @@ class Library:
         return {"version": f"{hash(tuple(tokens)) & 0xFFFFFFFFFFFF:x}"}
 
     def runs(self) -> dict[str, Any]:
-        """Every run at a glance, and the folders they are in."""
+        """A summary of every run, and the folders that were searched."""
         described = []
         for source in self.catalog.sources().values():
             try:
                 described.append(self._describe(source))
-            except OSError:  # removed since it was found
+            except OSError:  # removed since the scan
                 continue
         return {"runs": described, "folders": [str(folder) for folder in self.catalog.folders]}
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """One run: its line of the list, its settings, and the steps of a training that have rollouts."""
+        """One run: its summary, its settings, and the steps of a training run that have saved rollouts."""
         source = self.catalog.get(run_id)
-        made = dict(self._describe(source)) | describe.settings(source)
-        made["steps"] = source.steps() if source.kind == TRAINING else []
-        return made
+        steps = source.steps() if source.kind == TRAINING else []
+        return {**self._describe(source), **describe.settings(source), "steps": steps}
 
     def columns(
         self, run_id: str, step: int | None = None, first: int = 0, generation: int = -1, budget_s: float = READ_S
     ) -> dict[str, Any]:
-        """The sorting columns from row ``first`` on; from 0 when the file was written anew since ``generation``.
+        """The columns for sorting from row ``first`` on; from 0 when the file was rewritten since ``generation``.
 
-        ``complete`` is false while there is more to read than the time allowed: ask again from ``total``.
+        ``complete`` is false when the time budget ended before the file: request again from ``total``.
         """
         index = self._index(run_id, step)
         index.read(budget_s)
@@ -87,13 +86,13 @@ class Library:
         }
 
     def previews(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> dict[str, Any]:
-        """The first words of some rows, by row number."""
+        """The first words of some saved rollouts, by row number."""
         index, numbers = self._read_index(run_id, step), numbers[:MAX_PREVIEWS]
         texts = zip(numbers, index.texts(numbers), strict=True)
         return {"previews": {str(number): rollout.preview(*pair) for number, pair in texts}}
 
     def rollout(self, run_id: str, number: int, step: int | None = None) -> dict[str, Any]:
-        """One rollout, whole."""
+        """One complete rollout."""
         source = self.catalog.get(run_id)
         row = self._read_index(run_id, step).row(number)
         return {"row": number} | rollout.page(row, describe.settings(source)["weights"], self._pieces)
@@ -101,16 +100,16 @@ class Library:
     def search(
         self, run_id: str, text: str, first: int = 0, step: int | None = None, budget_s: float = READ_S
     ) -> dict[str, Any]:
-        """Rows from ``first`` on that hold ``text``; ``next`` is where to go on, null at the end."""
+        """Row numbers from ``first`` on that contain ``text``; ``next`` is where to continue, null at the end."""
         index = self._read_index(run_id, step)
-        found, following = index.search(text, first, budget_s)
-        return {"rows": found, "next": following if following < len(index) else None}
+        matches, following = index.search(text, first, budget_s)
+        return {"rows": matches, "next": following if following < len(index) else None}
 
     def metrics(self, run_id: str, first: int = 0, generation: str = "") -> dict[str, Any]:
-        """A training's lines of metrics from line ``first`` on; all when they were cut back since ``generation``."""
+        """The metrics lines of a training run from ``first`` on; all when it was rewritten since ``generation``."""
         source = self.catalog.get(run_id)
         if source.kind != TRAINING:
-            raise LookupError(f"{run_id!r} is no training")
+            raise LookupError(f"{run_id!r} is not a training run")
         with self._lock:
             curves = self._curves.setdefault(run_id, Curves(source.folder / METRICS_NAME))
             curves.read()
@@ -124,10 +123,10 @@ class Library:
 
     def _describe(self, source: Source) -> dict[str, Any]:
         version = describe.version(source)
-        known = self._described.get(source.id)
-        if known is None or known[0] != version:
-            known = self._described[source.id] = version, describe.describe(source)
-        return known[1]
+        cached = self._described.get(source.id)
+        if cached is None or cached[0] != version:
+            cached = self._described[source.id] = version, describe.describe(source)
+        return cached[1]
 
     def _read_index(self, run_id: str, step: int | None) -> RowIndex:
         index = self._index(run_id, step)
@@ -136,7 +135,7 @@ class Library:
         return index
 
     def _index(self, run_id: str, step: int | None) -> RowIndex:
-        file = self.catalog.rows_file(run_id, step)  # first: also a run whose index is there may be gone
+        file = self.catalog.rows_file(run_id, step)  # first: a run with a cached index may have been removed
         with self._lock:
             index = self._indexes.pop((run_id, step), None)
             if index is None or index.path != file:
@@ -148,7 +147,7 @@ class Library:
 
 
 def _coded(values: Sequence[str | None]) -> dict[str, Any]:
-    """A column of few different names: the names, and for each row which of them; -1 for none."""
+    """A dictionary-encoded column: the distinct names, and the index of each row's name; -1 for none."""
     names: dict[str, int] = {}
     codes = [-1 if value is None else names.setdefault(value, len(names)) for value in values]
     return {"names": list(names), "codes": codes}

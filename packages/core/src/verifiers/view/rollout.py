@@ -1,7 +1,7 @@
-"""One rollout as the page shows it: its messages in order, each model turn with its numbers, and how it was scored.
+"""Convert one rollout for display: its messages in order, the numbers of each model turn, and its scores.
 
-Everything is plain JSON values; nothing here is markup. An image is passed on only as a ``data:`` URL of a raster
-format, as it stands in the message; any other address stays text, so that reading a rollout calls nobody.
+Returns plain JSON values without markup. Only ``data:`` URLs of raster formats are passed on as images; any other
+address stays text, so that viewing a rollout sends no request to other hosts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from verifiers.data.messages import field, message_text
 from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, json_ready
 
 IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif|bmp);base64,[A-Za-z0-9+/=\s]*")
-"""What is shown as an image."""
+"""URLs that are displayed as images."""
 Pieces = Callable[[Sequence[int]], list[str]]
 """Token ids -> the text of each."""
 PREVIEW_CHARS = 240
@@ -22,14 +22,14 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None = None) -> dict[str, Any]:
-    """The rollout's page. ``weights``: of the reward functions; ``pieces`` gives tokens their texts."""
+    """The content of the rollout's page. ``weights``: of the reward functions; ``pieces``: decodes single tokens."""
     steps = [_step(step, pieces) for step in row.get("trajectory") or [] if isinstance(step, Mapping)]
     _spend(steps)
     messages = _messages(row["prompt"], "prompt") + _messages(row["completion"], "completion")
     _assign(messages, steps)
     metrics = {name: value for name, value in row["metrics"].items()}
-    shown = {*FIELDS, *DISK_FIELDS, *metrics, "trajectory", "crc32", "write_part"}
-    made = {
+    columns = {*FIELDS, *DISK_FIELDS, *metrics, "trajectory", "crc32", "write_part"}
+    content = {
         "example_id": row["example_id"],
         "sibling": row.get("sibling"),
         "attempts": row.get("attempts"),
@@ -47,19 +47,19 @@ def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None
         "timing": row["timing"],
         "usage": row["token_usage"],
         "tools": row["tool_defs"],
-        "more": {name: value for name, value in row.items() if name not in shown},
+        "more": {name: value for name, value in row.items() if name not in columns},
     }
-    ready: dict[str, Any] = json_ready(made)
+    ready: dict[str, Any] = json_ready(content)
     return ready
 
 
 def preview(prompt: object, completion: object) -> dict[str, str]:
-    """The line of a rollout in a table: its newest question before it began, and its last reply."""
+    """The preview of a rollout in a table: the prompt's last user message, and the last reply."""
     return {"question": _last(prompt, "user"), "reply": _last(completion, "assistant")}
 
 
 def _last(messages: Any, role: str) -> str:
-    """A line of the newest message of a role that has text."""
+    """One line of the last message of ``role`` that has text or tool calls."""
     if isinstance(messages, str):
         return _line(messages)
     for message in reversed(messages or []):
@@ -81,7 +81,7 @@ def _line(text: str) -> str:
 
 
 def _score(name: str, value: float, weights: Mapping[str, float]) -> dict[str, Any]:
-    """A metric; where it is a reward function, also its weight and its part of the reward."""
+    """A metric; for a reward function also its weight and its part of the reward."""
     weight = weights.get(name)
     return {"name": name, "value": value, "weight": weight, "part": None if weight is None else weight * value}
 
@@ -94,16 +94,16 @@ def _messages(messages: Any, place: str) -> list[dict[str, Any]]:
 
 
 def _message(message: object, place: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": place}
-    made["parts"] = _parts(field(message, "content"))
-    if thought := field(message, "reasoning_content") or _thinking(field(message, "thinking_blocks")):
-        made["reasoning"] = str(thought)
+    content: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": place}
+    content["parts"] = _parts(field(message, "content"))
+    if reasoning := field(message, "reasoning_content") or _thinking(field(message, "thinking_blocks")):
+        content["reasoning"] = str(reasoning)
     if calls := field(message, "tool_calls"):
-        made["calls"] = [_call(call) for call in calls]
+        content["calls"] = [_call(call) for call in calls]
     for name in ("tool_call_id", "name"):
-        if given := field(message, name):
-            made[name] = str(given)
-    return made
+        if value := field(message, name):
+            content[name] = str(value)
+    return content
 
 
 def _call(call: object) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def _part(part: object) -> dict[str, Any]:
 
 
 def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
-    """The numbers of one model turn; ``logprobs`` in nats, one for each sampled token."""
-    made: dict[str, Any] = {
+    """The numbers of one model turn; ``logprobs`` in nats, one per sampled token."""
+    numbers: dict[str, Any] = {
         "truncated": bool(step.get("is_truncated")),
         "reward": step.get("reward"),
         "text": _step_text(step.get("completion")),
@@ -153,7 +153,7 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
     tokens = step.get("tokens")
     if isinstance(tokens, Mapping):
         prompt_ids, ids = tokens.get("prompt_ids") or (), tokens.get("completion_ids") or ()
-        made |= {
+        numbers |= {
             "prompt_tokens": len(prompt_ids),
             "completion_tokens": len(ids),
             "ids": list(ids),
@@ -161,8 +161,8 @@ def _step(step: Mapping[str, Any], pieces: Pieces | None) -> dict[str, Any]:
             "policy_version": tokens.get("version"),
         }
         if pieces is not None and ids:
-            made["pieces"] = pieces(ids)
-    return made
+            numbers["pieces"] = pieces(ids)
+    return numbers
 
 
 def _step_text(completion: Any) -> str:
@@ -172,7 +172,7 @@ def _step_text(completion: Any) -> str:
 
 
 def _spend(steps: list[dict[str, Any]]) -> None:
-    """Milliseconds of each turn from the clock readings that the steps hold (sums since the rollout began)."""
+    """Replace each turn's cumulative times (milliseconds since the rollout began) by the times of that turn alone."""
     before: Mapping[str, Any] = {}
     for step in steps:
         timing = step.pop("timing")
@@ -184,7 +184,7 @@ def _spend(steps: list[dict[str, Any]]) -> None:
 
 
 def _assign(messages: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
-    """Give each message that a step sampled the step's number; a step whose message was changed later has none."""
+    """Set the turn's index on each sampled message; a turn whose message was changed later matches none."""
     sampled = [m for m in messages if m["place"] == "completion" and m["role"] == "assistant"]
     if len(sampled) == len(steps):
         for number, message in enumerate(sampled):

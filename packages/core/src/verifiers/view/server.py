@@ -1,4 +1,4 @@
-"""One server process: a socket on this machine, the application behind it, and a browser in front when there is one."""
+"""Run the server: bind a local socket, serve the application, open a browser."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from verifiers.view.library import Library
 
 
 class Server:
-    """A bound server: ``url`` is known at once, ``run`` serves until the process is interrupted or ``stop`` is called.
+    """A bound server with its ``url``; ``run`` serves until the process is interrupted or ``stop`` is called.
 
-    Raises: ``ConfigError`` when the address cannot be taken, or when it is not of this machine alone and
-    ``allow_remote`` is false.
+    Raises: ``ConfigError`` when the address cannot be bound, or is not a loopback address and ``allow_remote`` is
+    false.
     """
 
     def __init__(self, library: Library, host: str = "127.0.0.1", port: int = 0, allow_remote: bool = False):
         if not allow_remote and not is_loopback(host):
             raise ConfigError(
-                f"--host {host} would show the runs to everyone who reaches this machine; say so with --allow-remote, "
+                f"--host {host} shows the runs to everyone who can reach this machine; allow it with --allow-remote, "
                 "or keep 127.0.0.1 and use a tunnel (ssh -L)"
             )
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self.port}/"
+        url_host = f"[{host}]" if ":" in host else host
+        self.url = f"http://{url_host}:{self.port}/"
         config = uvicorn.Config(
             make_app(library, host),
             log_level="error",
@@ -45,7 +45,7 @@ class Server:
         self._server = uvicorn.Server(config)
 
     def run(self, started: Callable[[], None] | None = None) -> None:
-        """Serve; ``started`` is called in a thread once questions are answered."""
+        """Serve; ``started`` is called in a thread once connections are accepted."""
         if started is not None:
             threading.Thread(target=self._call_when_open, args=(started,), daemon=True).start()
         try:
@@ -54,7 +54,7 @@ class Server:
             self._socket.close()
 
     def stop(self) -> None:
-        """End ``run`` soon, from any thread."""
+        """Make ``run`` return soon; callable from any thread."""
         self._server.should_exit = True
 
     def _call_when_open(self, started: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class Server:
 
 
 def open_browser(url: str) -> bool:
-    """Show ``url`` in a browser with windows; false where there is none (a terminal's own would take it over)."""
+    """Open ``url`` in a graphical browser; false where there is none (a text browser would take over the terminal)."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return False
     return webbrowser.open(url)

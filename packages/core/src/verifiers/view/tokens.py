@@ -1,4 +1,4 @@
-"""The text of single tokens, for colouring a completion by log-probability. Rows hold ids; a tokenizer names them."""
+"""Decode single tokens, to colour a completion by log-probability; saved rollouts contain only token ids."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAX_TOKENS_OF_CHARACTER = 4
 
 
 def pieces_of(name: str) -> Callable[[Sequence[int]], list[str]]:
-    """Token ids -> the text of each, by a tokenizer's folder or name; "bytes" is the scripted clients' own.
+    """A function from token ids to the text of each. ``name``: a tokenizer's folder or name; "bytes" decodes bytes.
 
-    Only files on this machine are read. Raises: ``ConfigError`` when there is no such tokenizer here.
+    Reads only local files. Raises: ``ConfigError`` when the tokenizer is not found.
     """
     tokenizer: Any
     if name == "bytes":
@@ -30,7 +30,7 @@ def pieces_of(name: str) -> Callable[[Sequence[int]], list[str]]:
 
 
 def _whole_characters(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token; of several that make one character, the last has it."""
+    """The text of each token; the last of several tokens that form one character gets the character."""
     texts: list[str] = []
     first = 0
     for end in range(1, len(ids) + 1):

@@ -1,1 +1,1 @@
-"""What every command shares: its frame, its streams, its interrupts, its completion, and the files it writes."""
+"""Shared parts of all commands: argument handling, output streams, interrupts, shell completion, writing files."""

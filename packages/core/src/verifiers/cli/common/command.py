@@ -1,8 +1,8 @@
-"""The frame of a small command: read the arguments, run the action, print text or one JSON object, exit.
+"""Base of the small commands: read the arguments, run the action, print text or one JSON object, exit.
 
-Every command built on it has ``--json``, ``-v``, ``-q``, ``--version`` and ``--help``, names all unknown options at
-once, keeps stdout to its results and answers Ctrl-C with exit code 130. The action is a function.
-``vf-eval``, with its files, dotted keys and displays, has its own frame.
+Every command built on it has ``--json``, ``-v``, ``-q``, ``--version`` and ``--help``, reports all unknown options at
+once, prints only results on stdout and exits with 130 on Ctrl-C. The action is a function. ``vf-eval``, which has
+files, dotted keys and displays, does not use it.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from verifiers.errors import ConfigError
 SCHEMA = 1
 INTERRUPTED = 130
 COMMON = ("json", "verbose", "quiet")
-EPILOG = "Exit codes: 0 done, 2 something to correct, 3 something failed on the way, 130 interrupted."
+EPILOG = "Exit codes: 0 done, 2 something to correct, 3 the command failed, 130 interrupted."
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a command: what was asked for, where its results go, and what it has to say."""
+    """One call of a command: its arguments, its output stream, and its results."""
 
     words: list[str]
     """Positional arguments."""
     options: dict[str, Any]
-    """Values of the command's own options, by name."""
+    """Values of the command's options, by name."""
     json: bool = False
     verbose: bool = False
     quiet: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
     facts: dict[str, Any] = field(default_factory=dict)
-    """Values of the command's own keys in the JSON object."""
+    """Values of the command's keys in the JSON object."""
 
     def say(self, text: str) -> None:
-        """A result, for people; with ``--json`` the object says it."""
+        """Print a result as text; omitted with ``--json``, where the object holds it."""
         if not self.json:
             from verifiers.data.messages import escape_control  # late: it loads numpy, which --help does not need
 
             print(escape_control(text), file=self.out)
 
     def note(self, text: str) -> None:
-        """A notice on stderr; ``-q`` leaves it out."""
+        """Print a notice on stderr; omitted with ``-q``."""
         if not self.quiet:
             from verifiers.data.messages import escape_control
 
@@ -59,7 +59,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class SmallCommand:
-    """A command: its name, its usage and options as click shows them, its JSON keys, and what it does."""
+    """A command: its name, usage and options for click, the keys of its JSON object, and its action."""
 
     name: str
     about: str
@@ -68,7 +68,7 @@ class SmallCommand:
     keys: Sequence[str]
     action: Callable[[Call], None]
     complete: Completer | None = None
-    """What the shell may offer for its words; for those that are a PATH, paths."""
+    """Shell completion of its arguments; by default file paths where the usage names a PATH."""
 
     def main(self) -> NoReturn:
         """The entry point."""
@@ -79,7 +79,7 @@ class SmallCommand:
         sys.exit(self.run(sys.argv[1:]))
 
     def run(self, argv: Iterable[str]) -> int:
-        """Run one command line; the exit code."""
+        """Run one command line; returns the exit code."""
         argv = list(argv)
         call = Call([], {}, json="--json" in argv, verbose=bool({"-v", "--verbose"} & {*argv}))
         code, error = 0, None
@@ -100,18 +100,18 @@ class SmallCommand:
                     content = {"schema": SCHEMA, "ok": code == 0, "exit_code": code, **facts, "error": error}
                     print(json.dumps(content), file=call.out)
                 call.out.flush()
-        except click.exceptions.Exit as done:  # --help and --version have printed
-            return done.exit_code
-        except BrokenPipeError:  # the reader of stdout has gone; no message can reach it
+        except click.exceptions.Exit as exit_:  # after --help and --version
+            return exit_.exit_code
+        except BrokenPipeError:  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return code
 
     def click_command(self) -> click.Command:
-        """The command as click knows it; unknown options are left for `run` to name together."""
+        """The click command; unknown options are ignored here, and reported together by `run`."""
         common = [
             click.Option(["--json"], is_flag=True, help="Print one JSON object on stdout."),
-            click.Option(["-v", "--verbose"], is_flag=True, help="Show where an error comes from."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Leave notices out."),
+            click.Option(["-v", "--verbose"], is_flag=True, help="Show the traceback of an error."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Suppress notices."),
             version_option(self.name),
         ]
         complete = self.complete or (paths if "PATH" in self.metavar else None)
@@ -127,7 +127,7 @@ class SmallCommand:
         )
 
     def _read(self, argv: list[str], call: Call) -> None:
-        """Fill ``call`` from the command line. *Raises* ``ConfigError`` that names every unknown option."""
+        """Fill ``call`` from the command line. *Raises* ``ConfigError`` that lists every unknown option."""
         command = self.click_command()
         try:
             with command.make_context(self.name, argv) as context:
@@ -144,7 +144,7 @@ class SmallCommand:
 
 
 def version_option(name: str) -> click.Option:
-    """The flag that prints the version of the library that is installed, and ends the command ``name``."""
+    """The flag that prints the version of the installed library and exits."""
 
     def show(context: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
@@ -153,7 +153,7 @@ def version_option(name: str) -> click.Option:
             try:
                 version = metadata.version("verifiers")
             except metadata.PackageNotFoundError:  # run from its source folder
-                version = "that is not installed"
+                version = "(not installed)"
             click.echo(f"{name}, verifiers {version}")
             context.exit()
 
@@ -163,7 +163,7 @@ def version_option(name: str) -> click.Option:
 
 
 def one_word(call: Call, what: str) -> str:
-    """The only positional argument. *Raises* ``ConfigError`` when there is none, or more than one."""
+    """The only positional argument. *Raises* ``ConfigError`` when there is not exactly one."""
     if len(call.words) != 1:
         extra = f", not {len(call.words)}: {' '.join(call.words)}" if call.words else ""
         raise ConfigError(f"give {what}{extra}")

@@ -1,8 +1,8 @@
-"""Completion in the shell, by click's own mechanism: flags, their words, environment ids, paths.
+"""Shell completion with click: flags, their choices, environment ids, paths.
 
     eval "$(_VF_EVAL_COMPLETE=bash_source vf-eval)"        # bash; zsh_source and fish_source for the others
 
-Nothing is imported of an environment: ids are read from the metadata of what is installed.
+Imports no environment: ids come from the metadata of installed distributions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem
 
 
 def answer_the_shell(command: Callable[[], click.Command], name: str) -> None:
-    """When the shell calls ``name`` for its script or for completions, print them and exit."""
+    """When the shell calls ``name`` for its completion script or for completions, print them and exit."""
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
     instruction = os.environ.get(variable)
     if instruction:
@@ -31,30 +31,30 @@ def answer_the_shell(command: Callable[[], click.Command], name: str) -> None:
 
 
 def how_to(name: str) -> str:
-    """The sentence of ``--help``."""
+    """The line about completion in ``--help``."""
     return f'Completion in bash: eval "$(_{name.replace("-", "_").upper()}_COMPLETE=bash_source {name})"'
 
 
 def environments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Installed environment ids, also the last of several behind commas; paths where no id fits."""
+    """Installed environment ids, also as the last of a comma-separated list; paths when no id matches."""
     from verifiers.environments.registry import list_environments
 
-    before, comma, begun = incomplete.rpartition(",")
-    taken = set(before.split(",")) if comma else set()
-    ids = [info.id for info in list_environments() if info.id not in taken]
-    offers = items(f"{before}{comma}{env_id}" for env_id in ids if env_id.startswith(begun))
+    before, comma, prefix = incomplete.rpartition(",")
+    listed = set(before.split(",")) if comma else set()
+    ids = [info.id for info in list_environments() if info.id not in listed]
+    offers = items(f"{before}{comma}{env_id}" for env_id in ids if env_id.startswith(prefix))
     return offers or paths(context, parameter, incomplete)
 
 
 def paths(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Whatever files and folders the shell finds."""
+    """Files and folders, listed by the shell."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]
 
 
 def words(allowed: Sequence[str]) -> Completer:
-    """One of ``allowed``."""
+    """A completer for the words ``allowed``."""
 
     def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return items(word for word in allowed if word.startswith(incomplete))
@@ -63,7 +63,7 @@ def words(allowed: Sequence[str]) -> Completer:
 
 
 def items(values: Iterable[str]) -> list[CompletionItem]:
-    """Words to offer, as click wants them."""
+    """Completion items of click."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(value) for value in values]

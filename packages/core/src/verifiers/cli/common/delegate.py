@@ -1,4 +1,4 @@
-"""Run the commands of another distribution; without it, one sentence says how to install it (exit 2)."""
+"""Run the commands of another distribution; when it is missing, print how to install it and exit with 2."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM for commands, and a watchdog for an interpreter that is blocked.
+"""Handle Ctrl-C and SIGTERM in commands, and watch for a blocked event loop.
 
-The first signal asks the work to stop; the second ends the process at once. What a run has saved by then is whole:
-rollouts are counted when they are on disk, and checkpoints appear whole or not at all.
+The first signal asks the work to stop; the second ends the process immediately. Saved data stays consistent: rollouts
+are counted when they are durable, and checkpoints appear atomically.
 
-The handlers are Python's own (``signal.signal``), not the event loop's: the loop runs its handlers between callbacks,
-so author code that blocks the loop would block Ctrl-C too. Only commands use this module.
+The handlers are installed with ``signal.signal``, not with the event loop: the loop runs its handlers between
+callbacks, so author code that blocks the loop would block Ctrl-C too. Only commands use this module.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import Any
 
 GRACE_S = 10.0
 """Seconds that a cancelled evaluation may take to clean up."""
-HELD_S = 60.0
-"""Seconds without a turn of the event loop after which the stack of what blocks it is printed."""
+BLOCKED_S = 60.0
+"""Seconds of a blocked event loop after which the stack of the blocking code is printed."""
 
 
 class Interrupt:
-    """Within its ``with`` block, SIGINT and SIGTERM stop the work; the handlers before it are put back at the end.
+    """Within its ``with`` block, SIGINT and SIGTERM stop the work; previous handlers are restored at the end.
 
-    ``stop`` is called at the first signal. ``leave`` is called with the reason right before the process ends, at the
-    second signal or, with ``grace_s``, when the work has not ended that many seconds after the first one. A signal
+    ``stop`` is called at the first signal. ``leave`` is called with the reason right before the process exits, at the
+    second signal or, with ``grace_s``, when the work has not ended that many seconds after the first signal. A signal
     that the parent process ignores (``nohup``, a background job of a script) stays ignored. Outside the main thread,
-    where Python allows no handlers, nothing is installed.
+    where Python allows no signal handlers, nothing is installed.
     """
 
     def __init__(self, stop: Callable[[], None], leave: Callable[[str], None], grace_s: float | None = None):
         self.signum: int | None = None
-        """The signal that interrupted; None before."""
+        """The first signal received; None before."""
         self._stop, self._leave, self._grace_s = stop, leave, grace_s
         self._before: dict[int, Any] = {}
 
@@ -58,7 +58,7 @@ class Interrupt:
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self.signum is not None:
-            self._end("leaving at once")
+            self._end("exiting immediately")
         self.signum = signum
         if self._grace_s is not None:
             late = threading.Timer(self._grace_s, self._end, [f"the clean-up did not end within {self._grace_s:g} s"])
@@ -75,7 +75,7 @@ def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Interr
     """Within the block the first signal cancels ``task`` and gives it ``GRACE_S`` to clean up."""
 
     def cancel() -> None:
-        say("stopping: no new rollouts start, finished ones are saved (Ctrl-C again leaves at once)")
+        say("stopping: no new rollouts start, finished ones are saved (Ctrl-C again exits immediately)")
         task.cancel()
 
     def leave(reason: str) -> None:
@@ -89,19 +89,19 @@ def interruptible(task: asyncio.Task[Any], say: Callable[[str], None]) -> Interr
 
 @contextmanager
 def watched() -> Iterator[Callable[[], None]]:
-    """A function to call from every turn of the loop: when it is not called for ``HELD_S``, the stack is printed.
+    """Yield a function to call regularly from the loop; after ``BLOCKED_S`` without a call, the stack is printed.
 
-    The watchdog runs outside the interpreter, so it speaks even when C code holds it; it ends nothing.
+    The watchdog is a C thread of ``faulthandler``, so it works even while C code holds the GIL; it stops nothing.
     """
 
     try:
         stderr = sys.__stderr__.fileno()  # type: ignore[union-attr]  # None in a program without a console
-    except (AttributeError, OSError, ValueError):  # no real stderr to print on
+    except (AttributeError, OSError, ValueError):  # stderr has no file descriptor, which faulthandler needs
         yield lambda: None
         return
 
     def alive() -> None:
-        faulthandler.dump_traceback_later(HELD_S, repeat=True, file=stderr)
+        faulthandler.dump_traceback_later(BLOCKED_S, repeat=True, file=stderr)
 
     alive()
     try:

@@ -1,8 +1,8 @@
-"""Read settings: TOML files and command-line words -> assignments that know their place -> checked, typed values.
+"""Read settings: TOML files and command-line arguments -> assignments with their source -> checked, typed values.
 
 An `Assignment` is one key with one value, ``configs/x.toml:12: trainer.args.max_steps = 10``. The type hint of a
-dataclass field says what a value may be; `Bounds` and `Form` in ``Annotated`` narrow it. Problems are collected as
-sentences, so that a command reports all of them at once. Which keys exist is known to the commands.
+dataclass field defines the allowed values; `Bounds` and `Form` in ``Annotated`` narrow it. Problems are collected as
+sentences, so that a command reports all of them at once. The commands define which keys exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verifiers.runtime.suggest import SIMILAR, close_match, closest
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One key set in one place: ``Assignment(("trainer", "args", "max_steps"), 10, "x.toml:12")``."""
+    """One key with its value and source: ``Assignment(("trainer", "args", "max_steps"), 10, "x.toml:12")``."""
 
     path: tuple[str, ...]
     value: Any
@@ -44,7 +44,7 @@ class Assignment:
         return self.place.startswith("--")
 
     def problem(self, sentence: str) -> str:
-        """A sentence about this assignment, with its place in front."""
+        """A sentence about this assignment, prefixed with its place."""
         return f"{self.place}: {sentence}"
 
 
@@ -53,7 +53,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """A TOML file that was read: its document, and the line of each key."""
+    """A parsed TOML file: its document, and the line of each key."""
 
     path: Path
     document: dict[str, Any]
@@ -89,9 +89,9 @@ _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"
 
 
 def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """Path of a key -> number of the line that sets it first, from 1.
+    """Path of a key -> number of the first line that sets it, from 1.
 
-    A key in an array of tables has two paths: with the number of its table, and without (the first table that has it).
+    A key in an array of tables has two paths: with the index of its table, and without (the first table that has it).
     Keys inside inline tables have no path.
 
     >>> key_lines('model = "x"\\n[trainer.args]\\nmax_steps = 10')
@@ -115,7 +115,7 @@ def key_lines(text: str) -> dict[tuple[str | int, ...], int]:
             lines.setdefault(path[:depth], number)
 
     for number, line in enumerate(text.splitlines(), 1):
-        if quote:  # inside a text of several lines
+        if quote:  # inside a multi-line string
             quote = "" if quote in line else quote
             continue
         if match := _HEADER.match(line):
@@ -138,7 +138,7 @@ def _split(dotted: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Words:
-    """The words of a command line, sorted: files, assignments, and the rest in its order."""
+    """The arguments of a command line by kind: files, assignments, and the rest in its order."""
 
     files: list[str] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
@@ -153,25 +153,25 @@ _OPTION = re.compile(r"--|@|-[a-zA-Z]$")
 def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words:
     """Sort ``@ FILE``, ``@FILE``, ``--a.b VALUE``, ``--a.b=VALUE``, ``--a.b`` (true) and ``--no-a.b`` (false).
 
-    ``is_setting`` says of a flag, with its dashes, whether it assigns a setting; other words are the rest.
+    ``is_setting``: whether a flag, including its dashes, assigns a setting; other words are the rest.
 
     >>> words = read_words(["@", "x.toml", "--trainer.args.max-steps", "10", "-q"], lambda flag: "." in flag)
     >>> words.files, [(one.key, one.value) for one in words.assignments], words.rest
     (['x.toml'], [('trainer.args.max_steps', 10)], ['-q'])
     """
-    read, left = Words(), list(words)
-    while left:
-        word = left.pop(0)
+    read, remaining = Words(), list(words)
+    while remaining:
+        word = remaining.pop(0)
         flag, equals, text = word.partition("=")
         if word.startswith("@"):
-            if name := word[1:] or (left.pop(0) if left else ""):
+            if name := word[1:] or (remaining.pop(0) if remaining else ""):
                 read.files.append(name)
             else:
-                read.problems.append("@ needs the name of a TOML file behind it")
+                read.problems.append("@ must be followed by the name of a TOML file")
         elif flag.startswith("--") and len(flag) > 2 and is_setting(flag):
             name = flag.removeprefix("--")
-            if not equals and left and not _OPTION.match(left[0]):
-                text, equals = left.pop(0), "="
+            if not equals and remaining and not _OPTION.match(remaining[0]):
+                text, equals = remaining.pop(0), "="
             value = parse_value(text) if equals else not name.startswith("no-")
             path = tuple(part.replace("-", "_") for part in name.removeprefix("" if equals else "no-").split("."))
             read.assignments.append(Assignment(path, value, flag, text if equals else None))
@@ -181,7 +181,7 @@ def read_words(words: Sequence[str], is_setting: Callable[[str], bool]) -> Words
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value, or the text itself when it is none.
+    """The text parsed as a TOML value, or the text itself when that fails.
 
     >>> parse_value("5"), parse_value("[1, 2]"), parse_value("builtin:tiny"), parse_value("true")
     (5, [1, 2], 'builtin:tiny', True)
@@ -195,7 +195,7 @@ def parse_value(text: str) -> Any:
 
 
 def unknown_option(flag: str, known: Iterable[str], command: str) -> str:
-    """The sentence for a flag that ``command`` does not have."""
+    """The error message for a flag that ``command`` does not have."""
     match = close_match(flag, known, SIMILAR) if flag.startswith("--") else None
     return f"{flag}: no such option" + (f", did you mean {match}?" if match else f" (see {command} --help)")
 
@@ -219,9 +219,9 @@ class Bounds:
     low: float | None = None
     high: float | None = None
     exclusive: bool = False
-    """Whether ``low`` itself is outside."""
+    """Whether ``low`` itself is excluded."""
     minus_one: str | None = None
-    """What -1 means, where it is allowed beside the range."""
+    """Meaning of -1, when it is allowed in addition to the range."""
 
     def describe(self, noun: str) -> str:
         """The range in words.
@@ -245,18 +245,18 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """In ``Annotated``: a value with a notation of its own, such as ``"Name: value"`` for a header."""
+    """In ``Annotated``: a value with a special notation, such as ``"Name: value"`` for a header."""
 
     metavar: str
-    """How ``--help`` shows the value."""
+    """Placeholder of the value in ``--help``."""
     read: Callable[[Any], Any]
-    """The value of what was written; *raises* ``ValueError`` whose text ends the sentence "SETTING …"."""
+    """Parses the value; *raises* ``ValueError`` whose text ends the sentence "SETTING …"."""
     repeats: bool = False
     """Whether the flag may be repeated."""
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """``value`` as the annotation ``hint`` wants it. A whole number is a number; a bool is neither.
+    """``value`` converted to the annotation ``hint``. An int is accepted as a float; a bool is neither.
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
 
@@ -300,7 +300,7 @@ def _convert_annotated(value: Any, hint: Any) -> Any:
         if isinstance(mark, Bounds):
             if not fits(value, base) or not mark.holds(value):
                 raise ValueError(f"must be {describe(hint)}, not {value!r}")
-            return float(value) if base is float else value  # the identity of a run tells 1 from 1.0
+            return float(value) if base is float else value  # the identity of a run distinguishes 1 from 1.0
     return convert(value, base)
 
 
@@ -318,7 +318,7 @@ def _convert_union(value: Any, hint: Any) -> Any:
 
 
 def _convert_names(value: Any, member: Any) -> tuple[str, ...]:
-    """Names as a list, or as one text with commas."""
+    """Names from a list, or from one comma-separated string."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"must be names separated by commas, not {names!r}")
@@ -339,7 +339,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """What an annotation allows, in words; types that TOML cannot express are left out.
+    """Describe the values that an annotation allows; types that TOML cannot express are left out.
 
     >>> describe(int | None), describe(list[str] | str | None), describe(typing.Literal["a", "b"])
     ('a whole number', 'a list or a text', 'one of a, b')
@@ -362,9 +362,9 @@ def describe(hint: Any) -> str:
 
 
 def accept(assignment: Assignment, hint: Any) -> Any:
-    """The value of an assignment as ``hint`` wants it. *Raises* ``ValueError`` as `convert`.
+    """The value of an assignment, converted to the type of ``hint``. *Raises* ``ValueError`` as `convert`.
 
-    A flag's text that reads as another type is taken as the text or number it also is: ``--run_name=2024``.
+    A flag's text that parses as another type is also tried as a number and as the text itself: ``--run_name=2024``.
 
     >>> accept(Assignment(("run_name",), 2024, "--run_name", "2024"), str)
     '2024'
@@ -377,11 +377,11 @@ def accept(assignment: Assignment, hint: Any) -> Any:
             return convert(candidate, hint)
         except ValueError as error:
             errors.append(error)
-    raise errors[-2]  # of the number where there is one: "not 0" rather than "not '0'"
+    raise errors[-2]  # the error of the number, where there is one: "not 0" rather than "not '0'"
 
 
 def _numbers(text: str) -> list[int | float]:
-    """The number that a text spells as Python reads it (``.5`` is none in TOML); empty for another text."""
+    """The number that Python parses from a text (TOML rejects ``.5``); empty when there is none."""
     for kind in (int, float):
         try:
             return [kind(text)]
@@ -395,7 +395,7 @@ def _numbers(text: str) -> list[int | float]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The settings of one table: names with their annotations, and other spellings of them."""
+    """The settings of one table: names with their annotations, and aliases."""
 
     hints: Mapping[str, Any]
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -408,9 +408,9 @@ class Fields:
     def read(
         self, assignments: Iterable[Assignment], section: str, problems: list[str], also: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Checked values by name; ``problems`` gets a sentence for each key that is unknown, repeated or unfit.
+        """Checked values by name; appends to ``problems`` for each key that is unknown, repeated or invalid.
 
-        The last part of an assignment's path is its key. ``also``: names that exist beside the fields, to suggest.
+        The last part of an assignment's path is its key. ``also``: further names to suggest for an unknown key.
         """
         values: dict[str, Any] = {}
         for assignment in assignments:
@@ -429,7 +429,7 @@ class Fields:
 
 
 def unknown_key(key: str, section: str, known: Iterable[str]) -> str:
-    """The sentence for a key that ``section`` does not have.
+    """The error message for a key that ``section`` does not have.
 
     >>> unknown_key("max_step", "[trainer.args]", ["max_steps", "seed"])
     'unknown key \\'max_step\\' in [trainer.args], did you mean "max_steps"?'
@@ -438,7 +438,7 @@ def unknown_key(key: str, section: str, known: Iterable[str]) -> str:
 
 
 def store(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a value in nested tables; tables on the way are made, and those that are there are copied first.
+    """Set a value in nested tables; missing tables are created, existing ones are copied first.
 
     >>> table = {"a": {"b": 1}}
     >>> store(table, ("a", "c", "d"), 2)
@@ -457,7 +457,7 @@ def store(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def raise_together(problems: Sequence[str | VerifiersError]) -> None:
-    """*Raises* the one error as it is, or one ``ConfigError`` that lists several; returns when there are none."""
+    """*Raises* a single error unchanged, or one ``ConfigError`` that lists several; returns when there are none."""
     texts = list(dict.fromkeys(map(str, problems)))
     if len(texts) == 1 and isinstance(problems[0], VerifiersError):
         raise problems[0]

@@ -1,6 +1,6 @@
-"""The streams of a command: only results on stdout, an error as one paragraph on stderr.
+"""Output streams of a command: only results on stdout, an error as one paragraph on stderr.
 
-Messages are printed without secrets and control characters.
+Secrets are redacted and control characters escaped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, TextIO
 from verifiers.errors import VerifiersError
 
 UNEXPECTED = 3
-"""Exit code of an error that is not one of ours."""
+"""Exit code of an error that is not a ``VerifiersError``."""
 
 
 def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dict[str, Any]]:
-    """Say an error in one paragraph that begins with the command's name; (exit code, the JSON object under ``error``).
+    """Print an error, prefixed with the command's name; returns (exit code, the JSON object under ``error``).
 
-    ``hint`` of the object lists what may have been meant, where that is known.
+    ``hint`` in the object lists suggestions for a misspelled name, or is null.
     """
     from verifiers.data.messages import escape_control
     from verifiers.runtime.redaction import redacted_text
@@ -39,7 +39,7 @@ def fail(error: BaseException, *, command: str, verbose: bool) -> tuple[int, dic
 
 @contextlib.contextmanager
 def results_stream(json_only: bool) -> Iterator[TextIO]:
-    """Where results go. With ``json_only`` whatever else is printed to stdout, by anybody, goes to stderr."""
+    """The stream of the results. With ``json_only`` all other output to stdout, by any code, goes to stderr."""
     if not json_only:
         yield sys.stdout
         return

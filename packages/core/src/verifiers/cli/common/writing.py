@@ -1,6 +1,6 @@
-"""Write files for the user: create new ones, leave existing ones unless they may be replaced; all of them or none.
+"""Write files for the user, all or none: create new ones, and replace existing ones only where that is allowed.
 
-A new folder appears whole: it is written beside its place and renamed. Links that lead elsewhere are refused.
+A new folder is written under a temporary name and renamed. Symbolic links out of the base folder are refused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from verifiers.storage.files import atomic_write
 def write_files(
     base: Path, folder: Path, files: Mapping[str, str], replaceable: Collection[str] = ()
 ) -> dict[str, str]:
-    """Write the files below ``folder`` that do not exist; the outcome of each: "written", "kept" or "replaced".
+    """Write the files below ``folder`` that do not exist; returns "written", "kept" or "replaced" for each.
 
-    ``folder`` lies in ``base``; both are created where they are missing. ``replaceable``: files that are replaced where
-    they are there. *Raises* ``ConfigError`` when a file would lie outside ``base``, or cannot be written; nothing has
+    ``folder`` lies in ``base``; both are created where they are missing. ``replaceable``: files to replace where they
+    exist. *Raises* ``ConfigError`` when a file would lie outside ``base``, or cannot be written; then nothing has
     changed.
     """
     _check_places(base, folder, files)
@@ -50,51 +50,51 @@ def write_files(
 
 
 def _check_places(base: Path, folder: Path, files: Iterable[str]) -> None:
-    """Refuse links that lead elsewhere, and files where folders are needed (and the reverse)."""
+    """Refuse symbolic links out of ``base``, and files where folders are needed (and the reverse)."""
     home = base.resolve() / folder.name
     if folder.resolve() != home:
         raise ConfigError(
-            f"{folder} leads to {folder.resolve()}, outside {base}; remove the link or choose another folder with "
+            f"{folder} links to {folder.resolve()}, outside {base}; remove the link or choose another folder with "
             "--path",
             path=str(folder),
         )
     for name in files:
-        place = folder / name
-        if place.resolve() != home / name:
-            raise ConfigError(f"{place} leads to {place.resolve()}; remove the link first", path=str(place))
-        if place.is_dir():
-            raise ConfigError(f"{place} is a folder, and a file belongs there", path=str(place))
-        for parent in place.parents:
+        path = folder / name
+        if path.resolve() != home / name:
+            raise ConfigError(f"{path} links to {path.resolve()}; remove the link first", path=str(path))
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; a file must be written there", path=str(path))
+        for parent in path.parents:
             if parent.exists() and not parent.is_dir():
-                raise ConfigError(f"{parent} is a file, and a folder belongs there", path=str(parent))
+                raise ConfigError(f"{parent} is a file; a folder is needed there", path=str(parent))
 
 
 def _appear(folder: Path, texts: Mapping[str, str], created: list[Path]) -> None:
-    """A folder that is not there: written beside its place under a hidden name, then renamed."""
+    """Create a new folder: write it beside its path under a hidden name, then rename it."""
     hidden = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     created.append(hidden)
     hidden.mkdir()
     for name, text in texts.items():
         (hidden / name).parent.mkdir(parents=True, exist_ok=True)
         (hidden / name).write_text(text, encoding="utf-8", newline="\n")
-    os.rename(hidden, folder)  # refuses a folder that came into being meanwhile, unless it is empty
+    os.rename(hidden, folder)  # fails when another process has created a non-empty folder meanwhile
 
 
 def _fill_in(folder: Path, texts: Mapping[str, str], created: list[Path], before: dict[Path, bytes]) -> None:
-    """Add to a folder that is there. A file is created only where there is none; replacing comes last."""
-    places = {folder / name: text for name, text in texts.items()}
-    there = [place for place in places if place.exists()]
-    for place, text in places.items():
-        if place in there:
+    """Add files to an existing folder: create the new ones exclusively, then replace the existing ones."""
+    paths = {folder / name: text for name, text in texts.items()}
+    existing = [path for path in paths if path.exists()]
+    for path, text in paths.items():
+        if path in existing:
             continue
-        _make_folders(place.parent, created)
-        with place.open("x", encoding="utf-8", newline="\n") as file:
-            created.append(place)
+        _make_folders(path.parent, created)
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            created.append(path)
             file.write(text)
-    for place in there:
-        content = place.read_bytes()
-        atomic_write(place, places[place].encode())
-        before[place] = content
+    for path in existing:
+        content = path.read_bytes()
+        atomic_write(path, paths[path].encode())
+        before[path] = content
 
 
 def _make_folders(folder: Path, created: list[Path]) -> None:
@@ -105,7 +105,7 @@ def _make_folders(folder: Path, created: list[Path]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take back what this call created; a folder that others have written into stays."""
+    """Remove what this call created; a folder that another process has written into stays."""
     if path.name.endswith(".tmp") and path.name.startswith("."):
         shutil.rmtree(path, ignore_errors=True)
     elif path.is_dir():

@@ -1,7 +1,7 @@
-"""The command line of ``vf-eval`` -> a `CommandLine`, with all of its problems at once.
+"""Parse the command line of ``vf-eval`` into a `CommandLine`, with all of its problems at once.
 
-Click parses the flags and prints the help; values are checked by the annotations in ``options``, as those of a file
-are. Beside the flags stand ``@ FILE.toml`` and dotted keys such as ``--env.args.max_turns 5``.
+Click parses the flags and prints the help; the annotations in ``options`` check values, as they do for files. Besides
+flags there are ``@ FILE.toml`` and dotted keys such as ``--env.args.max_turns 5``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ DOTTED: dict[tuple[str, ...], str] = {
     ("sampling",): "sampling_args",
     ("extra_env_kwargs",): "extra_env_kwargs",
 }
-"""Beginning of a dotted key -> the setting that its last parts go into."""
+"""Prefix of a dotted key -> the setting (a table) that the remaining parts index."""
 
 
 @dataclass(slots=True)
 class CommandLine:
-    """The content of a command line. ``problems``: one sentence for each thing wrong with it."""
+    """The content of a command line. ``problems``: one sentence for each."""
 
     targets: list[str] = field(default_factory=list)
     """Environment ids."""
@@ -95,7 +95,7 @@ def spelling(flag: Flag) -> str:
 
 
 def click_command() -> click.Command:
-    """The command as click knows it; `parse` reports unknown options together."""
+    """The click command; `parse` reports unknown options together."""
     options: list[click.Parameter] = [click.Argument(["targets"], nargs=-1, type=click.UNPROCESSED, metavar="ENV_ID",
                                                      shell_complete=environments)]  # fmt: skip
     for owner in (EvalSettings, CommandSettings):
@@ -141,7 +141,7 @@ def _option(name: str, flag: Flag, hint: Any, default: Any) -> click.Option:
 
 
 def _members(hint: Any) -> list[Any]:
-    """An annotation taken apart: plain types, ``Literal``s, and what ``Annotated`` says of them."""
+    """The parts of an annotation: plain types, ``Literal``s, and the metadata of ``Annotated``."""
     if typing.get_origin(hint) is None or _is_literal(hint):
         return [hint]
     origin = [tuple] if typing.get_origin(hint) is tuple else []
@@ -153,7 +153,7 @@ def _is_literal(hint: Any) -> bool:
 
 
 def _take_dotted(setting: Assignment, line: CommandLine) -> None:
-    """Store a dotted key in the table that its beginning names."""
+    """Store the value of a dotted key in the table that its prefix names."""
     head = setting.place
     for length in range(len(setting.path) - 1, 0, -1):
         if name := DOTTED.get(setting.path[:length]):
@@ -167,7 +167,7 @@ def _take_dotted(setting: Assignment, line: CommandLine) -> None:
 
 
 def _take_positional(words: Iterable[str], line: CommandLine) -> None:
-    """Environment ids and files; what begins with a dash is an option that click does not know."""
+    """Sort positional words into environment ids and files; one that begins with a dash is an unknown option."""
     plain: list[str] = []
     after_unknown = False
     for word in words:

@@ -1,7 +1,6 @@
-"""``vf-eval --check``: `check_environment` on each environment, before the first request to a model.
+"""``vf-eval --check``: run `check_environment` on each environment, before the first request to a model.
 
-The environments are built as the evaluation will build them, with its arguments and settings, and run with
-scripted models. The checks themselves are in ``checks``.
+Builds the environments with the evaluation's arguments and settings. The checks themselves are in ``checks``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from verifiers.errors import ConfigError
 def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
     """Check each environment once per set of arguments; warnings go to the display.
 
-    *Raises* ``ConfigError`` with the reports of all that have errors.
+    *Raises* ``ConfigError`` with every report that has errors.
     """
     subjects: dict[tuple[str, str], Any] = {}
     for one in evaluations:
@@ -33,13 +32,13 @@ def check_all(evaluations: Sequence[Evaluation], display: Display) -> None:
             _show(report, display)
     if refused := [report for report in reports if not report.ok]:
         raise ConfigError(
-            "\n".join(["the check found errors, so nothing was run", *map(str, refused)]),
+            "\n".join(["the check found errors; no evaluation was run", *map(str, refused)]),
             names=[finding.code for report in refused for finding in report.errors],
         )
 
 
 def _subject(env_id: str, settings: EvalSettings) -> str | Callable[[], Environment]:
-    """What to hand to the check: the id where that says everything, so that its loader is looked at too."""
+    """The argument of the check: the id when there are no settings, so that its loader is checked too."""
     if not settings.env_args and not settings.extra_env_kwargs:
         return env_id
 

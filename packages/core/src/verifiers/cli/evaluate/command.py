@@ -1,8 +1,8 @@
 """``vf-eval``: evaluate a model in one or several environments; the same command resumes an interrupted run.
 
 Every problem of the command, its files, the environments, the endpoint and the output folder is reported in one
-paragraph before the first rollout. Results go to stdout, everything else
-to stderr. The heavy parts are imported after the command line has been read, so that ``--help`` is quick.
+paragraph before the first rollout. Results go to stdout, everything else to stderr. Heavy modules are imported after
+the command line has been parsed, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ def main() -> None:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line; returns the exit code."""
     try:
         line = parse(argv)
-    except click.exceptions.Exit as done:
-        return done.exit_code
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
     with results_stream(line.command.json) as out:
         from verifiers.cli.evaluate.summary import Report
 
         report = Report()
         try:
             _Command(line, list(argv), report, out).run()
-        except KeyboardInterrupt:  # before the first rollout; later `interrupt` answers
+        except KeyboardInterrupt:  # before the first rollout; later `interrupt` handles the signal
             report.exit_code = INTERRUPTED
             print("vf-eval: interrupted; nothing was run", file=sys.stderr)
-        except BrokenPipeError:  # the reader of stdout has gone; no message can reach it
+        except BrokenPipeError:  # the reader closed stdout; redirect it so that the interpreter's flush does not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         except Exception as error:  # noqa: BLE001 - the last handler: every failure becomes one paragraph and a code
             report.failed(*fail(error, command="vf-eval", verbose=line.command.verbose))
@@ -67,7 +67,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 class _Command:
-    """One command line being carried out."""
+    """Executes one command line."""
 
     def __init__(self, line: CommandLine, argv: list[str], report: Report, out: TextIO):
         self.line, self.argv, self.report, self.out = line, argv, report, out
@@ -75,7 +75,7 @@ class _Command:
         self.remaining: list[Prepared] = []
 
     def run(self) -> None:
-        """Everything in order; failures raise."""
+        """Run all steps in order. *Raises* the error of the first that fails."""
         evaluations = resolve(self.line)
         if self.command.dump_config:
             from verifiers.cli.evaluate.models import named
@@ -90,7 +90,7 @@ class _Command:
         if self.command.check:
             from verifiers.cli.evaluate.checking import check_all
 
-            with logging_to(display, self.command.verbose, quiet=True):  # the reports say it all, and once
+            with logging_to(display, self.command.verbose, quiet=True):  # the reports contain the logged messages
                 check_all(evaluations, display)
         with logging_to(display, self.command.verbose, self.command.quiet):
             prepared = _prepare_all(evaluations)
@@ -103,7 +103,7 @@ class _Command:
             run_in_private_loop(lambda: self._supervised(display))
 
     def _print(self, key: str, text: str) -> None:
-        """Text that is the result: on stdout, or under ``key`` of the JSON object."""
+        """Output text that is the result: on stdout, or under ``key`` of the JSON object."""
         if self.command.json:
             self.report.texts[key] = text
         else:
@@ -143,7 +143,7 @@ class _Command:
 
         progress = Progress()
         try:
-            prepared.locate()  # again: an earlier entry may have taken the place
+            prepared.locate()  # again: an earlier entry may have created the same directory
             results = await self._run(prepared, display, progress)
         except (RunError, UsageError) as error:
             display.finish(error.exit_code)
@@ -193,7 +193,7 @@ class _Command:
             self.out.flush()
 
     def _export(self, prepared: Prepared, results: Any) -> dict[str, str] | None:
-        """Format -> path of what ``--export`` asks for; a failure is reported, and the run counts all the same."""
+        """Write the formats of ``--export``; format -> path. A failure is reported, and the run still counts."""
         if not prepared.settings.export or prepared.path is None:
             return None
         from verifiers.cli.evaluate.exporting import export
@@ -215,10 +215,10 @@ class _Command:
             print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)
             return
         words = [word for word in self.argv if word != "--fresh"]
-        left = [prepared.env_id for prepared in self.remaining]
-        if self.line.targets and len(left) < len(self.line.targets):
-            words = [",".join(left) if word.split(",") == self.line.targets else word for word in words]
-        if current.settings.fresh and len(left) == 1:
+        env_ids = [prepared.env_id for prepared in self.remaining]
+        if self.line.targets and len(env_ids) < len(self.line.targets):
+            words = [",".join(env_ids) if word.split(",") == self.line.targets else word for word in words]
+        if current.settings.fresh and len(env_ids) == 1:
             words += ["--resume", str(current.path)]
         command = shlex.join(["vf-eval", *words])
         print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}", file=sys.stderr)
@@ -237,13 +237,13 @@ def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
     choices: dict[str, Choice] = {}
     for evaluation in evaluations:
         settings = evaluation.settings
-        who = repr((settings.model, settings.api_base_url, settings.api_key_var, settings.api_client_type,
-                    settings.endpoints_path, settings.header, settings.header_from_state))  # fmt: skip
+        endpoint = repr((settings.model, settings.api_base_url, settings.api_key_var, settings.api_client_type,
+                         settings.endpoints_path, settings.header, settings.header_from_state))  # fmt: skip
         try:
             env = load(evaluation.env_id, settings)
-            if who not in choices:
-                choices[who] = choose(settings)
-            prepared.append(prepare(evaluation, env, choices[who]))
+            if endpoint not in choices:
+                choices[endpoint] = choose(settings)
+            prepared.append(prepare(evaluation, env, choices[endpoint]))
         except UsageError as error:
             problems.append(error)
     raise_together(problems)
@@ -251,25 +251,25 @@ def _prepare_all(evaluations: Sequence[Evaluation]) -> list[Prepared]:
 
 
 async def _connect_all(prepared: Sequence[Prepared], display: Display) -> None:
-    """Ask every endpoint for its model, where none was named, and whether it is there, once each."""
-    asked: dict[int, Any] = {}
+    """Query every endpoint once: for its model, where none was named, and whether it is reachable."""
+    answers: dict[int, Any] = {}
     for run in prepared:
         client = run.choice.client
         if run.choice.model is None:
-            if id(client) not in asked:
-                asked[id(client)] = await run.choice.ask()
-                display.note(asked[id(client)].note)
-            run.choice = asked[id(client)]
+            if id(client) not in answers:
+                answers[id(client)] = await run.choice.ask()
+                display.note(answers[id(client)].note)
+            run.choice = answers[id(client)]
             run.locate()
-    warned: dict[tuple[int, str | None], str | None] = {}
+    connected: set[tuple[int, str | None]] = set()
     for run in prepared:
-        who = (id(run.choice.client), run.choice.model)
-        if who in warned:
+        endpoint = (id(run.choice.client), run.choice.model)
+        if endpoint in connected:
             run.checked = True
             continue
         warning = await run.connect()
         if run.checked:
-            warned[who] = warning
+            connected.add(endpoint)
         if warning:
             display.warn(warning)
 
@@ -279,7 +279,7 @@ async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
     for run in prepared:
         try:
             await run.env.aclose()
-        except Exception as error:  # noqa: BLE001 - author code at the very end; results are saved and shown already
+        except Exception as error:  # noqa: BLE001 - author code; results are already saved and printed
             display.warn(f"the teardown of {run.env_id} raised {type(error).__name__}: {error}")
     for client in {id(run.choice.client): run.choice.client for run in prepared}.values():
         await client.aclose()
@@ -289,17 +289,17 @@ async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
 
 
 def _verdict(prepared: Prepared, results: Any) -> str | None:
-    """Why a run that came to its end has failed all the same; None when it has not."""
+    """Why a completed run counts as failed; None when it does not."""
     facts = results.metadata
     if not facts.num_rollouts:
         return None
     if facts.avg_error > prepared.settings.max_error_rate:
         return f"{facts.avg_error:.0%} of the rollouts ended in an error, more than --max-error-rate allows"
-    nothing_scored = all(reward != reward for reward in results["rewards"])
+    nothing_scored = all(reward != reward for reward in results["rewards"])  # NaN: unknown
     if nothing_scored and prepared.env.score_rollouts:
         first = next((error for error in results["errors"] if error is not None), None)
         why = f": {first['error']}: {first['message']}" if first else ""
-        return f"not one of {facts.num_rollouts} rollouts could be scored{why}"
+        return f"none of {facts.num_rollouts} rollouts could be scored{why}"
     return None
 
 
@@ -308,7 +308,7 @@ def _notes(prepared: Prepared, results: Any) -> list[str]:
     if facts := results.metadata.local_model:
         notes.append(
             f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "
-            "scores are no statement about the environment"
+            "scores say little about the environment"
         )
     return notes
 

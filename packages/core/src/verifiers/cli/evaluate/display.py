@@ -1,8 +1,8 @@
-"""The progress of a run, on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
+"""Show the progress of a run on stderr: a refreshed block, a line every ten seconds, or one JSON event per line.
 
-A display reads ``runner.Progress`` and never changes it; every number counts durable rollouts. When nothing has
-finished for ``SILENT_S`` it names what the oldest rollouts wait for. Each of several runs has a line in the
-block. Model text does not appear here; log messages and names are shown with their control characters escaped.
+A display reads ``runner.Progress`` and never changes it; every number counts durable rollouts. When no rollout has
+finished for ``SILENT_S`` it shows what the oldest rollouts wait for. Each of several runs has a line in the block. No
+model text is shown; control characters in log messages and names are escaped.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from verifiers.errors import ConfigError
 from verifiers.runs.runner import Progress
 
 SILENT_S = 30.0
-"""Seconds without a finished rollout after which the display names what it waits for."""
+"""Seconds without a finished rollout after which the display shows what the oldest ones wait for."""
 LINE_EVERY_S = 10.0
 BAR_CHARS = 24
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 NUM_OLDEST = 3
-"""Running rollouts that are named when nothing finishes."""
+"""Number of running rollouts listed when none finishes."""
 NUM_NEIGHBOURS = 4
 """Runs before and after the current one that have a line in the block."""
 
 
 def status_line(progress: Progress, now: float) -> str:
-    """How far, how many run, how well, how fast; ``now`` on the monotonic clock."""
+    """Rollouts done and running, mean reward, errors, throughput, time; ``now`` on the monotonic clock."""
     elapsed = max(now - progress.started, 1e-9)
     fresh = progress.done - progress.resumed
     parts = [f"{progress.done}/{progress.total} done"]
@@ -56,7 +56,7 @@ def status_line(progress: Progress, now: float) -> str:
 
 
 def waiting_lines(progress: Progress, now: float) -> list[str]:
-    """What the oldest running rollouts wait for, when nothing finished for ``SILENT_S``; else nothing."""
+    """What the oldest running rollouts wait for, when none has finished for ``SILENT_S``; else empty."""
     silent = now - max(progress.last_done, progress.started)
     if silent < SILENT_S or not progress.running:
         return []
@@ -65,9 +65,9 @@ def waiting_lines(progress: Progress, now: float) -> list[str]:
 
 
 def _waiting(started: float, state: Any, now: float) -> str:
-    """Where one rollout is, and since when."""
+    """The turn of one rollout, what it waits for, and its age."""
     if state is None:
-        return f"  not begun: waits for its start, {duration(now - started)} old"
+        return f"  not started: waits for its start, {duration(now - started)} old"
     awaited = state.waiting_for or "the environment"
     turn = len(state["trajectory"]) + 1
     return f"  example {state['example_id']}, turn {turn}: waits for {awaited}, {duration(now - started)} old"
@@ -87,7 +87,7 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """Shows nothing; the base of the others. ``quiet`` keeps notices back as well."""
+    """Shows no progress; base class of the others. ``quiet`` suppresses notices as well."""
 
     tick_s = 0.5
 
@@ -97,10 +97,10 @@ class Display:
         self.progress: Progress | None = None
 
     def plan(self, labels: Sequence[str]) -> None:
-        """The runs to come, in order."""
+        """Announce the runs, in order."""
 
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
-        """A run begins; ``facts`` are for machines."""
+        """Start a run; ``facts`` go into its JSON event."""
         self.label, self.progress = label, progress
 
     def tick(self) -> None:
@@ -119,12 +119,12 @@ class Display:
             print(escape_control(text), file=self.stream, flush=True)
 
     def warn(self, text: str) -> None:
-        """One line that people should see."""
+        """Print a warning."""
         print(escape_control(f"warning: {text}"), file=self.stream, flush=True)
 
 
 class PlainDisplay(Display):
-    """A line every ``LINE_EVERY_S``; for logs and pipes."""
+    """Prints a line every ``LINE_EVERY_S`` seconds; for logs and pipes."""
 
     def begin(self, label: str, progress: Progress, facts: dict[str, Any]) -> None:
         super().begin(label, progress, facts)
@@ -142,7 +142,7 @@ class PlainDisplay(Display):
 
 
 class BarDisplay(Display):
-    """One refreshed block at the bottom of the terminal; notices scroll by above it."""
+    """One refreshed block at the bottom of the terminal; notices scroll above it."""
 
     tick_s = 0.25
 
@@ -153,7 +153,7 @@ class BarDisplay(Display):
         self._console = Console(file=stream, highlight=False, markup=False, soft_wrap=False)
         self._live: Any = None
         self._ended: list[tuple[str, str, bool]] = []
-        """(label, its last numbers, whether it went well) of the runs before this one."""
+        """(label, status line, whether it succeeded) of the previous runs."""
         self._coming: list[str] = []
 
     def plan(self, labels: Sequence[str]) -> None:
@@ -204,19 +204,19 @@ class BarDisplay(Display):
         return Group(*self._before(), block, *self._after())
 
     def _before(self) -> list[Any]:
-        """A line for each of the last runs that are over."""
+        """A line for each of the last ``NUM_NEIGHBOURS`` finished runs."""
         from rich.text import Text
 
         left_out = len(self._ended) - NUM_NEIGHBOURS
         lines = [Text(f"… {left_out} more before", style="bright_black")] if left_out > 0 else []
-        for label, numbers, went_well in self._ended[-NUM_NEIGHBOURS:]:
-            mark, style = ("✓ ", "green") if went_well else ("✗ ", "red")
+        for label, numbers, succeeded in self._ended[-NUM_NEIGHBOURS:]:
+            mark, style = ("✓ ", "green") if succeeded else ("✗ ", "red")
             line = Text(mark, style=style, no_wrap=True, overflow="ellipsis")
             lines.append(line.append(f"{label}  {numbers}", style="default"))
         return lines
 
     def _after(self) -> list[Any]:
-        """A line for each of the next runs."""
+        """A line for each of the next ``NUM_NEIGHBOURS`` runs."""
         from rich.text import Text
 
         next_ones = self._coming[:NUM_NEIGHBOURS]
@@ -272,7 +272,7 @@ class JsonDisplay(Display):
 
 
 def make_display(kind: str, quiet: bool) -> Display:
-    """The display of ``--progress``; ``auto`` is the bar, or nothing when ``quiet``. A pipe gets lines for a bar."""
+    """The display of ``--progress``; ``auto`` is the bar, or none when ``quiet``. On a pipe, ``bar`` is ``plain``."""
     stream = sys.stderr
     if kind == "auto":
         kind = "none" if quiet else "bar"
@@ -284,7 +284,7 @@ def make_display(kind: str, quiet: bool) -> Display:
 
 @asynccontextmanager
 async def ticking(display: Display) -> AsyncIterator[None]:
-    """Keep ``display`` moving, and the watchdog of `interrupt` calm, for the length of the block."""
+    """Refresh ``display`` and reset the watchdog of `interrupt` periodically within the block."""
 
     async def tick() -> None:
         while True:
@@ -304,7 +304,7 @@ async def ticking(display: Display) -> AsyncIterator[None]:
 
 
 class LogHandler(logging.Handler):
-    """Messages of the ``verifiers`` logger through the display, so that they do not tear its block."""
+    """Sends messages of the ``verifiers`` logger through the display, so that they do not disrupt its block."""
 
     def __init__(self, display: Display):
         super().__init__()
@@ -313,7 +313,7 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception:  # noqa: BLE001 - a message whose arguments do not fit; logging reports it on stderr itself
+        except Exception:  # noqa: BLE001 - bad format arguments of a message; logging reports them on stderr
             self.handleError(record)
             return
         if record.levelno >= logging.WARNING:
@@ -324,12 +324,12 @@ class LogHandler(logging.Handler):
 
 @contextmanager
 def logging_to(display: Display, verbose: bool, quiet: bool) -> Iterator[None]:
-    """Show the messages of the ``verifiers`` logger from the level that was asked for. *Raises* ``ConfigError``."""
-    named = os.environ.get("VF_LOG_LEVEL", "").upper()
-    if named and named not in LOG_LEVELS:
-        raise ConfigError(f"VF_LOG_LEVEL is {named!r}; it must be one of {', '.join(LOG_LEVELS)}")
+    """Show the messages of the ``verifiers`` logger from the configured level on. *Raises* ``ConfigError``."""
+    variable = os.environ.get("VF_LOG_LEVEL", "").upper()
+    if variable and variable not in LOG_LEVELS:
+        raise ConfigError(f"VF_LOG_LEVEL is {variable!r}; it must be one of {', '.join(LOG_LEVELS)}")
     logger, handler = logging.getLogger("verifiers"), LogHandler(display)
-    level = "DEBUG" if verbose else "ERROR" if quiet else named or "WARNING"
+    level = "DEBUG" if verbose else "ERROR" if quiet else variable or "WARNING"
     before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(level)

@@ -1,6 +1,6 @@
-"""The evaluations of a command line, each with all its settings; all problems are reported at once.
+"""Resolve a command line to its evaluations, each with all its settings; all problems are reported at once.
 
-Imports the named environments, to check the arguments of their loaders; builds none, sends no request.
+Imports the named environments to check the arguments of their loaders; builds none, sends no request.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from verifiers.errors import UsageError, VerifiersError
 
 
 def resolve(line: CommandLine) -> list[Evaluation]:
-    """The evaluations a command line asks for, each with all its settings; of an ablation each combination once.
+    """The evaluations of a command line, each with all its settings; one for each combination of an ablation.
 
     Precedence, high to low: flags, dotted keys, ``[[eval]]`` or sweep over fixed keys of ``[[ablation]]``, the file's
-    top level, the environment's own defaults.
-    *Raises* ``ConfigError`` that names everything wrong, or the one error there is.
+    top level, the environment's defaults.
+    *Raises* ``ConfigError`` that lists all problems, or the only error unchanged.
     """
     from verifiers.cli.evaluate.planning import defaults_of, from_run, offer_folder
 
     file = read_files(line.files)
     problems: list[str | VerifiersError] = [*line.problems, *file.problems]
     if file.entries and line.targets:
-        problems.append(f"{line.targets[0]!r} and the entries of a file both say what to evaluate; give one of them")
+        problems.append(f"{line.targets[0]!r} and the entries of a file both name evaluations; give one of them")
     entries = file.entries or [Entry(env_id) for env_id in line.targets]
     if not entries and not problems:
         problems.append(_nothing_to_evaluate(line))
@@ -44,14 +44,14 @@ def resolve(line: CommandLine) -> list[Evaluation]:
             settings = EvalSettings(**values)
         problems += contradictions(settings)
         evaluation = Evaluation(entry.env_id, settings, _combination(entry, settings))
-        if not entry.swept or evaluation not in resolved:  # a flag may have taken the place of what was swept
+        if not entry.swept or evaluation not in resolved:  # a flag that overrides a swept key makes combinations equal
             resolved.append(evaluation)
     raise_together(problems)
     return resolved
 
 
 def _combination(entry: Entry, settings: EvalSettings) -> dict[str, Any]:
-    """The values that were taken for what the entry's ablation varies."""
+    """The values of the keys that the entry's ablation varies."""
     values: dict[str, Any] = {}
     for name in entry.swept:
         table, _, member = name.partition(".")

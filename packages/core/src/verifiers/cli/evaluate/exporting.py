@@ -1,7 +1,7 @@
-"""``vf-eval --export``: a finished run in other formats, beside its journal.
+"""``vf-eval --export``: write a finished run in other formats, beside its journal.
 
-Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always written and is not
-among them. The packages that a format needs are checked before the first rollout.
+Each format is one entry of ``FORMATS``. The journal, one JSON object per line, is always written and is not one of
+them. The packages that a format needs are checked before the first rollout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verifiers.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format: the name of what is written in the run directory, how, and the package it needs."""
+    """One format: its file name in the run directory, its writer, and the package it needs."""
 
     name: str
     write: Callable[[Any, Path], object]
@@ -68,13 +68,13 @@ def export(results: Any, folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """``datasets`` shows no bars of its own within the block."""
+    """Disable the progress bars of ``datasets`` within the block."""
     from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-    shown = is_progress_bar_enabled()
+    was_enabled = is_progress_bar_enabled()
     disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             enable_progress_bar()

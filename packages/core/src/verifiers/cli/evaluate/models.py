@@ -1,9 +1,9 @@
-"""The model and the client of an evaluation: flags, the endpoint registry, the environment variables, in one order.
+"""Choose the model and the client of an evaluation: flags, then endpoint registry, then environment variables.
 
 Without ``-m``: with a base URL the server's only listed model, else gpt-4.1-mini if listed; with a key gpt-4.1-mini;
-the local model where it is installed. A problem with a key never falls back to the local model.
+else the local model if it is installed. A problem with a key never falls back to the local model.
 
-Only `choose` may contact a server, and only to ask for its list of models.
+Only `Choice.ask` contacts a server, and only for its list of models.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The client and the model. ``note``: one line that says why this model, where none was named."""
+    """The client and the model. ``note``: one line with the reason for the model, when ``-m`` is absent."""
 
     client: Any
     model: str | None
-    """None: the server will be asked (`ask`)."""
+    """None: the server's list decides (`ask`)."""
     note: str | None = None
 
     async def ask(self) -> Choice:
-        """With the model named, by the server's list if need be. *Raises* as ``client.preflight``, ``ConfigError``."""
+        """The choice, with a model from the server's list. *Raises* as ``client.preflight``, ``ConfigError``."""
         if self.model is not None:
             return self
         await self.client.preflight()
@@ -57,7 +57,7 @@ class Choice:
 
 
 def choose(settings: EvalSettings) -> Choice:
-    """The client and the model of these settings; sends no request. *Raises* ``ConfigError``, each with the fix."""
+    """The client and the model of these settings; sends no request. *Raises* ``ConfigError`` with the fix."""
     model = settings.model
     if model is not None and (model == "local" or model.startswith("local:")):
         _refuse_beside_local(settings)
@@ -77,7 +77,7 @@ def choose(settings: EvalSettings) -> Choice:
     if settings.api_key_var:
         raise ConfigError(f"-k names the variable {variable}, which is not set: export {variable}=…")
     if is_installed():
-        return _local("local", "model: the local one, because neither a key nor a server was named; -m chooses another")
+        return _local("local", "model: the local one, because no key and no server is configured; -m chooses another")
     raise ConfigError(f"no model is configured; three ways: {WAYS}")
 
 
@@ -112,7 +112,7 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
     options["client_type"] = settings.api_client_type
     explicit: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if settings.api_base_url is not None:
-        explicit |= dict.fromkeys(PRICE_FIELDS)  # another server has prices of its own
+        explicit |= dict.fromkeys(PRICE_FIELDS)  # the entry's prices do not apply to another server
     variants = [replace(variant, headers={**variant.headers, **settings.header}, **explicit) for variant in group]
     if len(variants) > 1 and settings.api_base_url is None:
         shared = ClientConfig(endpoint_configs=tuple(variants), extra_headers_from_state=settings.header_from_state)
@@ -130,10 +130,10 @@ def _from_registry(group: EndpointGroup, settings: EvalSettings) -> Choice:
 
 
 def registry_path(settings: EvalSettings) -> Path | None:
-    """The registry that was named (flag, file, ``VF_ENDPOINTS``), else a default one that exists."""
-    named = settings.endpoints_path or os.environ.get("VF_ENDPOINTS")
-    if named:
-        return Path(named).expanduser()
+    """The configured registry (flag, file, ``VF_ENDPOINTS``), else the first default one that exists."""
+    configured = settings.endpoints_path or os.environ.get("VF_ENDPOINTS")
+    if configured:
+        return Path(configured).expanduser()
     return next((path for path in map(Path, DEFAULT_REGISTRIES) if path.is_file()), None)
 
 
@@ -149,9 +149,9 @@ def _near_alias(model: str, registry: Mapping[str, EndpointGroup]) -> str | None
 
 
 def named(settings: EvalSettings) -> EvalSettings:
-    """The settings with what the environment variables and defaults add, so that they mean the same elsewhere.
+    """The settings with environment variables and defaults filled in, so that they resolve the same elsewhere.
 
-    What only a server could tell stays open; sends no request. *Raises* ``ConfigError`` as `choose`.
+    A model that only the server's list determines stays None; sends no request. *Raises* ``ConfigError`` as `choose`.
     """
     choice = choose(settings)
     path = registry_path(settings)

@@ -1,7 +1,7 @@
 """The settings of ``vf-eval``: names, types, flags and defaults, for the command line and for TOML.
 
-A field of ``EvalSettings`` is a setting: its name is the TOML key, its annotation says what it may be, and its `Flag`
-spells it on the command line. Nothing here reads a file (``toml_args``) or runs anything (``command``).
+A field of ``EvalSettings`` is a setting: its name is the TOML key, its annotation defines the allowed values, and its
+`Flag` is the command-line option. ``toml_args`` reads files; ``command`` runs evaluations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPORT_FORMATS: tuple[str, ...] = typing.get_args(ExportFormat)
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """In ``Annotated``: how the command line spells a setting, and what ``--help`` says of it."""
+    """In ``Annotated``: the command-line options of a setting, and its ``--help`` text."""
 
     names: str
     help: str
@@ -59,7 +59,7 @@ def _workers(value: Any) -> int:
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """A table; as text, a JSON object (so that TOML can carry what it has no word for, null)."""
+    """A table, or a JSON object as text (JSON can express null, TOML cannot)."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -70,13 +70,13 @@ def _table(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _by_header(value: Any, separator: str, form: str) -> dict[str, str]:
-    """Texts of the given form, or a table, as header name -> the text after the separator."""
+def _by_header(value: Any, separator: str, format_: str) -> dict[str, str]:
+    """Texts in ``format_``, or a table, as header name -> the text after the separator."""
     pairs = list(value.items()) if isinstance(value, Mapping) else []
     for line in [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]:
         name, divider, content = str(line).partition(separator)
         if not divider:
-            raise ValueError(f"must be {form}, not {line!r}")
+            raise ValueError(f"must be {format_}, not {line!r}")
         pairs.append((name, content))
     headers = {str(name).strip(): str(content).strip() for name, content in pairs}
     if bad := [name for name in headers if not name or not name.isascii() or not name.isprintable() or " " in name]:
@@ -99,11 +99,13 @@ def _headers_from_state(value: Any) -> dict[str, str]:
 
 
 def _path_or_newest(value: Any) -> str:
-    """A path; ``""`` (the flag alone, or true) asks for the newest run."""
+    """A path; ``""`` (the flag without a value, or true) is the newest run."""
     if value is True:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"must be a run directory, or stand alone for the newest unfinished run, not {value!r}")
+        raise ValueError(
+            f"must be a run directory, or have no value (in TOML: true) for the newest unfinished run, not {value!r}"
+        )
     return value
 
 
@@ -135,7 +137,7 @@ ProgressKind = Literal["auto", "bar", "plain", "json", "none"]
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
-    """Everything about one evaluation except which environment."""
+    """All settings of one evaluation, except its environment."""
 
     model: Annotated[Text | None, Flag("-m --model", "Model name or endpoint alias; 'local': the built-in one.")] = None
     api_base_url: Annotated[Text | None, Flag("-b --api-base-url", "Endpoint, e.g. http://127.0.0.1:8000/v1.")] = None
@@ -183,9 +185,9 @@ class EvalSettings:
     num_workers: Annotated[
         Workers, Flag("-w --num-workers", "Processes that run the rollouts; auto, 0 = this one.")
     ] = 0
-    worker_backend: Annotated[Backend, Flag("--worker-backend", "Where they are: this machine, or a Ray cluster.")] = (
-        "process"
-    )
+    worker_backend: Annotated[
+        Backend, Flag("--worker-backend", "Where the workers run: this machine, or a Ray cluster.")
+    ] = "process"
     independent_scoring: Annotated[
         bool, Flag("-i --independent-scoring/--no-independent-scoring", "Score each rollout alone.")
     ] = False
@@ -196,11 +198,14 @@ class EvalSettings:
             "Score while other rollouts run; -N: after all are finished.",
         ),
     ] = True
-    max_retries: Annotated[Number, Flag("--max-retries", "Times a rollout is run again after a passing fault.")] = 0
-    timeout: Annotated[Seconds | None, Flag("--timeout", "Bound on each rollout; none = unbounded.")] = 3600.0
-    abort_after: Annotated[Number, Flag("--abort-after", "Equal failures in a row that end the run; 0 = never.")] = 32
+    max_retries: Annotated[Number, Flag("--max-retries", "Retries of a rollout after a transient error.")] = 0
+    timeout: Annotated[Seconds | None, Flag("--timeout", "Time limit of each rollout; none = unlimited.")] = 3600.0
+    abort_after: Annotated[Number, Flag("--abort-after", "Consecutive equal failures that end the run; 0 = never.")] = (
+        32
+    )
     max_error_rate: Annotated[
-        Annotated[float, Bounds(0.0, 1.0)], Flag("--max-error-rate", "Share of errors above which exit is 3.")
+        Annotated[float, Bounds(0.0, 1.0)],
+        Flag("--max-error-rate", "Share of errors above which the exit code is 3."),
     ] = 1.0
     output_dir: Annotated[Text | None, Flag("-o --output-dir", "Folder of the runs; default ./outputs.")] = None
     save_results: Annotated[
@@ -209,7 +214,9 @@ class EvalSettings:
     export: Annotated[
         tuple[ExportFormat, ...], Flag("--export", f"Formats besides JSON lines: {', '.join(EXPORT_FORMATS)}.")
     ] = ()
-    save_every: Annotated[Ignored | None, Flag("-f --save-every", "Accepted; every rollout is saved at once.")] = None
+    save_every: Annotated[Ignored | None, Flag("-f --save-every", "Ignored; every rollout is saved immediately.")] = (
+        None
+    )
     resume: Annotated[RunPath | None, Flag("-R --resume", "Run directory to resume; default: an unfinished one.")] = (
         None
     )
@@ -222,14 +229,14 @@ class EvalSettings:
     hf_hub_dataset_name: Annotated[Text | None, Flag("-D --hf-hub-dataset-name", "Name to publish them under.")] = None
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling arguments of the run; None is left to the server."""
-        named = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        return {**{name: value for name, value in named.items() if value is not None}, **self.sampling_args}
+        """The sampling arguments of the run; a setting of None is omitted, so the server's default applies."""
+        explicit = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return {**{name: value for name, value in explicit.items() if value is not None}, **self.sampling_args}
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation with all its settings. ``combination``: what an ablation varies -> the value here."""
+    """One evaluation with all its settings. ``combination``: key varied by an ablation -> its value here."""
 
     env_id: str
     settings: EvalSettings
@@ -238,7 +245,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class CommandSettings:
-    """How the command itself behaves; not part of what is evaluated, and no TOML key."""
+    """Behaviour of the command itself; not part of the evaluation, and not settable in TOML."""
 
     progress: Annotated[ProgressKind, Flag("--progress", "How progress is shown (stderr).")] = "auto"
     abbreviated_summary: Annotated[bool, Flag("-A --abbreviated-summary", "Numbers only, no sample rollouts.")] = False
@@ -264,17 +271,17 @@ def fields_of(owner: type) -> Fields:
 
 @functools.cache
 def flags_of(owner: type) -> dict[str, Flag]:
-    """Setting -> how the command line spells it."""
+    """Setting -> its command-line options."""
     marks = {name: typing.get_args(hint)[1:] for name, hint in fields_of(owner).hints.items()}
     return {name: next(mark for mark in all_marks if isinstance(mark, Flag)) for name, all_marks in marks.items()}
 
 
 MERGED = frozenset(("env_args", "extra_env_kwargs", "sampling_args", "header", "header_from_state"))
-"""Tables that a layer of higher precedence adds to, key by key, instead of replacing them."""
+"""Tables that a layer of higher precedence merges key by key instead of replacing."""
 
 REPLACED = {
-    "-d": "environments have no endpoint of their own here; name a run folder with --output-dir",
-    "-u": "-c is the number of rollouts in flight; nothing is unbounded",
+    "-d": "environments have no separate endpoint here; name a run folder with --output-dir",
+    "-u": "-c is the number of rollouts in flight; it is always bounded",
     "--tui": "run `vf-tui`, or `vf-view`, beside or after the run",
     "--disable-env-server": "environments run in this process already",
     "--disable-tui": "use --progress plain",
@@ -282,13 +289,13 @@ REPLACED = {
     "--heartbeat-url": "use --progress json and watch its events",
     "--provider": "use -b URL -k VARIABLE, or an alias of the endpoint registry",
 }
-"""Options of older versions, with what took their place."""
+"""Option of an older version -> its replacement."""
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of two layers; those of ``above`` win, tables key by key.
+    """Merge two layers of settings; ``above`` takes precedence, tables are merged key by key.
 
-    A ``max_tokens`` or ``temperature`` above also beats a ``sampling_args`` below that names it.
+    A ``max_tokens`` or ``temperature`` in ``above`` also overrides the same key of ``sampling_args`` in ``below``.
 
     >>> layered({"sampling_args": {"temperature": 1, "top_p": 0.5}}, {"temperature": 0})
     {'sampling_args': {'top_p': 0.5}, 'temperature': 0}
@@ -303,7 +310,7 @@ def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def contradictions(settings: EvalSettings) -> list[str]:
-    """One sentence for each pair of settings that exclude each other."""
+    """One sentence for each pair of conflicting settings."""
     problems = []
     if settings.fresh and settings.resume is not None:
         problems.append("--fresh starts a new run and --resume continues an old one; give one of them")

@@ -1,7 +1,7 @@
-"""Settings -> runs that can start: load the environment, plan the rollouts, name the run directory.
+"""Prepare runs from settings: load the environment, plan the rollouts, name the run directory.
 
-Problems are found here, before the first rollout: `prepare` sends no request and writes nothing;
-`Prepared.connect` asks the endpoint whether it is there. The rollouts themselves are the library's.
+Reports problems before the first rollout: `prepare` sends no request and writes nothing; `Prepared.connect` checks
+that the endpoint is reachable. ``Environment.evaluate`` runs the rollouts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Prepared:
     path: Path | None = None
     """The run directory, once the model is known; None when nothing is saved."""
     checked: bool = field(default=False)
-    """Whether the endpoint was asked already."""
+    """Whether the endpoint has already been checked."""
 
     @property
     def env_id(self) -> str:
@@ -58,12 +58,12 @@ class Prepared:
 
     @property
     def label(self) -> str:
-        """How displays call it."""
+        """The name of the run in displays."""
         parts = (self.env_id, self.choice.model or "model of the server", self.varied)
         return escape_control(" · ".join(part for part in parts if part))
 
     def options(self) -> dict[str, Any]:
-        """The keywords of ``evaluate``, apart from displays."""
+        """The keyword arguments of ``evaluate``, except those of displays."""
         settings = self.settings
         return {
             "max_concurrent": settings.max_concurrent,
@@ -95,25 +95,25 @@ class Prepared:
             self.path = Path(settings.resume)
             if read_config(self.path) is None:
                 raise ConfigError(
-                    f"--resume {self.path}: there is no run in this folder (no config.json); name a run directory, or "
-                    "leave --resume out: an unfinished run is resumed without it",
+                    f"--resume {self.path}: this folder is not a run directory (no config.json); name a run directory, "
+                    "or leave --resume out: an unfinished run is resumed without it",
                     path=str(self.path),
                 )
             return
         name = self.env.env_id or type(self.env).__name__
         config = self._config()
-        place = (default_root(name), name, self.choice.model, fingerprint(config))
+        key = (default_root(name), name, self.choice.model, fingerprint(config))
         within: dict[str, Any] = {"output_dir": settings.output_dir, "config": config}
-        if settings.resume is not None and find_resumable(*place, **within) is None:
-            folder = run_path(*place, output_dir=settings.output_dir).parent
+        if settings.resume is not None and find_resumable(*key, **within) is None:
+            folder = run_path(*key, output_dir=settings.output_dir).parent
             raise ConfigError(f"--resume: there is no unfinished run of this configuration in {folder}; leave it out")
-        self.path = run_path(*place, **within, resume=not settings.fresh)
+        self.path = run_path(*key, **within, resume=not settings.fresh)
         _check_writable(self.path)
 
     async def connect(self) -> str | None:
-        """Ask the endpoint who it is, unless the run directory is there (then only when rollouts are pending).
+        """Check the endpoint, unless the run directory exists (then the run does, when rollouts are pending).
 
-        A warning when the endpoint does not list the model. *Raises* what ``client.preflight`` raises.
+        Returns a warning when the endpoint does not list the model. *Raises* as ``client.preflight``.
         """
         if self.path is not None and self.path.exists():
             return None
@@ -122,17 +122,17 @@ class Prepared:
         return warning
 
     def plan_lines(self) -> list[str]:
-        """What would be run, for ``--dry-run``; control characters are escaped."""
+        """The plan of the run, for ``--dry-run``; control characters are escaped."""
         settings, client = self.settings, self.choice.client
         lines = [self.label, f"  rollouts    {self.num_rollouts} ({self.num_examples} examples × "
                  f"{settings.rollouts_per_example}), {settings.max_concurrent} at a time"]  # fmt: skip
         lines.append(f"  endpoint    {getattr(client, 'base_url', None) or 'in this process'}")
         for name, value in (("env args", settings.env_args), ("sampling", settings.sampling())):
-            lines.append(f"  {name:<11} {dict(value) or 'as the environment and the server have it'}")
+            lines.append(f"  {name:<11} {dict(value) or 'defaults of the environment and the server'}")
         if not settings.save_results:
-            lines.append("  saved in    nowhere (--no-save)")
+            lines.append("  saved in    not saved (--no-save)")
         elif self.path is None:
-            lines.append("  saved in    known when the server has named its model")
+            lines.append("  saved in    depends on the model that the server lists")
         else:
             state = "a new run" if not self.path.exists() else "complete" if is_complete(self.path) else "resumes"
             lines.append(f"  saved in    {self.path} ({state})")
@@ -141,23 +141,23 @@ class Prepared:
         return list(map(escape_control, [*lines, *self._scoring_lines(), "", *self._first_prompt_lines(), ""]))
 
     def _scoring_lines(self) -> list[str]:
-        """Reward functions with their weights, and metrics, which have none."""
+        """The reward functions with their weights, and the metrics."""
         rubric = self.env.rubric
         together = zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=True)
-        named = [f"{name} × {weight:g}" if weight else f"{name} (metric)" for name, weight in together]
+        functions = [f"{name} × {weight:g}" if weight else f"{name} (metric)" for name, weight in together]
         if not self.env.score_rollouts:
-            named = ["nothing: this environment does not score"]
+            functions = ["nothing: this environment does not score"]
         groups = ", the siblings of an example together" if getattr(rubric, "has_group_rewards", False) else ""
-        return [f"  scored by   {', '.join(named) or 'no function: every reward is 0'}{groups}"]
+        return [f"  scored by   {', '.join(functions) or 'no function: every reward is 0'}{groups}"]
 
     def _first_prompt_lines(self) -> list[str]:
-        """The first example as the model gets it, with the tools it may call."""
+        """The prompt of the first example, and the names of the tools."""
         from verifiers.cli.evaluate.summary import transcript
 
         example = next(iter(_plan(self.env, self.settings).examples))
-        shown = {"prompt": example.row["prompt"], "completion": [], "answer": example.row.get("answer"), "error": None}
+        output = {"prompt": example.row["prompt"], "completion": [], "answer": example.row.get("answer"), "error": None}
         tools = [tool_name(tool) for tool in self.env.tool_defs]
-        lines = [f"── the first prompt: example {example.example_id} ──", transcript(shown)]
+        lines = [f"── the first prompt: example {example.example_id} ──", transcript(output)]
         return [*lines, f"tools: {', '.join(tools)}"] if tools else lines
 
     def _config(self) -> Mapping[str, Any]:
@@ -168,15 +168,15 @@ class Prepared:
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
-    """The name of a tool's definition, in either of the forms that environments give."""
+    """The name in a tool definition, with or without the outer ``{"type": "function"}`` object."""
     return str((tool.get("function") or tool).get("name"))
 
 
 def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
-    """(what the environment sets for its own evaluations, a check of loader arguments).
+    """(the environment's default settings, a function that checks loader arguments).
 
-    The check imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
-    and for arguments that do not fit. *Raises* ``UnknownEnvironment``.
+    The function imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
+    and for invalid arguments. *Raises* ``UnknownEnvironment``.
     """
     location = registry.find(registry.parse_env_id(env_id))
 
@@ -187,7 +187,7 @@ def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Calla
 
 
 def load(env_id: str, settings: EvalSettings) -> Environment:
-    """The environment with its settings. *Raises* as ``load_environment``; ``ConfigError`` for ``-x``."""
+    """Load the environment and apply its settings. *Raises* as ``load_environment``; ``ConfigError`` for ``-x``."""
     offer_folder(env_id, settings.env_dir_path)
     env = registry.load_environment(env_id, **settings.env_args)
     try:
@@ -198,7 +198,7 @@ def load(env_id: str, settings: EvalSettings) -> Environment:
 
 
 def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepared:
-    """Read the data, check the rubric and name the directory. *Raises* ``UsageError``; contacts and writes nothing."""
+    """Read the data, check the rubric and name the directory; sends and writes nothing. *Raises* ``UsageError``."""
     check_formats(evaluation.settings.export)
     plan = _plan(env, evaluation.settings)
     prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
@@ -215,21 +215,21 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
 
 
 def offer_folder(env_id: str, env_dir: str) -> None:
-    """Look for the environment in ``env_dir`` too, as a folder or as one file, after the installed ones."""
+    """Append the environment's folder or file in ``env_dir`` to ``sys.path``, after the installed environments."""
     name = registry.parse_env_id(env_id).name
     module = re.sub(r"[-.]", "_", registry.normalize_name(name))
     base = Path(env_dir).expanduser().resolve()
     folders = dict.fromkeys((name, module, module.removeprefix("vf_"), registry.normalize_name(name)))
-    places = [place for folder in folders for place in (base / folder, base / folder / "src")]
+    paths = [path for folder in folders for path in (base / folder, base / folder / "src")]
     if any((base / f"{single}.py").is_file() for single in (module, f"vf_{module}")):
-        places.append(base)
-    for place in places:
-        if place.is_dir() and str(place) not in sys.path:
-            sys.path.append(str(place))
+        paths.append(base)
+    for path in paths:
+        if path.is_dir() and str(path) not in sys.path:
+            sys.path.append(str(path))
 
 
 def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSettings:
-    """Settings with what a named run (``--resume PATH``) holds for model and counts, where ``explicit`` has none."""
+    """Settings with the model and counts stored in the run of ``--resume PATH``, where ``explicit`` has none."""
     if not settings.resume:
         return settings
     stored = read_config(settings.resume)
@@ -246,7 +246,7 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSetting
 
 
 def _check_writable(path: Path) -> None:
-    """Whether the directory can be made, without making it. *Raises* ``ConfigError``."""
+    """Check that the directory can be created, without creating it. *Raises* ``ConfigError``."""
     nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return

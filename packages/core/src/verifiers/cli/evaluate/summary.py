@@ -1,7 +1,7 @@
-"""The summary of a finished run, on stdout: as text for people, as one JSON object for programs.
+"""The summary of a finished run on stdout: as text, or as one JSON object.
 
-Numbers come from ``GenerateOutputs.summary``; an unknown one is "unknown" or null, never 0. Model text is cut to a
-readable length and its control characters are spelled out.
+Numbers come from ``GenerateOutputs.summary``; an unknown one is "unknown" or null, never 0. Model text is truncated and
+its control characters are escaped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_MESSAGES = 12
 
 @dataclass(slots=True)
 class Report:
-    """Everything the command has to say at its end."""
+    """The result of the command: its runs, exit code and first error."""
 
     runs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     exit_code: int = 0
@@ -36,7 +36,7 @@ class Report:
     """``config`` of ``--dump-config``, ``plan`` of ``--dry-run``."""
 
     def failed(self, exit_code: int, error: dict[str, Any]) -> None:
-        """Keep the worst exit code and the first error."""
+        """Record an error: the highest exit code and the first error are kept."""
         self.exit_code = max(self.exit_code, exit_code)
         self.error = self.error or error
 
@@ -61,7 +61,7 @@ def throughput(num_rollouts: int, num_tokens: int, seconds: float) -> dict[str, 
 
 
 def run_facts(results: Any, **more: Any) -> dict[str, Any]:
-    """A run as an entry of ``runs``, with what the command itself knows (``throughput exported``).
+    """A run as an entry of ``runs``. ``more``: values that only the command has (``throughput``, ``exported``).
 
     Latency is in milliseconds, ``local_model`` only where it was used.
     """
@@ -94,11 +94,11 @@ def print_summary(
 
 
 def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """(name, value) of each line; lines without anything to say are left out."""
+    """(name, value) of each line; lines without a value are left out."""
     if facts["base_url"]:
         yield "endpoint", facts["base_url"]
     yield "saved in", facts["path"] or "not saved"
-    before = f", {facts['resumed']} of them from before" if facts["resumed"] else ""
+    before = f", {facts['resumed']} of them resumed" if facts["resumed"] else ""
     plan = f"{facts['num_examples']} examples × {facts['rollouts_per_example']}"
     yield "rollouts", f"{facts['num_rollouts']} ({plan}){before}"
     yield "reward", _mean(facts)
@@ -152,16 +152,16 @@ def _tokens(usage: Mapping[str, int], num_rollouts: int) -> str:
 
 
 def _dollars(cost: float, num_rollouts: int) -> str:
-    """A cost with two meaningful digits at least.
+    """A cost with at least two significant digits.
 
     >>> _dollars(0.0042, 10), _dollars(12.5, 100)
     ('$0.0042 ($0.00042 per rollout)', '$12.50 ($0.12 per rollout)')
     """
 
-    def shown(amount: float) -> str:
+    def dollars(amount: float) -> str:
         return f"${amount:.2f}" if amount >= 0.1 or not amount else f"${amount:.2g}"
 
-    return f"{shown(cost)} ({shown(cost / num_rollouts)} per rollout)" if num_rollouts else shown(cost)
+    return f"{dollars(cost)} ({dollars(cost / num_rollouts)} per rollout)" if num_rollouts else dollars(cost)
 
 
 def _time(facts: Mapping[str, Any]) -> str:
@@ -183,7 +183,7 @@ def _seconds(milliseconds: float) -> str:
 
 
 def _samples(outputs: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The best and the worst rewarded rollout, or one of those without a reward when there is no other."""
+    """The rollouts with the highest and the lowest reward; without any known reward, the first rollout."""
     scored = [output for output in outputs if not math.isnan(output["reward"])]
     if not scored:
         return [(_title("a rollout", output), output) for output in outputs[:1]]

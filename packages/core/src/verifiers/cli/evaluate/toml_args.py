@@ -1,7 +1,6 @@
-"""Settings in TOML: eval files (``[[eval]]``, ``[[ablation]]``) read and written, and ``[tool.verifiers.eval]``.
+"""Read and write settings in TOML: eval files (``[[eval]]``, ``[[ablation]]``), and ``[tool.verifiers.eval]``.
 
-All problems of a file are found in one pass, each sentence with file, line and section. This module evaluates
-nothing and sends no request.
+Reports all problems of a file in one pass, each with file, line and section. Sends no request.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from verifiers.errors import ConfigError
 
 ENTRY_KEYS = ("id", "env_id", "env_ids")
 DEFAULTS = ("num_examples", "rollouts_per_example", "max_tokens", "temperature", "env_args")
-"""What an environment may set for its own evaluations."""
+"""Settings that an environment may define in ``[tool.verifiers.eval]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One evaluation that a file or a command line asks for."""
+    """One evaluation of a file or a command line."""
 
     env_id: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     swept: Sequence[str] = ()
-    """What the ``[[ablation]]`` it comes from varies: ``temperature``, ``env_args.max_turns``."""
+    """Keys that its ``[[ablation]]`` varies: ``temperature``, ``env_args.max_turns``."""
 
 
 @dataclass(slots=True)
 class EvalFile:
-    """What the files of a command line say together."""
+    """The merged content of a command line's files."""
 
     common: dict[str, Any] = field(default_factory=dict)
-    """Settings at the top level: for every entry."""
+    """Top-level settings, which apply to every entry."""
     entries: list[Entry] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def read_files(paths: Sequence[str]) -> EvalFile:
-    """The files merged from left to right: settings of a later one win, its evaluations replace those before."""
+    """Merge the files from left to right: a later file's settings take precedence, its evaluations replace others."""
     merged = EvalFile()
     for path in paths:
         try:
@@ -62,12 +61,12 @@ def read_files(paths: Sequence[str]) -> EvalFile:
 
 
 Place = tuple[str | int, ...]
-"""Where a table stands in its file: ``("eval", 1)`` is the second ``[[eval]]``."""
+"""Path of a table in its file: ``("eval", 1)`` is the second ``[[eval]]``."""
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads the tables of one file; ``problems`` collects what is wrong."""
+    """Reads the tables of one file; appends to ``problems``."""
 
     file: TomlFile
     problems: list[str]
@@ -108,7 +107,7 @@ class _Reader:
         return entries
 
     def axes(self, sweep: Any, section: str, where: Place) -> list[list[dict[str, Any]]]:
-        """For each swept key the settings that each of its values stands for."""
+        """For each swept key, a list of settings, one for each of its values."""
         if not isinstance(sweep, dict) or not sweep:
             self.problem(where, f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try")
             return []
@@ -137,7 +136,7 @@ class _Reader:
         return []
 
     def sections(self, kind: str, tables: Any) -> Iterator[tuple[str, Place, dict[str, Any]]]:
-        """(what to call it, where it stands, a copy) of each table of an array."""
+        """(description, path in the file, copy) of each table of an array."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             what = {"eval": "evaluation", "ablation": "ablation"}[kind]
             self.problem((kind,), f"write [[{kind}]], with two brackets, once per {what}")
@@ -146,13 +145,13 @@ class _Reader:
             yield f"[[{kind}]] number {number + 1}", (kind, number), dict(table)
 
     def ids(self, table: dict[str, Any], section: str, where: Place) -> list[str]:
-        """Take the ids of its environments out of a table."""
-        named = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
-        if len(named) != 1:
-            wrong = "has no env_id" if not named else f"has {' and '.join(named)}; give one of them"
-            self.problem((*where, *list(named)[:1]), f"{section} {wrong}")
+        """Remove the environment ids from a table and return them."""
+        id_values = {key: table.pop(key) for key in ENTRY_KEYS if key in table}
+        if len(id_values) != 1:
+            wrong = "has no env_id" if not id_values else f"has {' and '.join(id_values)}; give one of them"
+            self.problem((*where, *list(id_values)[:1]), f"{section} {wrong}")
             return []
-        ((key, value),) = named.items()
+        ((key, value),) = id_values.items()
         ids = value if key == "env_ids" else [value]
         if not isinstance(ids, list) or not ids or not all(isinstance(env_id, str) and env_id for env_id in ids):
             expected = "a list of ids" if key == "env_ids" else "an id"
@@ -165,7 +164,7 @@ class _Reader:
 
 
 def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the settings name, members of tables one by one: ``temperature``, ``env_args.max_turns``."""
+    """Dotted names of the settings, with one name per member of a table: ``temperature``, ``env_args.max_turns``."""
     names: dict[str, None] = {}
     for settings in options:
         for name, value in settings.items():
@@ -174,7 +173,7 @@ def _names(options: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _canonical(name: str) -> str:
-    """One name for two spellings of a sampling argument."""
+    """The canonical of two spellings of a sampling argument."""
     return name.removeprefix("sampling_args.") if name.endswith((".temperature", ".max_tokens")) else name
 
 
@@ -182,7 +181,7 @@ def _canonical(name: str) -> str:
 
 
 def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
-    """An eval file that gives the same runs, for ``--dump-config``. Of headers with secrets only the names appear."""
+    """An eval file that defines the same runs, for ``--dump-config``. Values of secret headers are omitted."""
     import tomli_w
 
     from verifiers.runtime.redaction import HIDDEN, redacted
@@ -198,7 +197,7 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
             if name == "header":
                 value = {key: text for key, text in value.items() if key not in hidden}
             if value is not None and value != () and not (name in MERGED and not value):
-                # TOML has no null: a table that holds one is written as the text of a JSON object
+                # TOML has no null: a table with a null is written as a JSON object in a string
                 table[name] = json.dumps(value, ensure_ascii=False) if _has_null(value) else value
         comments = "".join(
             f"# header {json.dumps(name)}: its value is a secret and is not printed\n" for name in hidden
@@ -213,13 +212,13 @@ def _has_null(value: Any) -> bool:
     return value is None or (isinstance(value, list) and any(map(_has_null, value)))
 
 
-# --- an environment's own defaults ------------------------------------------------------------------------
+# --- defaults of an environment ------------------------------------------------------------------------
 
 
 def environment_defaults(module: str, distribution: str | None, problems: list[str]) -> dict[str, Any]:
     """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none. Imports nothing.
 
-    Looked for in the source tree of an editable install, then among the distribution's files, then beside the module.
+    Searches the source tree of an editable install, then the distribution's files, then the folders around the module.
     """
     for path in _projects_of(module, distribution):
         if not path.is_file():

@@ -1,8 +1,8 @@
-"""``vf-install``: an environment by id, folder or repository, install it and import it.
+"""``vf-install``: install an environment by id, folder or repository, and import it.
 
-Each command is printed before it is run, with a warning that installing runs the environment's code. The exit code is 0
-only when the environment resolves and imports. A package of the bare name, which anybody may own, is inspected before
-it is installed. ``sources`` decides what to install, ``installer`` how.
+Prints each command before running it, with a warning that installing runs the environment's code. The exit code is 0
+only when the environment resolves and imports. A package of the bare name, which may belong to an unrelated project, is
+inspected before it is installed. ``sources`` chooses the packages, ``installer`` runs the commands.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ ABOUT = """Install an environment into this Python.
   vf-install math-python --repo https://example.org/environments.git
   vf-install --list
 
-ENV is an id (name, vf-name, owner/name, name@version) or a folder. An id is looked for in --path, in the uv workspace
-around, among what is installed, and in the package index.
+ENV is an id (name, vf-name, owner/name, name@version) or a folder. An id is searched in --path, in the surrounding uv
+workspace, among the installed packages, and in the package index.
 """
 RUNS_CODE = "installing an environment runs its code on this machine, with your rights: install what you trust"
 
 
 def run(call: Call) -> None:
-    """Install what the command line asks for. *Raises* ``UsageError``; ``RunError``: a tool or an import failed."""
+    """Install the environment. *Raises* ``UsageError``; ``RunError``: a tool or an import failed."""
     if call.options["list"]:
         _list(call)
         return
@@ -54,7 +54,7 @@ def run(call: Call) -> None:
     choice = choose(request)
     if isinstance(choice, Installed):
         (resolved,) = check_installed([choice.env_id])
-        _tell(call, resolved, None, "is installed already; nothing to do (--upgrade looks for a newer one)")
+        _print_result(call, resolved, None, "is installed already; nothing to do (--upgrade looks for a newer one)")
         return
     tool = installer.find_installer()
     if call.options["dry_run"]:
@@ -65,17 +65,17 @@ def run(call: Call) -> None:
     package, command = _install_first(call, tool, request, choice)
     if installer.installed_library() != before:
         raise RunError(
-            f"{command}\nreplaced the verifiers that runs here by another one; put it back, and report the package "
+            f"{command}\nreplaced the running verifiers library; reinstall it, and report the package "
             f"{package.distribution or request.text}"
         )
     resolved, *_ = check_installed(package.env_ids)
     if package.version is not None and _plain(resolved.version or "") != _plain(package.version):
-        raise RunError(f"version {package.version} was asked for, and {resolved.version} was installed")
-    _tell(call, resolved, command, "is installed and imports")
+        raise RunError(f"version {package.version} was requested, and {resolved.version} was installed")
+    _print_result(call, resolved, command, "is installed and imports")
 
 
 def _plain(version: str) -> str:
-    """A version in the spelling in which 1.2, v1.2 and 1.2.0 are equal."""
+    """A normalised version, in which 1.2, v1.2 and 1.2.0 are equal."""
     return re.sub(r"(\.0+)+$", "", version.lower().removeprefix("v"))
 
 
@@ -83,9 +83,9 @@ def _plain(version: str) -> str:
 
 
 def _install_first(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> tuple[Package, str]:
-    """Install the first package that is there; it and the command that was run, as one line.
+    """Install the first package that exists; returns it and the command, as one line.
 
-    *Raises* ``UnknownEnvironment`` when none is there; ``RunError`` when the installer fails for another reason.
+    *Raises* ``UnknownEnvironment`` when none exists; ``RunError`` when the installer fails for another reason.
     """
     refusals: list[str] = []
     for package in packages:
@@ -108,7 +108,7 @@ def _install(call: Call, tool: Installer, request: Request, package: Package) ->
     commands = _commands(tool, request, package)
     for command, one_index in commands:
         call.note(f"+ {installer.shown(command)}")
-        finished = installer.run(command, aloud=_aloud(call), one_index=one_index)
+        finished = installer.run(command, echo=_echo(call), one_index=one_index)
         if finished.code:
             break
     assert finished is not None
@@ -116,29 +116,29 @@ def _install(call: Call, tool: Installer, request: Request, package: Package) ->
 
 
 def _commands(tool: Installer, request: Request, package: Package) -> list[tuple[list[str], bool]]:
-    """(command, whether it may see one index only), in order."""
+    """(command, whether it may use only one index), in order."""
     upgrade = package.distribution if request.upgrade else None
     last = tool.install(*package.requirement, upgrade=None if package.index_url else upgrade)
     if package.index_url is None:
         return [(last, False)]
     alone = tool.install_alone_from(package.index_url, package.requirement[0], request.upgrade)
-    return [(alone, True), (last, False)]  # the second adds what the package depends on
+    return [(alone, True), (last, False)]  # the second installs the package's dependencies
 
 
 def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
-    """Why the package of this name must not be installed; None when it is an environment. Runs nothing of it."""
+    """Why the package of this name must not be installed; None when it is an environment. Runs no code of it."""
     (requirement,) = package.requirement
     with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
         command = tool.unpack(requirement, folder)
         call.note(f"+ {installer.shown(command)}    # only to look into it")
-        finished = installer.run(command, aloud=_aloud(call))
+        finished = installer.run(command, echo=_echo(call))
         if finished.code:
             last = finished.last_lines[-1].strip() if finished.last_lines else f"exit code {finished.code}"
-            cannot = f"{requirement} cannot be looked into without running it: {last}"
+            cannot = f"{requirement} cannot be inspected without running its code: {last}"
             return _absent(package, finished) if finished.lacks(package.distribution or "") else cannot
         if _holds_environment(Path(folder), package.env_ids[0].replace("-", "_")):
             return None
-    return f"{requirement} is a package of this name, but no environment, and was not installed"
+    return f"{requirement} is not an environment, and was not installed"
 
 
 def _absent(package: Package, finished: Finished) -> str:
@@ -147,30 +147,30 @@ def _absent(package: Package, finished: Finished) -> str:
 
 
 def _holds_environment(folder: Path, module: str) -> bool:
-    """Whether an unpacked wheel has an entry point of the group, or a module that binds the loader (read, not run)."""
+    """Whether an unpacked wheel has an environment entry point or a module that binds the loader; runs no code."""
     for distribution in importlib_metadata.distributions(path=[str(folder)]):
         if any(entry.group == registry.GROUP for entry in distribution.entry_points):
             return True
-    for place in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
+    for name in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
-            tree = ast.parse((folder / place).read_bytes())
+            tree = ast.parse((folder / name).read_bytes())
             if registry.binds_loader(tree):
                 return True
     return False
 
 
-def _aloud(call: Call) -> bool:
+def _echo(call: Call) -> bool:
     """Whether to show the installer's output: on a terminal, or with ``-v``."""
     return call.verbose or (sys.stderr.isatty() and not call.quiet)
 
 
-# --- saying -----------------------------------------------------------------------------------------------------------
+# --- arguments and output --------------------------------------------------------------------------------
 
 
 def _request(call: Call) -> Request:
     if not call.words:
-        near = ", ".join(known_ids()) or "none"
-        raise ConfigError(f"give an environment: vf-install ENV; known here: {near}")
+        ids = ", ".join(known_ids()) or "none"
+        raise ConfigError(f"give an environment: vf-install ENV; known here: {ids}")
     options = call.options
     return Request(
         one_word(call, "one environment: vf-install ENV"),
@@ -186,15 +186,15 @@ def _request(call: Call) -> Request:
 
 
 def _plan(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> None:
-    """The commands that would be run; nothing is contacted."""
+    """Print the commands without running them; sends no request."""
     plans = [[installer.shown(command) for command, _ in _commands(tool, request, p)] for p in packages]
     call.facts |= {"command": " && ".join(plans[0]), "distribution": packages[0].distribution}
     call.say("\n".join(plans[0]))
     for plan in plans[1:]:
-        call.say("if that package is not there, and this one proves to be an environment:\n" + "\n".join(plan))
+        call.say("if that package does not exist, and this one is an environment:\n" + "\n".join(plan))
 
 
-def _tell(call: Call, resolved: Resolved, command: str | None, what: str) -> None:
+def _print_result(call: Call, resolved: Resolved, command: str | None, outcome: str) -> None:
     call.facts |= {
         "command": command,
         "distribution": resolved.distribution,
@@ -203,12 +203,12 @@ def _tell(call: Call, resolved: Resolved, command: str | None, what: str) -> Non
     }
     name = registry.normalize_name(registry.parse_env_id(resolved.id).name).removeprefix("vf-")
     source = f" ({resolved.distribution} {resolved.version})" if resolved.distribution else ""
-    call.say(f"{name}{source} {what}")
+    call.say(f"{name}{source} {outcome}")
     call.say(f"try it: vf-eval {name}")
 
 
 def _list(call: Call) -> None:
-    """The installed environments, one a line."""
+    """Print the installed environments, one per line."""
     if call.words:
         raise ConfigError(f"--list takes no environment, not {' '.join(call.words)}")
     infos = registry.list_environments()
@@ -222,7 +222,7 @@ def _list(call: Call) -> None:
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids that are installed, or in the workspace around; paths where none fits."""
+    """Ids of installed environments and workspace members; paths when none matches."""
     offers = items(env_id for env_id in known_ids() if env_id.startswith(incomplete))
     return offers or paths(context, parameter, incomplete)
 
@@ -239,17 +239,17 @@ COMMAND = SmallCommand(
             help="Folder of environments [./environments].",
             shell_complete=paths,
         ),
-        click.Option(["-r", "--from-repo"], is_flag=True, help="From the git repository of verifiers itself."),
-        click.Option(["--repo"], metavar="URL", help="From this git repository."),
+        click.Option(["-r", "--from-repo"], is_flag=True, help="Install from the git repository of verifiers."),
+        click.Option(["--repo"], metavar="URL", help="Install from this git repository."),
         click.Option(["-b", "--branch"], metavar="NAME", help="Branch or tag of the repository [main]."),
         click.Option(
             ["--subdirectory"],
             metavar="DIR",
             help="Folder in the repository [packages/envs/NAME, else environments/NAME].",
         ),
-        click.Option(["--upgrade"], is_flag=True, help="Install again, in the newest version there is."),
+        click.Option(["--upgrade"], is_flag=True, help="Reinstall, in the newest version."),
         click.Option(["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."),
-        click.Option(["--list"], is_flag=True, help="List the installed environments and stop."),
+        click.Option(["--list"], is_flag=True, help="List the installed environments and exit."),
         click.Option(["--dry-run"], is_flag=True, help="Print the command; run nothing, send no request."),
     ],
     keys=("command", "distribution", "version", "entry_point"),

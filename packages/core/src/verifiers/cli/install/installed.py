@@ -1,7 +1,7 @@
-"""What is installed now: resolves and imports environments in a fresh interpreter, and answers with one JSON object.
+"""Resolve and import installed environments in a fresh interpreter, and print one JSON object.
 
-``vf-install`` runs it as a child, because a process does not see what was installed after it began, and so that an
-environment's code runs as it will be used: from its installed place, never from the working directory.
+``vf-install`` runs this module as a child process: a running interpreter may not see packages installed after it
+started, and the child imports the environment from its installed location, never from the working directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Resolved:
 def check_installed(env_ids: Sequence[str]) -> list[Resolved]:
     """Resolve and import environments in a fresh interpreter.
 
-    *Raises* ``RunError`` with the real error of the first that does not resolve or import.
+    *Raises* ``RunError`` with the error of the first that does not resolve or import.
     """
     child = subprocess.run(
         [sys.executable, "-P", "-m", "verifiers.cli.install.installed", *env_ids],
@@ -52,7 +52,7 @@ def check_installed(env_ids: Sequence[str]) -> list[Resolved]:
 
 
 def main() -> None:
-    """The child: ids as arguments, one JSON object on stdout."""
+    """Entry point of the child process: ids as arguments, one JSON object on stdout."""
     from verifiers.cli.common.streams import results_stream
 
     with results_stream(json_only=True) as out:
@@ -60,7 +60,7 @@ def main() -> None:
             answer: dict[str, object] = {"environments": [asdict(_resolve(env_id)) for env_id in sys.argv[1:]]}
         except UnknownEnvironment as error:
             reason = f"no entry point of this name in {registry.GROUP}, and no module that binds {registry.LOADER}"
-            answer = {"error": f"nothing that is installed offers the environment {error.env_id!r}: there is {reason}"}
+            answer = {"error": f"no installed package provides the environment {error.env_id!r}: there is {reason}"}
         except VerifiersError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), file=out)

@@ -1,8 +1,8 @@
-"""The Python installer: ``uv pip`` where uv is there, else ``pip``, always into the environment of this interpreter.
+"""Run the Python installer: ``uv pip`` where uv is available, else ``pip``, into this interpreter's environment.
 
-Every command it makes names ``verifiers`` at its own version, so that a package which asks for another one is refused
-by the installer instead of replacing the library that is running; for the same reason a variable makes uv ignore
-a package's ``[tool.uv.sources]`` for ``verifiers``. Which packages to install is decided in ``sources``.
+Every command pins ``verifiers`` to the running version, so that the installer rejects a package that requires another
+one instead of replacing the running library; for the same reason an environment variable makes uv ignore a package's
+``[tool.uv.sources]`` for ``verifiers``. ``sources`` chooses the packages.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import importlib_metadata
 from verifiers.errors import ConfigError, RunError
 
 MAX_LAST_LINES = 15
-"""Lines of a failed installer that its error shows."""
+"""Output lines of a failed installer that its error message contains."""
 _OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 _LOGIN = re.compile(r"(https?://)[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An installer that came to its end."""
+    """The result of an installer command."""
 
     command: Sequence[str]
     code: int
@@ -39,11 +39,11 @@ class Finished:
 
     @property
     def text(self) -> str:
-        """Its last lines as one line without the frames that uv draws."""
+        """The last output lines as one line, without uv's box-drawing characters."""
         return " ".join(re.sub(r"[│╰├─▶×]", " ", " ".join(self.last_lines)).split())
 
     def lacks(self, distribution: str) -> bool:
-        """Whether it failed because no index has the distribution, or not in the version asked for."""
+        """Whether it failed because no index has the distribution, or not in the requested version."""
         name = rf"(?<![\w-]){re.escape(distribution)}"
         return self.code != 0 and bool(
             re.search(rf"{name} was not found in|there (is|are) no versions? of {name}\b", self.text)
@@ -51,7 +51,7 @@ class Finished:
         )
 
     def check(self) -> None:
-        """*Raises* ``RunError`` with its last lines when it failed."""
+        """*Raises* ``RunError`` with the last output lines when the command failed."""
         if self.code:
             lines = "\n  ".join(self.last_lines) or "nothing"
             raise RunError(f"{shown(self.command)}\nended with exit code {self.code} and printed:\n  {lines}")
@@ -67,7 +67,7 @@ class Installer:
     def install(self, *requirements: str, upgrade: str | None = None) -> list[str]:
         """The command that installs ``requirements``.
 
-        ``upgrade``: a distribution to take in its newest state; the others stay as they are where they fit.
+        ``upgrade``: a distribution to upgrade to its newest version; others are upgraded only where required.
         """
         flags: list[str] = []
         if upgrade:
@@ -75,16 +75,16 @@ class Installer:
         return [*self.prefix, *flags, *requirements, *_this_library()]
 
     def install_without_dependencies(self, requirement: str) -> list[str]:
-        """The command that installs one package and nothing that it asks for."""
+        """The command that installs one package without its dependencies."""
         return [*self.prefix, "--no-deps", requirement]
 
     def install_alone_from(self, index_url: str, requirement: str, upgrade: bool) -> list[str]:
-        """The command that takes one package from one index and from nowhere else; its dependencies come later."""
+        """The command that installs one package from one index only, without its dependencies."""
         only = ["--no-config", "--default-index"] if self.is_uv else ["--isolated", "--index-url"]
         return [*self.prefix, "--no-deps", *only, index_url, *(["--upgrade"] if upgrade else []), requirement]
 
     def unpack(self, requirement: str, folder: str) -> list[str]:
-        """The command that unpacks a wheel into ``folder``; no code of it is run."""
+        """The command that unpacks a wheel into ``folder`` without running its code."""
         return [*self.prefix, "--no-deps", "--only-binary", ":all:", "--target", folder, requirement]
 
 
@@ -94,21 +94,21 @@ def find_installer() -> Installer:
         return Installer(("uv", "pip", "install", "--python", sys.executable), is_uv=True)
     if importlib.util.find_spec("pip"):
         return Installer((sys.executable, "-m", "pip", "install"), is_uv=False)
-    raise ConfigError(f"there is neither uv on the path nor pip in {sys.executable}; install one of them")
+    raise ConfigError(f"neither uv (on the path) nor pip (in {sys.executable}) is available; install one of them")
 
 
 def run(
     command: Sequence[str],
     *,
-    aloud: bool,
+    echo: bool,
     one_index: bool = False,
     folder: Path | None = None,
     installs_here: bool = True,
 ) -> Finished:
-    """Run an installer to its end, in ``folder``.
+    """Run an installer command to completion, in ``folder``.
 
-    ``aloud``: pass its lines on to stderr; ``one_index``: without other indexes; ``installs_here``: into the Python of
-    this interpreter, and not into another project's.
+    ``echo``: copy its output to stderr; ``one_index``: without other indexes; ``installs_here``: it installs into this
+    interpreter's environment, not into another project's.
     """
     lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
     with subprocess.Popen(
@@ -125,23 +125,23 @@ def run(
         assert process.stdout is not None
         try:
             for line in map(without_logins, process.stdout):
-                if aloud:
+                if echo:
                     print(line, end="", file=sys.stderr, flush=True)
                 if line.strip():
                     lines.append(line.rstrip())
-        except BaseException:  # an interrupt too: the installer does not outlive us; raised again
+        except BaseException:  # includes interrupts: end the installer with this process, then re-raise
             process.terminate()
             raise
     return Finished(command, process.returncode, tuple(lines))
 
 
 def shown(command: Sequence[str]) -> str:
-    """The command as it can be pasted into a shell, without logins."""
+    """The command quoted for a shell, without logins."""
     return without_logins(shlex.join(command))
 
 
 def without_logins(text: str) -> str:
-    """The text with user and password of each web address replaced; tokens are often written in the user's place.
+    """The text with the user and password of each URL replaced; a token is often given as the user.
 
     >>> without_logins("https://me:secret@host/simple, https://token@host, ssh://git@host")
     'https://***@host/simple, https://***@host, ssh://git@host'
@@ -150,10 +150,10 @@ def without_logins(text: str) -> str:
 
 
 def installed_library() -> str:
-    """Which ``verifiers`` is installed here: its version, where it came from, and its files.
+    """Fingerprint of the installed ``verifiers``: its version, origin and files.
 
-    Versions alone do not tell: the public index has another library of the same name and number.
-    *Raises* ``ConfigError`` when none is installed, since an installer would then fetch that one.
+    The version alone is ambiguous: the public index has another library with the same name and version.
+    *Raises* ``ConfigError`` when none is installed, because an installer would then fetch that other library.
     """
     try:
         library = importlib_metadata.distribution("verifiers")

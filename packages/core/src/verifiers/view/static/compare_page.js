@@ -1,4 +1,4 @@
-// Two runs, example by example: where they differ most comes first.
+// Comparison of two runs, example by example, sorted by the difference.
 
 import { ask } from "./api.js";
 import { h, replace, visible } from "./dom.js";
@@ -12,7 +12,7 @@ import { facts, transcript } from "./transcript.js";
 
 const SAME = 1e-9;
 
-// Examples that both have: [{name, a: rows, b: rows, left, right, change}], rewards as means over siblings.
+// Examples of both runs: [{name, a: rows, b: rows, left, right, change}]; rewards are means over siblings.
 export function paired(a, b) {
   const byHash = a.columns.key.some(Boolean) && b.columns.key.some(Boolean) && shares(a, b, "key");
   const [left, right] = [grouped(a, byHash), grouped(b, byHash)];

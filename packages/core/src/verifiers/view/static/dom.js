@@ -1,4 +1,4 @@
-// Elements out of data. Text always becomes text nodes; nothing in the page is ever parsed as markup.
+// Create elements from data. Text always becomes text nodes; no text is parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -26,7 +26,7 @@ export function replace(element, ...children) {
   return element;
 }
 
-// What would move, hide or reorder text (terminal escapes, bidi marks, tags, zero-width and lone surrogates).
+// Characters that move, hide or reorder text (terminal escapes, bidi marks, tags, zero-width, lone surrogates).
 const CONTROL =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\u{e0000}-\u{e007f}\p{Cs}]/gu;
 
@@ -36,12 +36,12 @@ function spell(char) {
   return code < 256 ? `\\x${hex.padStart(2, "0")}` : code < 65536 ? `\\u${hex.padStart(4, "0")}` : `\\u{${hex}}`;
 }
 
-// Text with such characters spelled out, as a string.
+// The text with such characters escaped, as a string.
 export function spelled(text) {
   return String(text).replace(CONTROL, spell);
 }
 
-// The same as nodes, the spelled ones marked; `mark` is a text to highlight.
+// The same as nodes, with the escaped characters marked; `mark` is a text to highlight.
 export function visible(text, mark = "") {
   const nodes = [];
   let end = 0;

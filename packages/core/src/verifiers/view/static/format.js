@@ -1,4 +1,4 @@
-// Numbers, times and sizes as people read them; an unknown one is a dash.
+// Format numbers, times and sizes for display; an unknown one is a dash.
 
 const DASH = "–";
 
@@ -12,7 +12,7 @@ export function number(value, digits = 3) {
   return value.toFixed(Math.max(0, digits - Math.max(0, Math.floor(Math.log10(Math.abs(value) || 1)))));
 }
 
-// As few digits as say it: 0.2, 1, 0.125.
+// A number with as few digits as possible: 0.2, 1, 0.125.
 export const short = (value) => (isKnown(value) ? String(Number(value.toPrecision(4))) : DASH);
 
 export function count(value) {

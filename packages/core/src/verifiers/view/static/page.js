@@ -1,4 +1,4 @@
-// What every page uses: addresses, settings that last, asking again while a run goes on, small controls.
+// Shared by all pages: addresses, stored settings, polling of a running run, small controls.
 
 import { ask, isCopy } from "./api.js";
 import { h, visible } from "./dom.js";
@@ -8,8 +8,8 @@ const POLL_MS = 1000;
 
 export function address(parts, query = {}) {
   const path = parts.map((part) => encodeURIComponent(part)).join("/");
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return `#/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
+  const entries = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return `#/${path}${entries.length ? `?${new URLSearchParams(entries)}` : ""}`;
 }
 
 export function parsedAddress() {
@@ -18,12 +18,12 @@ export function parsedAddress() {
   return { parts, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-// Change the query of this page's address without opening it anew.
+// Change the query of this page's address without reloading the page.
 export function remember(parts, query) {
   history.replaceState(null, "", address(parts, query));
 }
 
-// Call `changed` whenever the version of a run (of the list, without one) is another; returns what stops it.
+// Call `changed` whenever the version of a run (without one: of the list) changes; returns a function that stops it.
 export function follow(run, changed) {
   if (isCopy) return () => {};
   let [known, stopped, busy] = [null, false, false];
@@ -57,7 +57,7 @@ export function setting(name, otherwise) {
 export function keep(name, value) {
   try {
     localStorage.setItem(`vf-view.${name}`, value);
-  } catch { /* a browser that keeps nothing: the setting lasts as long as the page */ }
+  } catch { /* without storage the setting lasts as long as the page */ }
 }
 
 export function select(label, options, value, onchange) {
@@ -70,7 +70,7 @@ export function status(run) {
   return h("span", { class: `status ${run.status}` }, run.status);
 }
 
-// A reward as number and bar; `range` is the lowest and highest of the run.
+// A reward as number and bar; `range`: lowest and highest reward of the run.
 export function rewardChip(reward, [low, high]) {
   if (!isKnown(reward)) return h("span", { class: "chip unknown" }, "unknown");
   const share = high > low ? (reward - low) / (high - low) : 1;

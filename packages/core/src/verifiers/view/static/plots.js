@@ -1,4 +1,4 @@
-// Small pictures in SVG: histograms, bars, sparklines, curves. No library, no network.
+// Small SVG plots: histograms, bars, sparklines, curves.
 
 import { h, svg } from "./dom.js";
 import { count, isKnown, number, short } from "./format.js";
@@ -27,7 +27,7 @@ export function histogram(values, { title, format = number, bins = 20, range = n
   ] : [h("p", { class: "none" }, "no values")]);
 }
 
-// The whole of 0 to 1 for values that nearly fill it.
+// The range 0 to 1 for values that nearly fill it.
 function unit([low, high]) {
   return low >= 0 && low < 0.05 && high > 0.95 && high <= 1 ? [0, 1] : [low, high];
 }
@@ -65,7 +65,7 @@ export function extent(values) {
   return low <= high ? [low, high] : [0, 1];
 }
 
-// Points smoothed by a running mean whose weight halves every `half` points, fewer for a short curve; 0 leaves them.
+// Points smoothed by an exponential mean with a half-life of `half` points, fewer for a short curve; 0: not smoothed.
 export function smooth(points, half) {
   half = Math.min(half, points.length / 10);
   if (half < 0.5) return points;

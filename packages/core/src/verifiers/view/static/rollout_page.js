@@ -1,4 +1,4 @@
-// One rollout: its conversation, its scores, its siblings, and the next one of the list it was opened from.
+// One rollout: its conversation, scores and siblings, and links to the previous and next rollout of the list.
 
 import { ask } from "./api.js";
 import { h, replace, visible } from "./dom.js";

@@ -1,4 +1,4 @@
-// The columns of one file of rows in the browser: kept up to date, filtered, sorted and counted here.
+// The columns of one file of saved rollouts in the browser: updated, filtered, sorted and counted here.
 
 import { ask } from "./api.js";
 import { isKnown } from "./format.js";
@@ -7,7 +7,7 @@ const cache = new Map();
 const MAX_CACHED = 6;
 const MAX_PREVIEWS = 4000;
 
-// The rows of a run, or of one step of a training; the same object while it is in use.
+// The saved rollouts of a run, or of one step of a training run; cached while in use.
 export function rowsOf(run, step = null) {
   const key = `${run}\n${step ?? ""}`;
   const rows = cache.get(key) || new Rows(run, step);
@@ -41,7 +41,7 @@ export class Rows {
     this.previewed.clear();
   }
 
-  // Take up what is new; `changed` is called after each piece.
+  // Fetch new rows; `changed` is called after each response.
   async update(changed = () => {}) {
     do {
       const answer = await ask("columns", {
@@ -73,7 +73,7 @@ export class Rows {
     return (this.columns[name] || [])[row];
   }
 
-  // Row numbers that a view shows, in its order.
+  // Row numbers of a view, in its order.
   select(view) {
     const chosen = [];
     const hits = view.q ? this.found.get(view.q)?.rows || new Set() : null;
@@ -104,7 +104,7 @@ export class Rows {
     });
   }
 
-  // Search the texts of all rows; `changed` is called when more is known. Only the newest search goes on.
+  // Search the texts of all rows; `changed` is called after each response. A new search cancels the previous one.
   async search(text, changed) {
     if (!text || this.found.has(text)) return;
     const entry = { rows: new Set(), done: false };
@@ -129,7 +129,7 @@ export class Rows {
     for (const row of missing) this.previewed.set(row, answer.previews[row]);
   }
 
-  // Rows of the same example, in order of their number there.
+  // Rows of the same example, sorted by sibling number.
   siblings(row) {
     const { example, key } = this.columns;
     const same = [];

@@ -1,4 +1,4 @@
-// The rows of a run, or of a training's step: plots, filters and the long table. Used by both pages.
+// The saved rollouts of a run, or of a training step: plots, filters and the table. Used by both pages.
 
 import { h, replace, visible } from "./dom.js";
 import { count, duration, interval, isKnown, number, plural, short } from "./format.js";

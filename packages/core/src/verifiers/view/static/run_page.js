@@ -1,4 +1,4 @@
-// One evaluation: how it scored, and its rollouts.
+// One evaluation: its scores and rollouts.
 
 import { ask } from "./api.js";
 import { h, replace } from "./dom.js";

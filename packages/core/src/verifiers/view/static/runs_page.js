@@ -1,4 +1,4 @@
-// The first page: every run, newest first.
+// The start page: all runs, newest first.
 
 import { ask, isCopy } from "./api.js";
 import { h, replace, visible } from "./dom.js";

@@ -1,4 +1,4 @@
-// A table of any length that scrolls with the page: only the rows on the screen are in it.
+// A virtual table that scrolls with the page: only visible rows are in the document.
 
 import { h, replace } from "./dom.js";
 
@@ -70,7 +70,7 @@ export class Table {
     }
     for (let at = first; at < end; at++) if (!this.drawn.has(at)) this.place(at);
     const rows = this.order.slice(first, end);
-    clearTimeout(this.waiting); // while the page is flung past, nothing is asked for
+    clearTimeout(this.waiting); // no requests during fast scrolling
     this.waiting = setTimeout(() => this.prepare(rows).then((news) => news && this.refresh(rows)).catch(() => {}), 30);
   }
 
@@ -111,7 +111,7 @@ export class Table {
     this.drawn.get(this.focused)?.querySelector("a").focus({ preventScroll: true });
   }
 
-  // Keys of a list; true when the key was one.
+  // Handle a key of the list; true when it was handled.
   key(name) {
     const moves = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1, PageDown: 12, PageUp: -12 };
     if (name in moves) this.focus(this.focused < 0 ? this.range()[0] + (this.range()[0] ? MARGIN : 0) : this.focused + moves[name]);

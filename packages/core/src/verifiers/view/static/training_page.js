@@ -1,4 +1,4 @@
-// One training: its learning curves while it runs, and the rollouts each step trained on.
+// One training run: its learning curves, and the rollouts that each step trained on.
 
 import { ask } from "./api.js";
 import { h, replace } from "./dom.js";

@@ -1,4 +1,4 @@
-// A rollout's conversation, turn by turn, and beside it how it was scored. All text is text.
+// A rollout's conversation, turn by turn, and its scores. No text is parsed as markup.
 
 import { h, visible } from "./dom.js";
 import { count, duration, isKnown, number, plural, short } from "./format.js";
@@ -91,7 +91,7 @@ function isFlat(value) {
   return value && typeof value === "object" && !Array.isArray(value) && Object.values(value).every((v) => typeof v !== "object" || v === null);
 }
 
-// Tokens coloured by log-probability; without their texts, one cell for each.
+// Tokens coloured by log-probability; one cell per token when their texts are unknown.
 function probabilities(step) {
   const tokens = step.logprobs.slice(0, 4000).map((logprob, i) => {
     const level = isKnown(logprob) ? Math.min(8, Math.floor(-logprob * 2)) : 0;
@@ -116,7 +116,7 @@ function failure(error) {
     error.traceback ? h("details", null, h("summary", null, "traceback"), h("div", { class: "text mono" }, visible(error.traceback))) : null);
 }
 
-// What stands beside the conversation: reward and its parts, answer, numbers, further columns.
+// The panel beside the conversation: reward and its parts, answer, numbers, further columns.
 export function facts(rollout) {
   const scores = [...rollout.scores].sort((a, b) => (b.weight !== null) - (a.weight !== null));
   const timing = rollout.timing || {};
