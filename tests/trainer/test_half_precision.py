@@ -38,7 +38,7 @@ def test_without_a_scaler_nothing_is_written_and_a_damaged_one_is_named(tmp_path
     assert not list(tmp_path.iterdir())
     checkpoint_files.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
     (tmp_path / "scaler.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="cannot be continued from"):
+    with pytest.raises(CheckpointError, match="cannot be resumed from"):
         checkpoint_files.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
 
 

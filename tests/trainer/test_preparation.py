@@ -239,7 +239,7 @@ def test_weights_are_loaded_in_place_and_must_fit(tmp_path):
 
 
 def test_a_folder_without_weights_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no model weights"):
+    with pytest.raises(CheckpointError, match="no model weights"):
         preparation.load_weights(small_policy(), tmp_path)
     config = small_config(tmp_path, use_lora=True)
     with pytest.raises(CheckpointError, match="adapter_model"):

@@ -194,7 +194,7 @@ def test_without_its_file_a_checkpoint_cannot_be_continued(tmp_path, monkeypatch
         anew = run(small_trainer(parts, **RUN, **SYNC), resume_from_checkpoint=True)
     assert anew.losses != whole.losses[2:]
     reference = Reference(small_policy())
-    with pytest.raises(CheckpointError, match="cannot be continued from"):
+    with pytest.raises(CheckpointError, match="cannot be resumed from"):
         reference.load(tmp_path)
 
 

@@ -129,13 +129,13 @@ class LoopTrainer(Trainer):
     def train(self, *args: Any, **keywords: Any) -> Any:
         self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
         if deepspeed.is_used(self.accelerator):
-            self._withheld = deepspeed.withheld(self.accelerator)
+            self._withheld = deepspeed.detach_engine(self.accelerator)
         return super().train(*args, **keywords)
 
     def _prepare_for_training(self, *args: Any, **keywords: Any) -> Any:
         if deepspeed.is_used(self.accelerator):
             deepspeed.in_one_precision(self.model, self.args)
-        with fsdp.ties_kept(self.model):
+        with fsdp.preserved_ties(self.model):
             prepared = super()._prepare_for_training(*args, **keywords)
         if self._withheld is not None:
             self.accelerator.deepspeed_engine_wrapped, self._withheld = self._withheld, None

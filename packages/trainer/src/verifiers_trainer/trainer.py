@@ -151,7 +151,7 @@ class RLTrainer(ServingTrainer):
             )
         self.remove_callback(PrinterCallback)
         if self.splits:
-            fsdp.part_originals(self.model)
+            fsdp.untie_originals(self.model)
             self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=self._device_of_copy())
         else:
             self.open_reference()
