@@ -265,7 +265,7 @@ def settle(config: dict[str, Any], settings: Any) -> None:
     ):
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
             log.warning(
-                "overriding DeepSpeed's %s with %s (%s); its configuration has %s", name, ours[name], because, theirs
+                "DeepSpeed's %s is %s (%s); its configuration has %s", name, ours[name], because, theirs
             )
     config.update(ours, fp16={"enabled": False}, bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)})
     if settings.bf16:  # by default DeepSpeed sums gradients in half precision

@@ -161,7 +161,7 @@ class Ranks:
             others = [f"read/{rank}" for rank in range(self.world) if rank != self.rank]
             while time.monotonic() < deadline and not self._store.check(others):
                 time.sleep(POLL_S)
-        except RuntimeError as lost:  # the process that holds the store has ended, and the others with it
+        except RuntimeError as lost:  # the store ended with its process: no rank can read the error
             log.debug("the error could not be sent to the other processes: %s", lost)
 
     def _failure(self, wait_s: float = 0.0) -> dict[str, Any] | None:
