@@ -15,7 +15,7 @@ def test_no_modules_import_each_other(package):
 
 
 def test_a_ring_would_be_found():
-    """The twin."""
+    """Negative control."""
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c", "b"]
     assert cycle({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}) == []
 

@@ -57,8 +57,8 @@ def test_a_name_means_the_same_as_keyword_and_as_attribute(kind, name, value, me
 
 
 def test_every_row_is_a_case():
-    twins = {other for _, other in compat.TWINS}
-    assert {name for name, _, _ in ROWS} == compat.SPELLINGS | twins
+    duplicates = {other for _, other in compat.TWINS}
+    assert {name for name, _, _ in ROWS} == compat.SPELLINGS | duplicates
 
 
 def test_every_row_leads_to_a_field_and_hides_none():

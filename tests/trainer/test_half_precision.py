@@ -88,7 +88,7 @@ def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, caplo
     install_logprob_forward(trainer.model)
     with torch.autocast("cpu", torch.bfloat16):
         sanity_checks.check_forward(trainer.model, trainer.args)
-    assert ("the full head is used" in caplog.text) is not is_half, "the twin"
+    assert ("the full head is used" in caplog.text) is not is_half, "negative control"
 
 
 def test_a_step_that_overflows_is_skipped_with_a_smaller_scale_and_training_goes_on(tmp_path, monkeypatch):

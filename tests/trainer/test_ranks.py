@@ -79,7 +79,7 @@ def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, sett
 
 
 def test_a_mean_of_each_ranks_own_mean_is_another_gradient():
-    """Twin: the weights are of the whole step; weighed by each rank on its own, unequal data count unequally."""
+    """Negative control: weights are of the whole step; with weights per rank, unequal data count unequally."""
     tokens_of_ranks = np.array([21.0, 3.0])
     whole = np.full(2, 1 / tokens_of_ranks.sum())
     own = 1 / tokens_of_ranks / 2
@@ -94,7 +94,7 @@ def test_no_sample_is_dropped_whatever_the_number_of_ranks(num_samples):
         rows_R = pack(samples, weights, max_tokens=16, world=world)
         placed = sorted(i for rows in rows_R for row in rows for i in row.sample_indices)
         assert placed == list(range(num_samples))
-        usual = num_samples // world * world  # twin: cut to a multiple of the ranks
+        usual = num_samples // world * world  # negative control: cut to a multiple of the ranks
         assert usual == num_samples or usual < len(placed)
 
 

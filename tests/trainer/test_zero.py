@@ -102,7 +102,7 @@ def test_two_ranks_that_share_the_model_are_as_one(on, kind):
 
 @pytest.mark.slow
 def test_a_step_with_every_row_would_be_another_run(on):
-    """The twin: DeepSpeed steps inside a backward pass, so it must be told which of a step's is the last."""
+    """Negative control: DeepSpeed steps inside a backward pass, so it must be told which of a step's is the last."""
     first, _ = on(spoil="a step with every row", persist=False, **RUN)
     (one,) = on("one", world=1, **RUN)
     assert not np.allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
