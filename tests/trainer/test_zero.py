@@ -307,7 +307,7 @@ def test_half_precision_sums_gradients_in_float32():
     ("given", "changed", "said"),
     [
         (config(stage=0), {}, "zero_stage 0 splits nothing: set it to 1, 2 or 3"),
-        (config(optimizer={"type": "Adam"}), {}, "section 'optimizer', which the trainer would not follow: remove it"),
+        (config(optimizer={"type": "Adam"}), {}, "section 'optimizer', which the trainer ignores: remove it"),
         (config(scheduler={"type": "WarmupLR"}), {}, "section 'scheduler'"),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
