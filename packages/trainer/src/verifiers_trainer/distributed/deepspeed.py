@@ -264,9 +264,7 @@ def settle(config: dict[str, Any], settings: Any) -> None:
         ("gradient_clipping", "max_grad_norm"),
     ):
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
-            log.warning(
-                "DeepSpeed's %s is %s (%s); its configuration has %s", name, ours[name], because, theirs
-            )
+            log.warning("DeepSpeed's %s is %s (%s); its configuration has %s", name, ours[name], because, theirs)
     config.update(ours, fp16={"enabled": False}, bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)})
     if settings.bf16:  # by default DeepSpeed sums gradients in half precision
         config.setdefault("communication_data_type", "fp32")
