@@ -1,9 +1,9 @@
-"""The ways to play a conversation that are measured: raw aiohttp, the raw ``openai`` SDK, and ``env.evaluate``.
+"""The contenders that run conversations: raw aiohttp, the raw ``openai`` SDK, and ``env.evaluate``.
 
-A contender is opened inside a running loop, warmed up there, and then plays ``num_rollouts`` conversations with
-``in_flight`` at once. The raw ones do what no client can do without: build the body, send it, decode the answer into
-plain objects, go on from its message. They score nothing, keep nothing and store nothing; ours scores with a function,
-builds every row and makes it durable.
+A contender is opened inside a running loop, warmed up there, and then runs ``num_rollouts`` conversations with
+``in_flight`` at once. The raw ones do the minimum of any client: build the body, send it, decode the response into
+plain objects, append its message. They score and store nothing; ours scores with a function, builds every saved
+rollout and makes it durable.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from verifiers.types import ModelRequest, UserMessage
 
 QUESTION = "What is six times seven? " * 10
 SYSTEM = "Answer in one sentence."
-GO_ON = "Are you sure? Think about it once more."
+FOLLOW_UP = "Are you sure? Think about it once more."
 SAMPLING = {"temperature": 0.7, "max_tokens": 256}
 TOKEN_SAMPLING = {"logprobs": True, "extra_body": {"return_token_ids": True}}
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is played. ``with_tokens`` asks for 256 token ids and log-probabilities per turn; ``with_tools`` lets the
-    model call a function on every turn but the last (then ``num_turns`` is 5, which the server counts on)."""
+    """The work of a contender. ``with_tokens`` requests 256 token ids and log-probabilities per turn; with
+    ``with_tools`` the model calls a function on every turn but the last (``num_turns`` is then 5, as on the server)."""
 
     num_rollouts: int
     in_flight: int
@@ -67,56 +67,56 @@ TOOLS = [
     }
 ]
 Say = Callable[[list[dict[str, Any]]], Awaitable[dict[str, Any]]]
-"""A conversation in, the message that the model answers with out."""
-Play = Callable[[int], Awaitable[None]]
-"""Play that many conversations."""
+"""From a conversation to the model's message."""
+Run = Callable[[int], Awaitable[None]]
+"""Run a number of conversations."""
 Close = Callable[[], Awaitable[object]]
 
 
-async def raw(url: str, load: Load) -> tuple[Play, Close]:
+async def raw(url: str, load: Load) -> tuple[Run, Close]:
     """One pooled aiohttp session, the standard ``json`` both ways, dicts out."""
     return await _raw(url, load, lambda body: json.dumps(body).encode(), json.loads)
 
 
-async def raw_msgspec(url: str, load: Load) -> tuple[Play, Close]:
-    """The floor: as ``raw``, with the fastest JSON there is, into dicts all the same."""
+async def raw_msgspec(url: str, load: Load) -> tuple[Run, Close]:
+    """The floor: ``raw`` with the fastest JSON library, also into dicts."""
     return await _raw(url, load, msgspec.json.Encoder().encode, msgspec.json.Decoder().decode)
 
 
 async def _raw(
     url: str, load: Load, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
-) -> tuple[Play, Close]:
+) -> tuple[Run, Close]:
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=load.in_flight),
         timeout=aiohttp.ClientTimeout(total=None),
         headers={"Content-Type": "application/json", "Authorization": "Bearer k"},
     )
     target = f"{url}/chat/completions"
-    wanted: dict[str, Any] = {"logprobs": True, "return_token_ids": True} if load.with_tokens else {}
+    extra: dict[str, Any] = {"logprobs": True, "return_token_ids": True} if load.with_tokens else {}
     if load.with_tools:
-        wanted["tools"] = TOOLS
+        extra["tools"] = TOOLS
 
     async def say(messages: list[dict[str, Any]]) -> dict[str, Any]:
-        body = encode({"model": "m", "messages": messages, **SAMPLING, **wanted})
+        body = encode({"model": "m", "messages": messages, **SAMPLING, **extra})
         async with session.post(target, data=body) as answer:
             return decode(await answer.read())["choices"][0]["message"]
 
     return _conversations(say, load), session.close
 
 
-async def openai(url: str, load: Load) -> tuple[Play, Close]:
+async def openai(url: str, load: Load) -> tuple[Run, Close]:
     """``AsyncOpenAI`` as its documentation shows it."""
     return _sdk(url, load, None)
 
 
-async def openai_aiohttp(url: str, load: Load) -> tuple[Play, Close]:
-    """``AsyncOpenAI`` on its own aiohttp transport."""
+async def openai_aiohttp(url: str, load: Load) -> tuple[Run, Close]:
+    """``AsyncOpenAI`` on its aiohttp transport."""
     import openai as sdk
 
     return _sdk(url, load, sdk.DefaultAioHttpClient(timeout=600))
 
 
-def _sdk(url: str, load: Load, http_client: Any) -> tuple[Play, Close]:
+def _sdk(url: str, load: Load, http_client: Any) -> tuple[Run, Close]:
     import openai as sdk
 
     client = sdk.AsyncOpenAI(base_url=url, api_key="k", max_retries=0, timeout=600, http_client=http_client)
@@ -126,45 +126,45 @@ def _sdk(url: str, load: Load, http_client: Any) -> tuple[Play, Close]:
 
     async def say(messages: list[dict[str, Any]]) -> dict[str, Any]:
         answer = await client.chat.completions.create(model="m", messages=messages, **sampling)  # type: ignore[arg-type]
-        said = answer.choices[0].message
-        message: dict[str, Any] = {"role": "assistant", "content": said.content}
-        if said.tool_calls:
-            message["tool_calls"] = [call.model_dump() for call in said.tool_calls]
-        return message
+        message = answer.choices[0].message
+        content: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if message.tool_calls:
+            content["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        return content
 
     return _conversations(say, load), client.close
 
 
-def _conversations(say: Say, load: Load) -> Play:
-    """Conversations by bounded workers, as plain as they can be."""
+def _conversations(say: Say, load: Load) -> Run:
+    """Run conversations by bounded workers."""
 
-    def respond(said: dict[str, Any]) -> list[dict[str, Any]]:
+    def respond(message: dict[str, Any]) -> list[dict[str, Any]]:
         if not load.with_tools:
-            return [{"role": "user", "content": GO_ON}]
-        calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in said["tool_calls"]]
-        return [{"role": "tool", "tool_call_id": id, "content": str(square(**given))} for id, given in calls]
+            return [{"role": "user", "content": FOLLOW_UP}]
+        calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]]
+        return [{"role": "tool", "tool_call_id": id, "content": str(square(**arguments))} for id, arguments in calls]
 
     async def converse() -> None:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
         for turn in range(load.num_turns):
-            said = await say(messages)
+            message = await say(messages)
             if turn + 1 < load.num_turns:
-                messages = [*messages, said, *respond(said)]
+                messages = [*messages, message, *respond(message)]
 
-    async def play(num_rollouts: int) -> None:
-        left = iter(range(num_rollouts))
+    async def run(num_rollouts: int) -> None:
+        remaining = iter(range(num_rollouts))
 
         async def work() -> None:
-            for _ in left:
+            for _ in remaining:
                 await converse()
 
         await asyncio.gather(*(work() for _ in range(min(load.in_flight, num_rollouts))))
 
-    return play
+    return run
 
 
-async def transport(url: str, load: Load) -> tuple[Play, Close]:
-    """Our client alone, as an environment calls it: retries, limiter and checked `Response` included."""
+async def transport(url: str, load: Load) -> tuple[Run, Close]:
+    """Our client alone, called as an environment calls it, with retries, limiter and validated `Response`."""
     client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
     sampling: dict[str, Any] = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
     tools = TOOLS if load.with_tools else None
@@ -178,16 +178,16 @@ async def transport(url: str, load: Load) -> tuple[Play, Close]:
     return _conversations(say, load), client.aclose
 
 
-async def ours(url: str, load: Load) -> tuple[Play, Close]:
-    """``env.evaluate`` as a user calls it, scored and journalled; the states are not kept."""
+async def ours(url: str, load: Load) -> tuple[Run, Close]:
+    """``env.evaluate`` as a user calls it, scored and journalled, without returned states."""
     client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
     env = environment(load)
-    assert len(env.eval_table) == load.num_rollouts  # reads the dataset, which is no part of a rollout
+    assert len(env.eval_table) == load.num_rollouts  # reads the dataset, which a rollout does not
     folder = tempfile.TemporaryDirectory(dir=".", prefix=".benchmark-")
     runs = iter(range(1000))
     sampling = SAMPLING | (TOKEN_SAMPLING if load.with_tokens else {})
 
-    async def play(num_rollouts: int) -> None:
+    async def run(num_rollouts: int) -> None:
         results = await env.evaluate(
             client,
             "m",
@@ -204,11 +204,11 @@ async def ours(url: str, load: Load) -> tuple[Play, Close]:
         folder.cleanup()
         await client.aclose()
 
-    return play, close
+    return run, close
 
 
 def environment(load: Load) -> vf.Environment:
-    """A question per rollout, as many turns as the load has, one reward function."""
+    """One example per rollout, ``load.num_turns`` turns, one reward function."""
 
     def correct(completion, answer) -> float:
         return float(answer in completion[-1]["content"])
@@ -219,17 +219,17 @@ def environment(load: Load) -> vf.Environment:
         return vf.ToolEnv(tools=[square], max_turns=load.num_turns, **parts)
     if load.num_turns == 1:
         return vf.SingleTurnEnv(**parts)
-    return _GoOn(max_turns=load.num_turns, **parts)
+    return _FollowUp(max_turns=load.num_turns, **parts)
 
 
-class _GoOn(vf.MultiTurnEnv):
-    """The environment always says the same."""
+class _FollowUp(vf.MultiTurnEnv):
+    """An environment with a constant reply."""
 
     def env_response(self, messages, state, **_):
-        return [UserMessage(GO_ON)]
+        return [UserMessage(FOLLOW_UP)]
 
 
-CONTENDERS: dict[str, Callable[[str, Load], Awaitable[tuple[Play, Close]]]] = {
+CONTENDERS: dict[str, Callable[[str, Load], Awaitable[tuple[Run, Close]]]] = {
     "raw aiohttp + msgspec": raw_msgspec,
     "raw aiohttp + json": raw,
     "our client alone": transport,
@@ -242,15 +242,15 @@ OURS = "env.evaluate"
 
 
 def cost(name: str, url: str, load: Load, num_warmup: int) -> Cost:
-    """What ``load`` takes one contender, on a fresh loop; ``num_warmup`` rollouts before it are not counted."""
+    """The cost of ``load`` for one contender on a fresh loop, after ``num_warmup`` rollouts that are not counted."""
 
     async def measure() -> Cost:
-        play, close = await CONTENDERS[name](url, load)
+        run, close = await CONTENDERS[name](url, load)
         try:
             if num_warmup:
-                await play(num_warmup)
+                await run(num_warmup)
             with Stopwatch() as watch:
-                await play(load.num_rollouts)
+                await run(load.num_rollouts)
             return watch.cost
         finally:
             await close()

@@ -1,12 +1,12 @@
-"""A learning curve of one trainer in a process of its own, and the warm model that both begin with.
+"""The learning curve of one trainer in a separate process, and the warm model that both start from.
 
     python _learning.py warm '{"folder": ..., "task": "reverse-text", "seed": 0, ...}'
     python _learning.py ours '{...}'
     python _learning.py trl  '{...}'                        by the interpreter of TRL's environment
 
-Both trainers begin with ``folder``/model, play the same environment through our embedded engine with one thread, and
+Both trainers start from ``folder``/model, run the same environment through our embedded engine with one thread, and
 print one JSON line: for each step the mean reward of the rollouts that were sampled for it, the tokens sampled and
-trained so far, and CPU and wall seconds so far. Beside what ``settings`` says each keeps its own defaults.
+trained so far, and CPU and wall seconds so far. Everything outside ``settings`` is the default of each.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "warm_up": {"target": 0.1, "max_steps": 250, "rows_per_step": 16, "learning_rate": 1e-3},
     },
 }  # fmt: skip
-"""What is played, and what both trainers are told. "digits" needs no warm-up: a model that knows nothing says some."""
+"""Environments and the settings of both trainers. "digits" needs no warm-up: an untrained model samples some."""
 
 
 class Curve(TrainerCallback):
@@ -49,13 +49,13 @@ class Curve(TrainerCallback):
         self.seconds: list[tuple[float, float]] = []
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._begun = time.process_time(), time.perf_counter()
+        self._start = time.process_time(), time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.seconds.append((time.process_time() - self._begun[0], time.perf_counter() - self._begun[1]))
+        self.seconds.append((time.process_time() - self._start[0], time.perf_counter() - self._start[1]))
 
 
-def environment(given: dict[str, Any]) -> Any:
+def environment(job: dict[str, Any]) -> Any:
     """The task's environment, the same in every process."""
     import verifiers as vf
 
@@ -63,66 +63,66 @@ def environment(given: dict[str, Any]) -> Any:
         text = completion[-1]["content"] or ""
         return sum(letter.isdigit() for letter in text) / max(1, len(text))
 
-    if given["task"] == "digits":
+    if job["task"] == "digits":
         rows = [{"question": f"Say {number}."} for number in range(64)]
         return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[digits]))
-    return vf.load_environment(given["task"], **TASKS[given["task"]]["arguments"])
+    return vf.load_environment(job["task"], **TASKS[job["task"]]["arguments"])
 
 
-def config_of(given: dict[str, Any], run: Path, **others: Any) -> Any:
+def config_of(job: dict[str, Any], run: Path, **others: Any) -> Any:
     from verifiers_trainer.settings.config import RLConfig
 
-    told = TASKS[given["task"]]["settings"]
+    sizes = TASKS[job["task"]]["settings"]
     return RLConfig(
-        output_dir=str(run), seed=given["seed"], max_steps=given["steps"], batch_size=told["batch_size"],
-        rollouts_per_example=told["siblings"], max_tokens=told["max_tokens"], max_seq_len=told["max_seq_len"],
-        learning_rate=told["learning_rate"], use_lora=False, use_cpu=True, inference="embedded", save_strategy="no",
+        output_dir=str(run), seed=job["seed"], max_steps=job["steps"], batch_size=sizes["batch_size"],
+        rollouts_per_example=sizes["siblings"], max_tokens=sizes["max_tokens"], max_seq_len=sizes["max_seq_len"],
+        learning_rate=sizes["learning_rate"], use_lora=False, use_cpu=True, inference="embedded", save_strategy="no",
         **others,
     )  # fmt: skip
 
 
-def warm(given: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Teach a new model the form of an answer, as ``vf-train quickstart`` does, and save it."""
+def warm(job: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Fine-tune a new model on the format of an answer, as ``vf-train quickstart`` does, and save it."""
     from verifiers_trainer.policy.builtin_models import TINY
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.trainer import RLTrainer
 
-    env, told = environment(given), TASKS[given["task"]]["warm_up"]
-    model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": given["seed"]})
-    found = {}
-    if told:
-        with RLTrainer(model, env, config_of(given, run), tokenizer) as trainer:
-            found = shown_answers(trainer, teacher(given["task"], env), told)
-    model.save_pretrained(Path(given["folder"]) / "model")
-    tokenizer.save_pretrained(Path(given["folder"]) / "model")
-    return found
+    env, settings = environment(job), TASKS[job["task"]]["warm_up"]
+    model, tokenizer = get_model_and_tokenizer(TINY, model_kwargs={"seed": job["seed"]})
+    outcome = {}
+    if settings:
+        with RLTrainer(model, env, config_of(job, run), tokenizer) as trainer:
+            outcome = train_on_answers(trainer, answer_environment(job["task"], env), settings)
+    model.save_pretrained(Path(job["folder"]) / "model")
+    tokenizer.save_pretrained(Path(job["folder"]) / "model")
+    return outcome
 
 
-def shown_answers(trainer: Any, teaching: Any, told: dict[str, Any]) -> dict[str, Any]:
-    """The supervised steps, until the sampled reward is high enough."""
+def train_on_answers(trainer: Any, answer_env: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Run supervised steps until the sampled reward reaches the target."""
     from verifiers_trainer.policy.warmup import warm_up
     from verifiers_trainer.run.evaluation import play
 
     rows = [example.row for example in trainer.env.train_table[:64]]
-    reached = [0.0]
+    rewards = [0.0]
 
     def reward() -> float:
-        reached.append(play(trainer, inputs=rows).metadata["avg_reward"])
-        return reached[-1]
+        rewards.append(play(trainer, inputs=rows).metadata["avg_reward"])
+        return rewards[-1]
 
-    def say(step: int, loss: float, found: float | None) -> None:
-        if found is not None:
-            print(f"step {step}, loss {loss:.2f}, reward {found:.2f}", file=sys.stderr, flush=True)
+    def log(step: int, loss: float, outcome: float | None) -> None:
+        if outcome is not None:
+            print(f"step {step}, loss {loss:.2f}, reward {outcome:.2f}", file=sys.stderr, flush=True)
 
     steps = warm_up(
-        trainer.model, trainer.tokenizer, teaching, reward=reward, probe_every=5, seed=trainer.args.seed, on_step=say,
-        **told,
+        trainer.model, trainer.tokenizer, answer_env, reward=reward, probe_every=5, seed=trainer.args.seed, on_step=log,
+        **settings,
     )  # fmt: skip
-    return {"steps": steps, "reward": reached[-1]}
+    return {"steps": steps, "reward": rewards[-1]}
 
 
-def teacher(task: str, env: Any) -> Any:
-    """What the warm-up reads: rows with their answers, and a parser that knows the form of an answer."""
+def answer_environment(task: str, env: Any) -> Any:
+    """An environment of rows with answers, and a parser of their format, for the warm-up."""
     import verifiers as vf
 
     if task == "reverse-text":
@@ -134,15 +134,15 @@ def teacher(task: str, env: Any) -> Any:
     return vf.SingleTurnEnv(dataset=rows, parser=vf.XMLParser([tag], answer_field=tag), rubric=vf.Rubric())
 
 
-def ours(given: dict[str, Any], run: Path) -> dict[str, Any]:
-    """``RLTrainer`` with its defaults: one step off-policy, groups without a difference dropped and others played."""
+def ours(job: dict[str, Any], run: Path) -> dict[str, Any]:
+    """``RLTrainer`` with its defaults: one step off-policy, groups of zero reward variance replaced."""
     from verifiers_trainer.policy.loading import get_model_and_tokenizer
     from verifiers_trainer.run.metrics_files import METRICS, read_metrics
     from verifiers_trainer.trainer import RLTrainer
 
-    model, tokenizer = get_model_and_tokenizer(str(Path(given["folder"]) / "model"))
-    curve, config = Curve(), config_of(given, run, no_signal_steps=0, **given.get("ours", {}))
-    with RLTrainer(model, environment(given), config, tokenizer, callbacks=[curve]) as trainer:
+    model, tokenizer = get_model_and_tokenizer(str(Path(job["folder"]) / "model"))
+    curve, config = Curve(), config_of(job, run, no_signal_steps=0, **job.get("ours", {}))
+    with RLTrainer(model, environment(job), config, tokenizer, callbacks=[curve]) as trainer:
         trainer.train()
     steps = [row for row in read_metrics(run / METRICS) if "reward/mean" in row]
     return {
@@ -153,23 +153,23 @@ def ours(given: dict[str, Any], run: Path) -> dict[str, Any]:
     }
 
 
-def trl(given: dict[str, Any], run: Path) -> dict[str, Any]:
+def trl(job: dict[str, Any], run: Path) -> dict[str, Any]:
     """``GRPOTrainer`` with its defaults; its rollouts come from our environment through our bridge."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
     from verifiers_trainer.integrations.trl import make_rollout_func, reward_from_rollout, to_dataset
 
-    told, env = TASKS[given["task"]]["settings"], environment(given)
-    play = make_rollout_func(env, max_seq_len=told["max_seq_len"])
-    source = Path(given["folder"]) / "model"
+    sizes, env = TASKS[job["task"]]["settings"], environment(job)
+    rollout_func = make_rollout_func(env, max_seq_len=sizes["max_seq_len"])
+    source = Path(job["folder"]) / "model"
     rewards: list[float] = []
     tokens: list[int] = []
 
     def rollouts(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        made = play(prompts, trainer)
-        tokens.append(sum(map(sum, made["env_mask"])))
-        return made
+        columns = rollout_func(prompts, trainer)
+        tokens.append(sum(map(sum, columns["env_mask"])))
+        return columns
 
     def reward(vf_reward: list[float | None], **columns: Any) -> list[float | None]:
         known = [value for value in vf_reward if value is not None]
@@ -177,9 +177,9 @@ def trl(given: dict[str, Any], run: Path) -> dict[str, Any]:
         return reward_from_rollout(vf_reward=vf_reward, **columns)
 
     config = GRPOConfig(
-        output_dir=str(run), max_steps=given["steps"], per_device_train_batch_size=told["batch_size"],
-        gradient_accumulation_steps=1, num_generations=told["siblings"], max_completion_length=told["max_tokens"],
-        learning_rate=told["learning_rate"], lr_scheduler_type="constant", seed=given["seed"], use_cpu=True, bf16=False,
+        output_dir=str(run), max_steps=job["steps"], per_device_train_batch_size=sizes["batch_size"],
+        gradient_accumulation_steps=1, num_generations=sizes["siblings"], max_completion_length=sizes["max_tokens"],
+        learning_rate=sizes["learning_rate"], lr_scheduler_type="constant", seed=job["seed"], use_cpu=True, bf16=False,
         gradient_checkpointing=False, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     curve = Curve()
@@ -189,18 +189,18 @@ def trl(given: dict[str, Any], run: Path) -> dict[str, Any]:
         callbacks=[curve],
     )  # fmt: skip
     trainer.train()
-    play.close()
+    rollout_func.close()
     return {"reward": rewards, "sampled": tokens, "trained": tokens, "seconds": curve.seconds}
 
 
 def main() -> None:
     import torch
 
-    who, given = sys.argv[1], json.loads(sys.argv[2])
+    trainer, job = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        found = {"warm": warm, "ours": ours, "trl": trl}[who](given, Path(folder))
-    print(json.dumps(found))
+        result = {"warm": warm, "ours": ours, "trl": trl}[trainer](job, Path(folder))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""What every benchmark here shares: side-by-side runs, medians of ratios, one printed table, the stored numbers.
+"""Shared by all benchmarks: interleaved runs, medians of ratios, tables, stored figures.
 
-The promise: contenders take turns in one process (A B C, A B C, ...), a ratio is taken within one round and the median
-over rounds is reported, because on a shared machine only what ran in the same seconds can be compared. CPU time is the
-whole process's, threads included, never the server's.
-
-This module measures nothing by itself and knows no contender.
+Contenders take turns in one process (A B C, A B C, ...), a ratio is taken within one round and the median over rounds
+is reported, because on a shared machine only runs of the same seconds can be compared. CPU time is the whole process's,
+threads included, never the server's.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ PAIRS = 5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run took, in seconds."""
+    """The cost of one run, in seconds."""
 
     cpu_s: float
     wall_s: float
@@ -65,9 +63,9 @@ def median(costs: Sequence[Cost], field: str) -> float:
 
 
 def ratio(costs: Sequence[Cost], floor: Sequence[Cost], field: str, scale: float = 1.0) -> float:
-    """The median over rounds of cost over floor, times ``scale`` (floor's number of things over that of the costs)."""
+    """The median over rounds of cost over floor, times ``scale`` (the floor's count over that of the costs)."""
     return statistics.median(
-        scale * getattr(mine, field) / getattr(its, field) for mine, its in zip(costs, floor, strict=True)
+        scale * getattr(cost, field) / getattr(base, field) for cost, base in zip(costs, floor, strict=True)
     )
 
 
@@ -87,15 +85,15 @@ class Report:
     Example: ``report.figure("1 turn, 64 in flight, over raw", 2.7, to_reach=3.0)``
     """
 
-    def __init__(self, script: str, given: argparse.Namespace):
-        self._script, self._given = script, given
+    def __init__(self, script: str, args: argparse.Namespace):
+        self._script, self._args = script, args
         self._everything: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         self._stored = self._everything.get(script, {})
-        self._found: dict[str, float] = {}
+        self._figures: dict[str, float] = {}
 
     def figure(self, name: str, value: float, unit: str = "x", to_reach: float | None = None) -> None:
-        """Print and remember one number; smaller is better, and ``to_reach`` is the most it may be."""
-        self._found[name] = round(value, 4)
+        """Print and remember one number; smaller is better, and ``to_reach`` is the upper bound."""
+        self._figures[name] = round(value, 4)
         words = [f"{self._script}: {name}: {value:.2f}{unit}"]
         if to_reach is not None:
             words.append(f"to reach <= {to_reach:g}{unit}: {'yes' if value <= to_reach else 'NO'}")
@@ -106,51 +104,51 @@ class Report:
         print("; ".join(words))
 
     def close(self) -> None:
-        """With ``--store``, put the figures into ``results.json``; those that were not measured now stay."""
-        if not self._given.store:
+        """With ``--store``, write the figures to ``results.json``; other stored figures stay."""
+        if not self._args.store:
             return
-        facts = {"pairs": self._given.pairs, "date": datetime.date.today().isoformat(), "machine": machine()}
-        found = {name: {"value": value, **facts} for name, value in self._found.items()}
-        self._everything[self._script] = self._stored | found
+        facts = {"pairs": self._args.pairs, "date": datetime.date.today().isoformat(), "machine": machine()}
+        entries = {name: {"value": value, **facts} for name, value in self._figures.items()}
+        self._everything[self._script] = self._stored | entries
         RESULTS.write_text(json.dumps(dict(sorted(self._everything.items())), indent=1) + "\n")
 
 
 def machine() -> str:
-    """The machine's shape, without its name."""
+    """The machine's cores, architecture and Python version."""
     return f"{len(os.sched_getaffinity(0))} shared cores, {platform.machine()}, Python {platform.python_version()}"
 
 
 def versions(*names: str) -> str:
-    """The peers that are measured, for example ``aiohttp 3.14``; absent ones are left out."""
-    found = []
+    """The versions of installed packages, for example ``aiohttp 3.14``; absent ones are left out."""
+    entries = []
     for name in names:
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            entries.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(entries)
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The options every script has. ``--quick`` shows that the script works; its numbers mean little."""
+    """The options of every script. ``--quick`` checks that the script works; its numbers are not meaningful."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small round: proves the script, not the speed")
+    parser.add_argument("--quick", action="store_true", help="one small round: checks the script, not the speed")
     parser.add_argument("--pairs", type=int, default=None, help=f"rounds; {PAIRS}, with --quick 1")
-    parser.add_argument("--store", action="store_true", help="keep the figures in results.json")
+    parser.add_argument("--store", action="store_true", help="store the figures in results.json")
     return parser
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options given, ``pairs`` filled in."""
-    given = parser.parse_args()
-    if given.quick and given.store:
-        parser.error("--quick proves that the script works; its numbers are not worth storing")
-    given.pairs = given.pairs or (1 if given.quick else PAIRS)
-    return given
+    """Parse the command line, with ``pairs`` set."""
+    args = parser.parse_args()
+    if args.quick and args.store:
+        parser.error("--quick checks that the script works; its numbers are not worth storing")
+    args.pairs = args.pairs or (1 if args.quick else PAIRS)
+    return args
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The loop that ``env.evaluate`` would choose, for every contender: uvloop's where it is installed."""
+    """The event loop of ``env.evaluate``, for every contender: uvloop's where it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -159,7 +157,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def raise_open_file_limit() -> int:
-    """Raise this process's limit of open files as far as it may go; the limit now."""
+    """Raise this process's limit of open files to its maximum; return the new limit."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

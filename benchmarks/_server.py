@@ -1,10 +1,10 @@
-"""A model server that costs as little as a server in Python can: precomputed answers over a bare asyncio protocol.
+"""A minimal model server: precomputed responses over a bare asyncio protocol.
 
-The promise: it runs in a process of its own, so that a benchmark's CPU time is the client's alone, and it is faster
-than any client here, so that none of them waits for it. It answers in proper OpenAI JSON: turn by turn, with 256
-token ids and log-probabilities for who asks for them, after ``delay_s``.
+It runs in a separate process, so that a benchmark's CPU time is the client's alone, and it is faster than any client
+here, so that none of them waits for it. It responds after ``delay_s`` with valid OpenAI JSON for each turn, with 256
+token ids and log-probabilities where requested.
 
-It checks nothing and knows no faults; the scripted server for tests is ``verifiers.testing.FakeServer``.
+It validates nothing and injects no faults; the scripted server for tests is ``verifiers.testing.FakeServer``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from functools import cache, partial
 from _measure import new_event_loop, raise_open_file_limit
 
 TEXT = "The answer is 42. " * 20
-"""What the model says, every time."""
+"""Every completion of the model."""
 
 TOOL_TURNS = 4
-"""Turns on which a model with tools calls one; then it answers."""
+"""Turns on which a model with tools calls one; the next is a text."""
 TOKENS_PER_TURN = 256
 PROMPT_TOKENS, ENVIRONMENT_TOKENS = 128, 16
-"""Tokens of the first prompt, and of what the environment says between two turns."""
+"""Tokens of the first prompt, and of the environment's message between two turns."""
 
 
 class BareServer:
@@ -51,7 +51,7 @@ class BareServer:
 
 @cache
 def answer(turn: int, with_tokens: bool, with_tools: bool = False) -> bytes:
-    """The whole HTTP answer of one turn; with tools, a call of one for the first ``TOOL_TURNS``."""
+    """The HTTP response of one turn; with tools, a tool call on the first ``TOOL_TURNS``."""
     num_prompt = PROMPT_TOKENS + turn * (TOKENS_PER_TURN + ENVIRONMENT_TOKENS)
     choice: dict = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": TEXT}}
     if with_tools and turn < TOOL_TURNS:
@@ -82,7 +82,7 @@ MODELS = _http(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
 
 
 class _Connection(asyncio.Protocol):
-    """One client; it sends a request only after the answer to the one before."""
+    """The connection of one client, which sends a request only after the previous response."""
 
     def __init__(self, delay_s: float):
         self._delay_s = delay_s

@@ -1,8 +1,8 @@
-"""What one model call costs: this package's transport alone, against raw aiohttp loops and the openai SDK.
+"""The cost of one model call: this package's transport alone, against raw aiohttp loops and the openai SDK.
 
     python benchmarks/client.py [--calls 2000] [--quick] [--pairs 5] [--store]
 
-The part of P1 that is not ours to choose: a call through HTTP. Contenders are opened and warmed up first, which is not
+The part of P1 that every client pays: a call through HTTP. Contenders are opened and warmed up first, which is not
 counted; CPU time is that of the client's process.
 """
 
@@ -31,17 +31,17 @@ def compare(case: str, load: Load, url: str, num_pairs: int, report: Report) -> 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--calls", type=int, default=None)
-    given = parse(parser)
-    num_calls = given.calls or (100 if given.quick else 2000)
-    report = Report("client", given)
+    args = parse(parser)
+    num_calls = args.calls or (100 if args.quick else 2000)
+    report = Report("client", args)
     print(versions("verifiers", "aiohttp", "msgspec", "openai", "uvloop"))
     with BareServer() as server:
-        for case, in_flight in list(CASES.items())[: 1 if given.quick else None]:
+        for case, in_flight in list(CASES.items())[: 1 if args.quick else None]:
             with_tokens = "log-probs" in case
             load = Load(
                 num_calls // 5 if with_tokens else num_calls, min(in_flight, num_calls), with_tokens=with_tokens
             )
-            compare(case, load, server.url, given.pairs, report)
+            compare(case, load, server.url, args.pairs, report)
     report.close()
 
 

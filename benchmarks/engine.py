@@ -1,10 +1,10 @@
-"""The embedded engine: tokens per second over its own endpoint against padded ``generate``, and what a pause waits.
+"""The embedded engine: tokens per second over its endpoint against padded ``generate``, and the wait of a pause.
 
     python benchmarks/engine.py [--model smollm2] [--quick] [--pairs 5] [--store]
 
-The same prompts, by each of: ``generate`` of transformers over left-padded batches in the order of arrival, sampling
-included, without log-probs, HTTP or text; the engine in the modes padded, continuous and deterministic, asked through
-HTTP for log-probs, token ids and versions, as training asks. Two kinds of load:
+The same prompts by: ``generate`` of transformers over left-padded batches in the order of arrival, sampling
+included, without log-probs, HTTP or text; the engine in the modes padded, continuous and deterministic, over HTTP
+with log-probs, token ids and versions, as in training. Two kinds of load:
 
 * equal lengths: every completion has the same number of tokens. The best case for ``generate``;
 * ragged: completions of log-normal length; ``generate`` computes each batch to its longest row, and only what was asked
@@ -13,11 +13,11 @@ HTTP for log-probs, token ids and versions, as training asks. Two kinds of load:
   history again at every turn, and waits for a tool between two turns, so rows join and leave all the time. The figure
   is continuous over padded.
 
-``--vllm URL`` adds a server that is already there and serves the same model in the same precision (``--threads`` sets
-ours; a server's own time is no CPU time of this process, so that its figure is of wall time).
+``--vllm URL`` adds a running server of the same model in the same precision (``--threads`` sets ours; the CPU time of a
+server is not this process's, so its figure is of wall time).
 
-A figure is the CPU time of a mode over that of ``generate``: below 1 is faster. The pause is what ``engine.pause()``
-waits for under the ragged load, asked for twenty times a second; its 99th percentile is the figure.
+A figure is the CPU time of a mode over that of ``generate``: below 1 is faster. The pause is the wait of
+``engine.pause()`` under the ragged load, twenty times a second; its 99th percentile is the figure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_AGENT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Prompts and how many tokens each is to get."""
+    """Prompts and the number of tokens of each completion."""
 
     prompts: list[list[int]]
     lengths: list[int]
@@ -73,16 +73,16 @@ def loads(vocabulary: int, num_requests: int, mean_tokens: int) -> dict[str, Loa
 
 
 def by_generate(model: Any, load: Load, at_once: int) -> Callable[[], Cost]:
-    """``generate`` over batches of ``at_once`` in the order of arrival, each to its longest row."""
+    """``generate`` over batches of ``at_once`` in the order of arrival, each to its longest completion."""
 
     def run() -> Cost:
         with Stopwatch() as watch:
             for begin in range(0, len(load.prompts), at_once):
-                part, wanted = load.prompts[begin : begin + at_once], load.lengths[begin : begin + at_once]
+                part, lengths = load.prompts[begin : begin + at_once], load.lengths[begin : begin + at_once]
                 width = max(map(len, part))
                 ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in part], device=model.device)
                 mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in part])
-                new = max(wanted)
+                new = max(lengths)
                 model.generate(
                     ids, attention_mask=mask.to(model.device), do_sample=True, top_k=0, pad_token_id=0,
                     max_new_tokens=new, min_new_tokens=new,
@@ -93,7 +93,7 @@ def by_generate(model: Any, load: Load, at_once: int) -> Callable[[], Cost]:
 
 
 def by_endpoint(url: str, key: str, model: str, load: Load) -> Callable[[], Cost]:
-    """Every request at once, over HTTP."""
+    """All requests at once, over HTTP."""
 
     def run() -> Cost:
         with Stopwatch() as watch:
@@ -137,14 +137,14 @@ async def ask_agents(url: str, key: str, model: str, load: Load, turns: int) -> 
 
 
 async def ask_all(url: str, key: str, model: str, load: Load) -> int:
-    """The number of tokens that came back."""
-    wanted = {"model": model, "logprobs": 0, "return_token_ids": True, "ignore_eos": True, "temperature": 1.0}
+    """Send all requests; return the number of completion tokens."""
+    parameters = {"model": model, "logprobs": 0, "return_token_ids": True, "ignore_eos": True, "temperature": 1.0}
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as http:
 
         async def one(prompt: list[int], length: int) -> int:
-            body = {"prompt": prompt, "max_tokens": length, **wanted}
+            body = {"prompt": prompt, "max_tokens": length, **parameters}
             async with http.post(f"{url}/completions", json=body) as response:
                 response.raise_for_status()
                 return int((await response.json())["usage"]["completion_tokens"])
@@ -153,22 +153,22 @@ async def ask_all(url: str, key: str, model: str, load: Load) -> int:
 
 
 def served_model(url: str) -> str:
-    """What a server calls its model."""
+    """The name of a server's model."""
     with urllib.request.urlopen(f"{url}/models") as response:
         return str(json.load(response)["data"][0]["id"])
 
 
 def pauses_ms(engine: EmbeddedEngine, load: Load) -> list[float]:
-    """What each pause waited, in milliseconds, while ``load`` was served and once just after: never nothing."""
+    """The wait of each pause in milliseconds while ``load`` is served and once just after, so never empty."""
     waits: list[float] = []
     stop = threading.Event()
 
     def ask_for_pauses() -> None:
         while True:
             served = stop.wait(PAUSE_EVERY_S)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             with engine.pause():
-                waits.append(1e3 * (time.perf_counter() - begun))
+                waits.append(1e3 * (time.perf_counter() - start))
             if served:
                 return
 
@@ -181,92 +181,90 @@ def pauses_ms(engine: EmbeddedEngine, load: Load) -> list[float]:
 
 
 def p99(waits: list[float]) -> float:
-    """The 99th percentile of what was seen; of few values the largest."""
+    """The 99th percentile; the largest of few values."""
     return sorted(waits)[int(0.99 * len(waits))]
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny")
-    parser.add_argument("--requests", type=int, default=None, help="how many; 128, with --quick 8")
-    parser.add_argument("--tokens", type=int, default=None, help="of a completion in the mean; 64, with --quick 8")
-    parser.add_argument("--at-once", type=int, default=32, help="rows that decode together, for every contender")
-    parser.add_argument("--modes", nargs="+", choices=MODES, help="all of them; with --quick padded alone")
+    parser.add_argument("--requests", type=int, default=None, help="number of requests; 128, with --quick 8")
+    parser.add_argument("--tokens", type=int, default=None, help="mean length of a completion; 64, with --quick 8")
+    parser.add_argument("--at-once", type=int, default=32, help="sequences that decode together, for every contender")
+    parser.add_argument("--modes", nargs="+", choices=MODES, help="all; with --quick padded only")
     parser.add_argument(
         "--vllm", metavar="URL", help="a vLLM server of the same model, for example http://host:8000/v1"
     )
-    parser.add_argument(
-        "--turns", type=int, default=4, help="of a late conversation; 0 leaves them out"
-    )
+    parser.add_argument("--turns", type=int, default=4, help="of a late conversation; 0 leaves them out")
     parser.add_argument("--threads", type=int, default=None, help="of torch's kernels")
-    given = parse(parser)
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    given.modes = given.modes or (MODES[:1] if given.quick else MODES)
-    num_requests = given.requests or (8 if given.quick else 128)
-    mean_tokens = given.tokens or (8 if given.quick else 64)
-    report = Report("engine", given)
-    model, tokenizer = (build_tiny_model(), build_tiny_tokenizer()) if given.model == "tiny" else load_smollm2()
-    print(f"{given.model}: {versions('torch', 'transformers')}, {torch.get_num_threads()} threads, {model.dtype}")
+    args = parse(parser)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    args.modes = args.modes or (MODES[:1] if args.quick else MODES)
+    num_requests = args.requests or (8 if args.quick else 128)
+    mean_tokens = args.tokens or (8 if args.quick else 64)
+    report = Report("engine", args)
+    model, tokenizer = (build_tiny_model(), build_tiny_tokenizer()) if args.model == "tiny" else load_smollm2()
+    print(f"{args.model}: {versions('torch', 'transformers')}, {torch.get_num_threads()} threads, {model.dtype}")
     engines = {
-        mode: EmbeddedEngine(model, tokenizer, mode=mode, max_seq_len=512, concurrency=given.at_once)
-        for mode in given.modes
+        mode: EmbeddedEngine(model, tokenizer, mode=mode, max_seq_len=512, concurrency=args.at_once)
+        for mode in args.modes
     }
     for engine in engines.values():
         engine.start()
     try:
         for name, load in loads(len(tokenizer), num_requests, mean_tokens).items():
-            contenders = {GENERATE: by_generate(model, load, given.at_once)}
+            contenders = {GENERATE: by_generate(model, load, args.at_once)}
             for mode, engine in engines.items():
                 contenders[mode] = by_endpoint(engine.base_url, engine.api_key, engine.served_model, load)
-            if given.vllm:
-                contenders["vllm"] = by_endpoint(given.vllm, "none", served_model(given.vllm), load)
-            costs = interleaved(contenders, given.pairs)
-            show(report, given, name, load, costs)
-            for mode in (m for m in given.modes if name == "ragged"):
-                waits = [wait for _ in range(given.pairs) for wait in pauses_ms(engines[mode], load)]
+            if args.vllm:
+                contenders["vllm"] = by_endpoint(args.vllm, "none", served_model(args.vllm), load)
+            costs = interleaved(contenders, args.pairs)
+            show(report, args, name, load, costs)
+            for mode in (m for m in args.modes if name == "ragged"):
+                waits = [wait for _ in range(args.pairs) for wait in pauses_ms(engines[mode], load)]
                 print(
                     f"{mode}: {len(waits)} pauses, median {statistics.median(waits):.1f} ms, most {max(waits):.1f} ms"
                 )
-                report.figure(f"{given.model}, {mode}, pause", p99(waits), " ms", PAUSE_MS)
-        if given.turns and {"padded", "continuous"} <= set(given.modes):
-            late_arrivals(report, given, engines, loads(len(tokenizer), num_requests, mean_tokens)["ragged"])
+                report.figure(f"{args.model}, {mode}, pause", p99(waits), " ms", PAUSE_MS)
+        if args.turns and {"padded", "continuous"} <= set(args.modes):
+            late_arrivals(report, args, engines, loads(len(tokenizer), num_requests, mean_tokens)["ragged"])
     finally:
         for engine in engines.values():
             engine.stop()
     report.close()
 
 
-def late_arrivals(report: Report, given: Any, engines: dict[str, EmbeddedEngine], load: Load) -> None:
+def late_arrivals(report: Report, args: Any, engines: dict[str, EmbeddedEngine], load: Load) -> None:
     """Conversations of agents, by the modes that serve rows as they come."""
     short = Load(load.prompts, [min(length, MAX_AGENT_TOKENS) for length in load.lengths])
     contenders = {
-        mode: by_agents(engines[mode].base_url, engines[mode].api_key, engines[mode].served_model, short, given.turns)
+        mode: by_agents(engines[mode].base_url, engines[mode].api_key, engines[mode].served_model, short, args.turns)
         for mode in ("padded", "continuous")
     }
-    costs = interleaved(contenders, given.pairs)
-    tokens = short.num_tokens * given.turns
+    costs = interleaved(contenders, args.pairs)
+    tokens = short.num_tokens * args.turns
     rows = [
         (who, f"{tokens / median(taken, 'wall_s'):.0f}", f"{tokens / median(taken, 'cpu_s'):.0f}")
         for who, taken in costs.items()
     ]
-    title = f"{given.model}, late arrivals: {len(load.prompts)} conversations of {given.turns} turns, {tokens} tokens"
+    title = f"{args.model}, late arrivals: {len(load.prompts)} conversations of {args.turns} turns, {tokens} tokens"
     print_table(title, ("", "tokens/s", "tokens/CPU s"), rows)
-    name = f"{given.model}, late arrivals, continuous over padded"
+    name = f"{args.model}, late arrivals, continuous over padded"
     report.figure(name, ratio(costs["continuous"], costs["padded"], "cpu_s"))
 
 
-def show(report: Report, given: Any, name: str, load: Load, costs: dict[str, list[Cost]]) -> None:
+def show(report: Report, args: Any, name: str, load: Load, costs: dict[str, list[Cost]]) -> None:
     rows = [
-        (who, f"{load.num_tokens / median(taken, 'wall_s'):.0f}", f"{load.num_tokens / median(taken, 'cpu_s'):.0f}")
-        for who, taken in costs.items()
+        (contender, f"{load.num_tokens / median(runs, 'wall_s'):.0f}", f"{load.num_tokens / median(runs, 'cpu_s'):.0f}")
+        for contender, runs in costs.items()
     ]
-    title = f"{given.model}, {name}: {len(load.prompts)} requests, {load.num_tokens} tokens, {given.at_once} at once"
+    title = f"{args.model}, {name}: {len(load.prompts)} requests, {load.num_tokens} tokens, {args.at_once} at once"
     print_table(title, ("", "tokens/s", "tokens/CPU s"), rows)
-    for mode in given.modes:
-        report.figure(f"{given.model}, {name}, {mode}, over generate", ratio(costs[mode], costs[GENERATE], "cpu_s"))
+    for mode in args.modes:
+        report.figure(f"{args.model}, {name}, {mode}, over generate", ratio(costs[mode], costs[GENERATE], "cpu_s"))
         if "vllm" in costs:
-            report.figure(f"{given.model}, {name}, {mode}, wall over vllm", ratio(costs[mode], costs["vllm"], "wall_s"))
+            report.figure(f"{args.model}, {name}, {mode}, wall over vllm", ratio(costs[mode], costs["vllm"], "wall_s"))
 
 
 if __name__ == "__main__":

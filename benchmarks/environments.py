@@ -2,13 +2,13 @@
 
     python benchmarks/environments.py [--rollouts 1000] [--quick] [--pairs 5] [--store]
 
-A scripted client in the same process answers at once, so what is left is the runner, the state, the environment's own
-work and its reward: ``env.evaluate`` with scoring, without a journal. The bare environment has as many turns, says a
-constant and rewards a constant; the ratio over it is what the environment itself adds. To reach: 5,000 turns per second
+A scripted client in the same process responds at once; the rest is the runner, the state, the environment's work
+and its reward: ``env.evaluate`` with scoring, without a journal. The bare environment has as many turns, with
+a constant reply and reward; the ratio over it is the cost of the environment itself. To reach: 5,000 turns per second
 of CPU time, 200 us a turn.
 
-The players: wordle is lost after six valid guesses; alphabet-sort (three turns of one to five names; long: of five) is
-played without a slip, and with two names exchanged in every answer, which must then be compared character by character.
+The scripts: wordle is lost after six valid guesses; alphabet-sort (three turns of one to five names; long: of five) is
+answered correctly, or with two names exchanged in every turn, which are then compared character by character.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ IN_FLIGHT = 64
 MAX_US_PER_TURN = 200.0
 SIBLINGS = 5
 GUESSES = ("words", "plans", "tours", "chips", "games", "bikes")
-"""Plurals: they may be guessed and are never secret."""
+"""Plurals: valid guesses that are never the secret."""
 SIX_TURNS, THREE_TURNS = "bare, 6 turns", "bare, 3 turns"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is played: an environment of ``num_turns`` turns, a scripted model, and the bare one it is held against."""
+    """An environment of ``num_turns`` turns, a scripted model, and the bare environment to compare with."""
 
     env: vf.Environment
     reply: Callable[[Any], str]
@@ -55,7 +55,7 @@ class Case:
 
 
 class _Bare(vf.MultiTurnEnv):
-    """The environment always says the same."""
+    """An environment with a constant reply."""
 
     def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
         return [vf.UserMessage("Go on.")]
@@ -103,9 +103,9 @@ def cases(num_examples: int) -> dict[str, Case]:
 
 
 def cost(case: Case, num_examples: int) -> Cost:
-    """What five rollouts of each example take on a fresh loop, after a few that are not counted."""
+    """The cost of five rollouts of each example on a fresh loop, after a few that are not counted."""
 
-    async def play(number: int) -> int:
+    async def run(number: int) -> int:
         client = ScriptedClient(case.reply)
         results = await case.env.evaluate(
             client,
@@ -119,9 +119,9 @@ def cost(case: Case, num_examples: int) -> Cost:
         return len(client.requests)
 
     async def measure() -> Cost:
-        await play(min(num_examples, IN_FLIGHT))
+        await run(min(num_examples, IN_FLIGHT))
         with Stopwatch() as watch:
-            num_turns = await play(num_examples)
+            num_turns = await run(num_examples)
         assert num_turns == SIBLINGS * num_examples * case.num_turns, (num_turns, case.num_turns)
         return watch.cost
 
@@ -132,25 +132,25 @@ def cost(case: Case, num_examples: int) -> Cost:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rollouts", type=int, default=None, help="rollouts of each case, 1,000 at most")
-    given = parse(parser)
-    num_examples = min(given.rollouts or (50 if given.quick else 1000), 1000) // SIBLINGS
+    args = parse(parser)
+    num_examples = min(args.rollouts or (50 if args.quick else 1000), 1000) // SIBLINGS
     num_rollouts = num_examples * SIBLINGS
-    report = Report("ENV", given)
+    report = Report("ENV", args)
     print(versions("verifiers", "vf-wordle", "vf-alphabet-sort", "uvloop"))
-    everything = cases(num_examples)
-    runs = {name: (lambda case=case: cost(case, num_examples)) for name, case in everything.items()}
-    costs = interleaved(runs, given.pairs)
+    all_cases = cases(num_examples)
+    runs = {name: (lambda case=case: cost(case, num_examples)) for name, case in all_cases.items()}
+    costs = interleaved(runs, args.pairs)
     rows = []
-    for name, case in everything.items():
+    for name, case in all_cases.items():
         us = median(costs[name], "cpu_s") / num_rollouts / case.num_turns * 1e6
         over = ratio(costs[name], costs[case.over], "cpu_s") if case.over else 1.0
         rows.append([name, f"{us:.0f}", f"{1e6 / us:,.0f}", f"{over:.2f}"])
     print_table(
-        f"{num_rollouts} rollouts, {IN_FLIGHT} in flight, {given.pairs} rounds",
+        f"{num_rollouts} rollouts, {IN_FLIGHT} in flight, {args.pairs} rounds",
         ["", "CPU us/turn", "turns/s", "over the bare one"],
         rows,
     )
-    for (name, case), row in zip(everything.items(), rows, strict=True):
+    for (name, case), row in zip(all_cases.items(), rows, strict=True):
         if case.over:
             report.figure(f"{name}, CPU time per turn", float(row[1]), " us", to_reach=MAX_US_PER_TURN)
             report.figure(f"{name}, over the bare environment", ratio(costs[name], costs[case.over], "cpu_s"))

@@ -2,8 +2,8 @@
 
     python benchmarks/latency.py [--case "4,096 at once"] [--quick] [--pairs 5] [--store]
 
-Every contender starts with no connection open and has the whole of its work timed. The smaller case has an ideal of two
-seconds and includes the SDK, which takes too long for the larger one.
+Every contender starts without open connections, and all of its work is timed. The smaller case has an ideal of two
+seconds and includes the SDK, which is too slow for the larger one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TO_REACH = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A load and who plays it; the first contender is the floor."""
+    """A load and its contenders; the first one is the floor."""
 
     load: Load
     contenders: tuple[str, ...]
@@ -56,14 +56,14 @@ def compare(name: str, case: Case, url: str, num_pairs: int, report: Report) -> 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--case", choices=CASES, default=None, help="one case only")
-    given = parse(parser)
-    cases = {given.case: CASES[given.case]} if given.case else {"128 at once": QUICK} if given.quick else CASES
+    args = parse(parser)
+    cases = {args.case: CASES[args.case]} if args.case else {"128 at once": QUICK} if args.quick else CASES
     limit = raise_open_file_limit()
-    report = Report("P2", given)
+    report = Report("P2", args)
     print(versions("verifiers", "aiohttp", "msgspec", "openai", "uvloop") + f", {limit} open files")
     with BareServer(LATENCY_S) as server:
         for name, case in cases.items():
-            compare(name, case, server.url, given.pairs, report)
+            compare(name, case, server.url, args.pairs, report)
     report.close()
 
 

@@ -2,12 +2,12 @@
 
     python benchmarks/rollouts.py [--rollouts 10000] [--case "1 turn, 64 in flight"] [--quick] [--pairs 5] [--store]
 
-The server answers at once. Contenders take turns in one process; each opens its connections and plays a warm-up first,
-which is not counted. Ours is the whole of ``env.evaluate``: plan, states, model calls, scoring, rows, durable journal
-and the final results. CPU time is that of the client's process with all its threads.
+The server answers at once. Contenders take turns in one process; each opens its connections and runs a warm-up first,
+which is not counted. Ours is the whole of ``env.evaluate``: plan, states, model calls, scoring, durable journal and the
+final results. CPU time is that of the client's process with all its threads.
 
-Cases with more work per rollout play fewer of them, and the SDK plays a fifth, which costs it the same per rollout. The
-examples are all different, one rollout each: nothing of a dataset's preparation is shared between siblings.
+Cases with more work per rollout run fewer of them, and the SDK runs a fifth, at the same cost per rollout. The examples
+are all different, one rollout each, so siblings share no preparation of the dataset.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OVER_FLOOR, OVER_SDK = 3.0, 1.0
 
 
 def share(name: str, load: Load) -> Load:
-    """The SDK plays a fifth: what it costs per call is ten times as much and as steady."""
+    """A fifth of the rollouts for the SDK, whose cost per call is ten times as high and as steady."""
     return replace(load, num_rollouts=max(load.in_flight, load.num_rollouts // 5)) if "OpenAI" in name else load
 
 
@@ -63,16 +63,16 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rollouts", type=int, default=None, help="rollouts of one turn; other cases in proportion")
     parser.add_argument("--case", choices=CASES, default=None, help="one case only")
-    given = parse(parser)
-    num_rollouts = given.rollouts or (200 if given.quick else 10_000)
-    cases = [given.case] if given.case else list(CASES)[: 1 if given.quick else None]
-    report = Report("P1", given)
+    args = parse(parser)
+    num_rollouts = args.rollouts or (200 if args.quick else 10_000)
+    cases = [args.case] if args.case else list(CASES)[: 1 if args.quick else None]
+    report = Report("P1", args)
     print(versions("verifiers", "aiohttp", "msgspec", "openai", "uvloop"))
     with BareServer() as server:
         for case in cases:
             load = CASES[case]
             load = replace(load, num_rollouts=max(load.in_flight, load.num_rollouts * num_rollouts // 10_000))
-            compare(case, load, server.url, given.pairs, report)
+            compare(case, load, server.url, args.pairs, report)
     report.close()
 
 

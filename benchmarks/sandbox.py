@@ -1,10 +1,10 @@
-"""P15: what a sandbox costs: from nothing to a first result, one call in a session, memory of many sessions at once.
+"""P15: the cost of a sandbox: start to first result, one call in a session, memory of many sessions at once.
 
     python benchmarks/sandbox.py [--backend bubblewrap] [--sessions 200] [--quick] [--pairs 5] [--store]
 
-Beside it, in turn: a plain child interpreter that imports the same packages and answers once, which is what a session
-replaces and isolates nothing. The warm parent is started before; its start is shown as it is paid once per process.
-The figures are kept in ``results_sandbox.json``.
+The reference, interleaved, is a plain child interpreter that imports the same packages and prints one result, without
+isolation. The zygote is started before; its start is reported separately, since it is paid once per process. The
+figures are stored in ``results_sandbox.json``.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ TIMEOUT_S = 300.0
 
 
 async def first_result(backend: SandboxBackend) -> float:
-    """Milliseconds from ``open`` to an answer that uses the packages."""
-    began = time.perf_counter()
+    """Milliseconds from ``open`` to a result that uses the packages."""
+    start = time.perf_counter()
     sandbox = await backend.open(SPEC)
     result = await sandbox.exec(FIRST, timeout_s=TIMEOUT_S)
-    took_s = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     await sandbox.close()
     assert result.value == "42", result
-    return took_s * 1e3
+    return seconds * 1e3
 
 
 def plain_interpreter() -> float:
-    """The same answer from ``python -c``, milliseconds."""
-    began = time.perf_counter()
+    """Milliseconds to the same result from ``python -c``."""
+    start = time.perf_counter()
     code = "import numpy, sympy\nprint(sympy.Integer(6) * 7)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "42\n"
-    return (time.perf_counter() - began) * 1e3
+    return (time.perf_counter() - start) * 1e3
 
 
 async def call_us(sandbox: Sandbox, num_calls: int) -> float:
-    """Microseconds of one ``1+1``, one after another."""
-    began = time.perf_counter()
+    """Microseconds of one ``1+1``, run sequentially."""
+    start = time.perf_counter()
     for _ in range(num_calls):
         result = await sandbox.exec("1+1", timeout_s=TIMEOUT_S)
     assert result.value == "2"
-    return (time.perf_counter() - began) / num_calls * 1e6
+    return (time.perf_counter() - start) / num_calls * 1e6
 
 
-def held_mb() -> float:
-    """Memory of every process below this one; shared pages counted once."""
+def memory_below_mb() -> float:
+    """Memory of all descendant processes in MB; shared pages counted once."""
     total_kb = 0
     for pid in descendants(os.getpid()):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -71,33 +71,33 @@ def held_mb() -> float:
 
 
 async def many(backend: SandboxBackend, num_sessions: int) -> tuple[float, float, float]:
-    """Of that many sessions at once, each of which computed: MB together, seconds to open, seconds to compute."""
-    began = time.perf_counter()
+    """Total MB of ``num_sessions`` concurrent sessions, seconds to open them, seconds to compute in each."""
+    start = time.perf_counter()
     sandboxes = await asyncio.gather(*(backend.open(SPEC) for _ in range(num_sessions)))
     opened = time.perf_counter()
     code = "import sympy\nx = sympy.symbols('x')\nstr(sympy.integrate(x**2 * sympy.sin(x), x))"
     results = await asyncio.gather(*(sandbox.exec(code, timeout_s=TIMEOUT_S) for sandbox in sandboxes))
     computed = time.perf_counter()
     assert all(result.value == "'-x**2*cos(x) + 2*x*sin(x) + 2*cos(x)'" for result in results), results[0]
-    memory_mb = held_mb()
+    memory_mb = memory_below_mb()
     await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
-    return memory_mb, opened - began, computed - opened
+    return memory_mb, opened - start, computed - opened
 
 
-async def measure(given: argparse.Namespace) -> None:
-    backend = await backend_for(given.backend)
-    began = time.perf_counter()
+async def measure(args: argparse.Namespace) -> None:
+    backend = await backend_for(args.backend)
+    start = time.perf_counter()
     await first_result(backend)
-    cold_s = time.perf_counter() - began
+    cold_s = time.perf_counter() - start
     starts, plain, calls = [], [], []
     sandbox = await backend.open(SPEC)
-    for _ in range(given.pairs):
-        starts.append(statistics.median([await first_result(backend) for _ in range(3 if given.quick else 20)]))
+    for _ in range(args.pairs):
+        starts.append(statistics.median([await first_result(backend) for _ in range(3 if args.quick else 20)]))
         plain.append(statistics.median([await asyncio.to_thread(plain_interpreter) for _ in range(2)]))
-        calls.append(await call_us(sandbox, 100 if given.quick else 5000))
+        calls.append(await call_us(sandbox, 100 if args.quick else 5000))
     await sandbox.close()
-    memory_mb, open_s, compute_s = await many(backend, given.sessions or (4 if given.quick else 200))
-    num_sessions = given.sessions or (4 if given.quick else 200)
+    memory_mb, open_s, compute_s = await many(backend, args.sessions or (4 if args.quick else 200))
+    num_sessions = args.sessions or (4 if args.quick else 200)
     table = [
         ["first use of the packages in this process, s", f"{cold_s:.2f}"],
         ["start to first result, ms", f"{statistics.median(starts):.1f}"],
@@ -107,8 +107,8 @@ async def measure(given: argparse.Namespace) -> None:
         [f"opening {num_sessions} at once, s", f"{open_s:.2f}"],
         ["an integral in each, s", f"{compute_s:.2f}"],
     ]
-    print_table(f"{given.backend}, {', '.join(PACKAGES)}, {given.pairs} pairs", ["", "median"], table)
-    report = Report("P15", given)
+    print_table(f"{args.backend}, {', '.join(PACKAGES)}, {args.pairs} pairs", ["", "median"], table)
+    report = Report("P15", args)
     over = statistics.median(ours / theirs for ours, theirs in zip(starts, plain, strict=True))
     report.figure("start to first result over a plain interpreter", over)
     report.figure("start to first result", statistics.median(starts), " ms", START_MS)

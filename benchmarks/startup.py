@@ -1,11 +1,11 @@
-"""P5: how long until something happens: ``import verifiers``, ``vf-eval --help``, the first request of `vf-eval`.
+"""P5: start-up time of ``import verifiers``, ``vf-eval --help`` and the first request of `vf-eval`.
 
     python benchmarks/startup.py [--quick] [--pairs 5] [--store]
 
-Each is a fresh interpreter; the bare interpreter that does nothing is the floor. Wall time is what a user feels and
-depends on what else the machine does; CPU time, which the child measures itself from its start to its end, does not.
+Each is a fresh interpreter; an interpreter that does nothing is the floor. Wall time is what a user notices and
+depends on the load of the machine; CPU time, which the child measures itself from start to end, does not.
 The time of the first request is from starting the process to the arrival of its first completion request at a server
-on loopback. It includes the check that the endpoint is there.
+on loopback. It includes the check that the endpoint is reachable.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ TO_REACH_S = {IMPORT: 0.3, HELP: 0.5}
 def child(code: str, *arguments: str, folder: str | None = None) -> Cost:
     """Run code in a fresh interpreter and wait for its end."""
     started = time.monotonic()
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", EPILOGUE + code, *arguments], capture_output=True, cwd=folder, env=_environment()
     )
     wall_s = time.monotonic() - started
-    if ended.returncode:
-        raise SystemExit(f"{code} {' '.join(arguments)} failed:\n{ended.stderr.decode()}")
-    return Cost(float(ended.stderr.rpartition(b"\n")[2]), wall_s)
+    if process.returncode:
+        raise SystemExit(f"{code} {' '.join(arguments)} failed:\n{process.stderr.decode()}")
+    return Cost(float(process.stderr.rpartition(b"\n")[2]), wall_s)
 
 
 def first_request() -> Cost:
-    """Run `vf-eval` until it is done; the wall time is that of its first completion request."""
+    """Run `vf-eval` to its end; the wall time is that of its first completion request."""
     with tempfile.TemporaryDirectory() as folder, FakeServer("<reversed_text>a</reversed_text>") as server:
         arguments = f"reverse-text -n 1 -r 1 -m scripted -b {server.url} --progress none".split()
         started = time.monotonic()
-        whole = child(COMMAND, *arguments, folder=folder)
-        return Cost(whole.cpu_s, server.times_s[0] - started)
+        cost = child(COMMAND, *arguments, folder=folder)
+        return Cost(cost.cpu_s, server.times_s[0] - started)
 
 
 def _environment() -> dict[str, str]:
@@ -53,8 +53,8 @@ def _environment() -> dict[str, str]:
 
 
 def main() -> None:
-    given = parse(options(__doc__))
-    report = Report("P5", given)
+    args = parse(options(__doc__))
+    report = Report("P5", args)
     runs = {
         FLOOR: lambda: child("pass"),
         IMPORT: lambda: child("import verifiers"),
@@ -63,7 +63,7 @@ def main() -> None:
     }
     for run in runs.values():  # once, so that every module is compiled and in the page cache
         run()
-    costs = interleaved(runs, given.pairs)
+    costs = interleaved(runs, args.pairs)
     rows = [
         [
             name,
@@ -73,7 +73,7 @@ def main() -> None:
         for name in runs
     ]
     header = ["", "wall ms", "CPU ms", "wall over bare", "CPU over bare"]
-    print_table(f"start-up, {given.pairs} pairs (CPU of the whole process)", header, rows)
+    print_table(f"start-up, {args.pairs} pairs (CPU of the whole process)", header, rows)
     for name in (IMPORT, HELP, FIRST_REQUEST):
         report.figure(f"{name}, wall", median(costs[name], "wall_s"), " s", TO_REACH_S.get(name))
         report.figure(f"{name}, CPU over the bare interpreter", ratio(costs[name], costs[FLOOR], "cpu_s"))

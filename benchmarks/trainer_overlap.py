@@ -2,14 +2,14 @@
 
     python benchmarks/trainer_overlap.py [--case "as long as training"] [--quick] [--pairs 5] [--store]
 
-Whole runs of ``RLTrainer``: pipeline, packing, forward, backward, optimizer, metrics. Only the answers are scripted:
-each comes after a given time, as from a server on another machine, so that generation takes none of the cores that
-train. A pair is a synchronous run (``max_off_policy_steps=0``), whose steps show what generating and training take
-alone, and a run one step off-policy. The time of an answer is set from a first synchronous run: generation then takes
-half as long as training, as long, or twice as long. As long is the hardest: nothing may be lost on either side.
+Whole runs of ``RLTrainer``: pipeline, packing, forward, backward, optimizer, metrics. Only the completions are
+scripted: each arrives after a fixed time, as from a server on another machine, so that generation takes no core from
+training. A pair is a synchronous run (``max_off_policy_steps=0``), whose steps show the time of generation and training
+alone, and a run one step off-policy. The time of a completion is set from a first synchronous run: generation then
+takes half as long as training, as long, or twice as long. As long is the hardest case: neither side has slack.
 
 The figure is the time of a step over the longer of the two: 1 is perfect, and without any overlap it would be 2 where
-both take as long. Wall times, so a busy machine blurs them; within a pair both runs are equally hindered.
+both take as long. Wall times vary on a busy machine; within a pair both runs are affected alike.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIBLINGS = 8
 
 
 class LatencyEngine:
-    """An engine that exists in name: it is asked for its version and to pause, and its client answers after a time."""
+    """A stand-in engine with a version and a pause; its client responds after a delay."""
 
     shares_weights, tools_shown = False, None
     base_url, api_key, served_model = "http://127.0.0.1:9/v1", "none", "scripted"
@@ -47,20 +47,20 @@ class LatencyEngine:
         self.version = version
 
     def start(self, deadline_s: float) -> None:
-        """It is there."""
+        """Do nothing: there is no server."""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is no server."""
 
     def check_shared(self) -> None:
-        """It has no weights."""
+        """Do nothing: there are no weights."""
 
     def pause(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class LatencyClient(ScriptedClient):
-    """Texts of ``num_tokens`` tokens that differ, ``delay_s`` after they were asked for, with the engine's version."""
+    """Two different texts of ``num_tokens`` tokens in turn, after ``delay_s``, with the engine's version."""
 
     def __init__(self, engine: LatencyEngine, num_tokens: int, delay_s: float):
         self.engine = engine
@@ -76,7 +76,7 @@ class LatencyClient(ScriptedClient):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the model and of a step."""
+    """Size of the model and of a step."""
 
     hidden: int
     rollouts: int
@@ -94,7 +94,7 @@ class Times:
 
 
 def run(size: Size, lag: int, delay_s: float) -> Times:
-    """A training run, of which the first steps do not count."""
+    """Run a training; the first steps are not counted."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -117,7 +117,7 @@ def run(size: Size, lag: int, delay_s: float) -> Times:
 
         def begin(self) -> None:
             super().begin()
-            self.sampler_is_checked = True  # what is scripted has not the log-probabilities of the model
+            self.sampler_is_checked = True  # scripted log-probabilities are not the model's
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -150,32 +150,32 @@ def run(size: Size, lag: int, delay_s: float) -> Times:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--case", choices=CASES, default=None, help="one case only")
-    given = parse(parser)
-    size = Size(64, 16, 16, 2) if given.quick else Size(192, 64, 64, 8)
-    cases = [given.case] if given.case else ["as long as training"] if given.quick else list(CASES)
-    report = Report("trainer_overlap", given)
-    logging.getLogger("verifiers_trainer").setLevel(logging.ERROR)  # of scripted log-probabilities much is to be said
+    args = parse(parser)
+    size = Size(64, 16, 16, 2) if args.quick else Size(192, 64, 64, 8)
+    cases = [args.case] if args.case else ["as long as training"] if args.quick else list(CASES)
+    report = Report("trainer_overlap", args)
+    logging.getLogger("verifiers_trainer").setLevel(logging.ERROR)  # hide warnings about the scripted log-probabilities
     print(versions("verifiers-trainer", "torch", "transformers"), "load", round(os.getloadavg()[0], 1))
     training = run(size, 0, 0.0).training
     rows = []
     for case in cases:
         rounds = []
-        for _ in range(given.pairs):
+        for _ in range(args.pairs):
             alone = run(size, 0, CASES[case] * training)
             rounds.append((alone, run(size, 1, CASES[case] * training)))
             training = alone.training
         over = [both.step / max(alone.generation, alone.training) for alone, both in rounds]
         without = [alone.step / max(alone.generation, alone.training) for alone, _ in rounds]
-        shown = [
+        medians = [
             statistics.median(alone.generation for alone, _ in rounds),
             statistics.median(alone.training for alone, _ in rounds),
             statistics.median(alone.step for alone, _ in rounds),
             statistics.median(both.step for _, both in rounds),
         ]
-        rows.append([case, *(f"{value:.3f}" for value in shown)])
+        rows.append([case, *(f"{value:.3f}" for value in medians)])
         report.figure(f"{case}, synchronous, step over the longer", statistics.median(without))
         report.figure(f"{case}, step over the longer", statistics.median(over), to_reach=OVERLAPPED)
-    title = f"{size.rollouts} rollouts of {size.tokens} tokens, {size.steps} steps, {given.pairs} pairs"
+    title = f"{size.rollouts} rollouts of {size.tokens} tokens, {size.steps} steps, {args.pairs} pairs"
     print_table(title, ["generation takes", "alone s", "training s", "in turn s", "overlapped s"], rows)
     report.close()
 

@@ -2,14 +2,14 @@
 
     python benchmarks/trainer_parts.py [--part head] [--quick] [--pairs 5] [--store]
 
-* head: how far resident memory rises in the log-probability head, forward and backward, as tokens and vocabulary grow.
-  It should follow the chunk (on a CPU 256 tokens, or as many as make 64 MiB) and not the batch. The figure is memory
+* head: growth of resident memory in the log-probability head, forward and backward, as tokens and vocabulary grow. It
+  should follow the chunk (on a CPU 256 tokens, or as many as make 64 MiB) and not the batch. The figure is memory
   over the bytes of all logits, and memory with four times the tokens over memory before;
 * packing: 10,000 samples of log-normal length into rows;
-* pipeline: rollouts per second from dataset row to packed row, with a model that answers at once;
-* sync: what a push of weights costs before a server reads it, over plain writing (and flushing) of the same bytes: the
-  folders of ``lora_dir`` and ``reload``. The embedded engine is looked at after an optimizer step: its parameters must
-  be the trainer's own, and bytes copied are those that are not. NCCL and IPC need a GPU (``gpu/weight_sync.py``);
+* pipeline: rollouts per second from dataset row to packed row, with a model that responds at once;
+* sync: the cost of a push of weights before a server reads it, over plain writing (and flushing) of the same bytes: the
+  folders of ``lora_dir`` and ``reload``. The embedded engine is inspected after an optimizer step: its parameters must
+  be the trainer's; parameters that are not count as bytes copied. NCCL and IPC need a GPU (``gpu/weight_sync.py``);
 * checkpoint: a whole checkpoint (weights, optimizer, pipeline, checksums) over plain writing and flushing of the same
   files.
 
@@ -44,7 +44,7 @@ PACKING_S, ROLLOUT_MS, SYNC, CHECKPOINT = 0.5, 2.0, 2.0, 1.5
 
 
 def head_mb(num_tokens: int, vocabulary: int, width: int = 32) -> float:
-    """How far memory rises above what stands before, in a forward and backward pass of the head."""
+    """Growth of the memory in MB in a forward and backward pass of the head."""
     import torch
 
     from verifiers_trainer.policy.logprobs import chunked_logprobs
@@ -68,22 +68,22 @@ def head(quick: bool, report: Report) -> None:
     from verifiers_trainer.policy.logprobs import STORED_LOGITS_BYTES
 
     tokens, vocabularies = (512, (8_000, 16_000)) if quick else (1024, (16_000, 64_000))
-    head_mb(CHUNK, 1000)  # what torch sets up once
-    rows, found = [], {}
+    head_mb(CHUNK, 1000)  # torch's one-time allocations
+    rows, memory = [], {}
     for vocabulary in vocabularies:
         for times in (1, 4):
-            found[vocabulary, times] = head_mb(times * tokens, vocabulary)
+            memory[vocabulary, times] = head_mb(times * tokens, vocabulary)
             logits = times * tokens * vocabulary * 4 / 1e6
             chunk = max(CHUNK * vocabulary * 4, STORED_LOGITS_BYTES) / 1e6
-            shown = (logits, chunk, found[vocabulary, times], found[vocabulary, times] / chunk)
-            rows.append([f"{times * tokens} tokens, vocabulary {vocabulary}", *(f"{value:.1f}" for value in shown)])
+            values = (logits, chunk, memory[vocabulary, times], memory[vocabulary, times] / chunk)
+            rows.append([f"{times * tokens} tokens, vocabulary {vocabulary}", *(f"{value:.1f}" for value in values)])
     print_table("memory of the head, forward and backward", ["", "all logits MB", "a chunk MB", "MB", "chunks"], rows)
     small, large = vocabularies
-    share = found[large, 4] / (4 * tokens * large * 4 / 1e6)
+    share = memory[large, 4] / (4 * tokens * large * 4 / 1e6)
     report.figure(f"P9: vocabulary {large}, memory over all logits", share, to_reach=1.0)
     for vocabulary in (large, small):
-        grown = found[vocabulary, 4] / found[vocabulary, 1]
-        report.figure(f"P9: vocabulary {vocabulary}, four times the tokens over before", grown, to_reach=1.2)
+        growth = memory[vocabulary, 4] / memory[vocabulary, 1]
+        report.figure(f"P9: vocabulary {vocabulary}, four times the tokens over before", growth, to_reach=1.2)
 
 
 # --- packing and pipeline ---------------------------------------------------------------------------------------
@@ -112,12 +112,14 @@ def packing(quick: bool, report: Report, pairs: int) -> None:
         seconds.append(watch.cost.cpu_s)
         with Stopwatch() as copying:
             arrays = ("token_ids", "loss_mask", "sampler_logprobs", "versions", "advantages")
-            copied = [np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays]
+            joined = [np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays]
         copies.append(copying.cost.cpu_s)
-        del copied
+        del joined
     print(f"packing: {count} samples, {lengths.sum()} tokens, {len(rows_R[0])} rows, {fill(rows_R, 8192):.1%} full")
     report.figure(f"packing of {count} samples, CPU", statistics.median(seconds), " s", PACKING_S)
-    over = statistics.median(mine / its for mine, its in zip(seconds, copies, strict=True))
+    over = statistics.median(
+        seconds_of_pack / seconds_of_copy for seconds_of_pack, seconds_of_copy in zip(seconds, copies, strict=True)
+    )
     report.figure("packing, over joining five of the arrays", over)
     report.figure("packing, row length over what rows hold in the mean", 1 / fill(rows_R, 8192), to_reach=1 / 0.95)
 
@@ -134,7 +136,7 @@ def pipeline(quick: bool, report: Report, pairs: int) -> None:
         return float(completion[-1]["content"].startswith("a"))
 
     class Answers(ScriptedClient):
-        """Two texts in turn, at once, with the present policy version."""
+        """Two texts in turn, at once, with the current policy version."""
 
         version = 0
 
@@ -177,11 +179,11 @@ def pipeline(quick: bool, report: Report, pairs: int) -> None:
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def plainly(source: Path, target: Path) -> float:
-    """Seconds to write what ``source`` holds, already read, into a new folder and to flush it."""
+def plain_write_s(source: Path, target: Path) -> float:
+    """Seconds to write and flush the files of ``source``, already read, in a new folder."""
     contents = {path.relative_to(source): path.read_bytes() for path in source.rglob("*") if path.is_file()}
     os.sync()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     target.mkdir(parents=True)
     for name, content in contents.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -189,51 +191,51 @@ def plainly(source: Path, target: Path) -> float:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    took = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     shutil.rmtree(target)
-    return took
+    return seconds
 
 
 def timed(work: Callable[[], Any]) -> float:
     os.sync()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def size_mb(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-def compared(name: str, made: Callable[[], Path], pairs: int, beside: Path) -> tuple[list[str], float]:
-    """A row of the table and the ratio: ``made`` writes a folder and says which, plain writing writes the same."""
-    mine, plain = [], []
+def compare_with_plain(name: str, write: Callable[[], Path], pairs: int, beside: Path) -> tuple[list[str], float]:
+    """A row of the table and the ratio: ``write`` writes and returns a folder; plain writing writes the same files."""
+    ours_s, plain_s = [], []
     for _ in range(pairs):
-        found: list[Path] = []
-        mine.append(timed(lambda found=found: found.append(made())))
-        plain.append(plainly(found[0], beside))
-    size = size_mb(found[0])
-    over = statistics.median(one / other for one, other in zip(mine, plain, strict=True))
-    shown = [size, statistics.median(mine), statistics.median(plain), size / statistics.median(mine), over]
-    return [name, *(f"{value:.2f}" for value in shown)], over
+        folders: list[Path] = []
+        ours_s.append(timed(lambda folders=folders: folders.append(write())))
+        plain_s.append(plain_write_s(folders[0], beside))
+    size = size_mb(folders[0])
+    over = statistics.median(ours_one / plain_one for ours_one, plain_one in zip(ours_s, plain_s, strict=True))
+    values = [size, statistics.median(ours_s), statistics.median(plain_s), size / statistics.median(ours_s), over]
+    return [name, *(f"{value:.2f}" for value in values)], over
 
 
 @contextlib.contextmanager
-def trained(quick: bool, lora: bool, then: Callable[[Any, Path], None]) -> Iterator[None]:
-    """A real trainer after two steps; ``then`` is called with it and a folder while its engine still runs."""
+def run_trainer(quick: bool, lora: bool, measure: Callable[[Any, Path], None]) -> Iterator[None]:
+    """Run a trainer for two steps; ``measure`` is called with it and a folder while its engine still runs."""
 
-    class Then(TrainerCallback):
+    class AfterTwoSteps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 2:
-                then(trainer, Path(folder))
+                measure(trainer, Path(folder))
 
     with tempfile.TemporaryDirectory() as folder:
         record(Path(folder), 64 if quick else 384, 8, 8)
-        told = {
+        job = {
             "folder": folder, "steps": 2, "micro_batch": 8, "max_seq_len": 576, "lora": lora,
             "settings": {"save_total_limit": 1, "lora_rank": 16 if quick else 512},  # 60 MB, as of a model of billions
         }  # fmt: skip
-        with open_ours(told, Path(folder) / "run", [Then()]) as trainer:
+        with open_ours(job, Path(folder) / "run", [AfterTwoSteps()]) as trainer:
             trainer.train()
         yield
 
@@ -250,24 +252,24 @@ def sync(quick: bool, report: Report, pairs: int) -> None:
         def measure(trainer: Any, folder: Path) -> None:
             engine = copy.copy(trainer.engine)
             settings = copy.copy(trainer.args)
-            way = _way(opening, Choice(method, "measured"), trainer, engine, settings)
+            weight_sync = _weight_sync(opening, Choice(method, "measured"), trainer, engine, settings)
             version = iter(range(1, 1000))
 
             def push() -> Path:
-                way.prepare(number := next(version))
+                weight_sync.prepare(number := next(version))
                 (newest,) = [path for path in (folder / "run" / "sync").iterdir() if path.name.endswith(f"-v{number}")]
                 return newest
 
-            row, over = compared(method, push, pairs, folder / "plain")
+            row, over = compare_with_plain(method, push, pairs, folder / "plain")
             rows.append(row)
             report.figure(f"P11: {method}, over plain writing", over, to_reach=SYNC)
 
         return measure
 
     def embedded(trainer: Any, folder: Path) -> None:
-        own = {parameter.data_ptr() for parameter in trainer.model.parameters()}
-        twin = list(trainer.engine._replica.parameters())
-        copied = sum(p.numel() * p.element_size() for p in twin if p.data_ptr() not in own)
+        trainer_pointers = {parameter.data_ptr() for parameter in trainer.model.parameters()}
+        engine_parameters = list(trainer.engine._replica.parameters())
+        copied = sum(p.numel() * p.element_size() for p in engine_parameters if p.data_ptr() not in trainer_pointers)
         report.figure("P11: embedded, bytes copied after a step", copied, " B", 0)
         report.figure("P11: embedded, pause of the last step", trainer.last_step["time/pause"] * 1e3, " ms")
 
@@ -275,13 +277,13 @@ def sync(quick: bool, report: Report, pairs: int) -> None:
         embedded(trainer, folder)
         files("reload")(trainer, folder)
 
-    with trained(quick, False, whole), trained(quick, True, files("lora_dir")):
+    with run_trainer(quick, False, whole), run_trainer(quick, True, files("lora_dir")):
         pass
     print_table("weights as files", ["", "MB", "s", "plain s", "MB/s", "over plain"], rows)
 
 
-def _way(opening: Any, choice: Any, trainer: Any, engine: Any, settings: Any) -> Any:
-    """The product's own way of moving weights, with the trainer's model and no server."""
+def _weight_sync(opening: Any, choice: Any, trainer: Any, engine: Any, settings: Any) -> Any:
+    """The product's weight sync, with the trainer's model and no server."""
     from types import SimpleNamespace
 
     serving = SimpleNamespace(serving=SimpleNamespace(model="m"))
@@ -296,28 +298,28 @@ def checkpoint(quick: bool, report: Report, pairs: int) -> None:
             trainer._save_checkpoint(trainer.model, None)
             return folder / "run" / "checkpoint-2"
 
-        row, over = compared("checkpoint", save, pairs, folder / "plain")
+        row, over = compare_with_plain("checkpoint", save, pairs, folder / "plain")
         rows.append(row)
         report.figure("checkpoint, over plain writing", over, to_reach=CHECKPOINT)
 
-    with trained(quick, False, measure):
+    with run_trainer(quick, False, measure):
         print_table("checkpoint", ["", "MB", "s", "plain s", "MB/s", "over plain"], rows)
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
-    given = parse(parser)
-    report = Report("trainer_parts", given)
+    args = parse(parser)
+    report = Report("trainer_parts", args)
     import torch
 
     torch.set_num_threads(1)
     print(versions("verifiers-trainer", "torch", "transformers", "peft"), "load", round(os.getloadavg()[0], 1))
-    if "head" in given.part:
-        head(given.quick, report)
+    if "head" in args.part:
+        head(args.quick, report)
     for name, part in (("packing", packing), ("pipeline", pipeline), ("sync", sync), ("checkpoint", checkpoint)):
-        if name in given.part:
-            part(given.quick, report, given.pairs)
+        if name in args.part:
+            part(args.quick, report, args.pairs)
     report.close()
 
 

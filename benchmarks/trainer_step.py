@@ -1,17 +1,17 @@
-"""P7 and P8: what an optimizer step takes, in time, memory and wasted tokens, against TRL on the same rollouts.
+"""P7 and P8: time, memory and wasted tokens of an optimizer step, against TRL on the same rollouts.
 
     python benchmarks/trainer_step.py [--hidden 256] [--rollouts 64] [--mean 96] [--micro-batch 8] [--cache FOLDER]
                                       [--quick] [--pairs 5] [--store]
 
 A model of four layers and a vocabulary of 32,000 gets recorded rollouts with completions of log-normal length; nothing
-is generated. Ours gets them from ``get_batch``, TRL 1.16.0 from its ``rollout_func``. Both run alone in a process of
-their own with one thread, AdamW in float32, the same micro batch (8 is the default of both), no gradient checkpointing
-(off by default here, on in TRL: that would cost it a forward pass more), and otherwise their defaults. A pair is one
-process of each; a step is everything from the end of one to the end of the next, the first left out.
+is generated. Ours gets them from ``get_batch``, TRL 1.16.0 from its ``rollout_func``. Each runs alone in a separate
+process with one thread, AdamW in float32, the same micro batch (8 is the default of both), no gradient checkpointing
+(off by default here, on in TRL, where it costs another forward pass), and otherwise their defaults. A pair is one
+process of each; a step lasts from the end of one to the end of the next; the first is not counted.
 
-The figures are ours over TRL's: CPU time of a step, and by how much resident memory grew from the start of training to
-its peak. Computed over real tokens is 1 where nothing is padded. TRL is installed under ``--cache`` the first time
-(``~/.cache/verifiers-benchmarks``; torch makes that some minutes); ``--quick`` leaves it out where it is not installed.
+The figures are ours over TRL's: CPU time of a step, and the growth of resident memory from the start of training to its
+peak. Computed over real tokens is 1 where nothing is padded. TRL is installed under ``--cache`` on first use
+(``~/.cache/verifiers-benchmarks``; some minutes, for torch); ``--quick`` skips it where it is not installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIME, MEMORY, PADDED = 0.7, 0.5, 1 / 0.95
 
 
 def record(folder: Path, hidden: int, num_rollouts: int, mean: int) -> int:
-    """Write the model and rollouts sampled from noise, with the model's own log-probabilities; how many tokens."""
+    """Write the model and random rollouts with the model's log-probabilities; return the number of tokens."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -73,18 +73,18 @@ def record(folder: Path, hidden: int, num_rollouts: int, mean: int) -> int:
     return total
 
 
-def steps_of(who: str, python: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """What a process of its own found: medians of the steps after the first."""
-    done = subprocess.run(
-        [str(python), str(Path(__file__).with_name("_steps.py")), who, json.dumps(told)],
-        env=child_environment() | {"OMP_NUM_THREADS": str(told["threads"]), "HF_HUB_OFFLINE": "1"},
+def steps_of(trainer: str, python: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """The result of a separate process: medians of the steps after the first."""
+    process = subprocess.run(
+        [str(python), str(Path(__file__).with_name("_steps.py")), trainer, json.dumps(job)],
+        env=child_environment() | {"OMP_NUM_THREADS": str(job["threads"]), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        raise RuntimeError(f"{who} failed:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found | {name: statistics.median(found[name][1:]) for name in ("cpu_s", "wall_s")}
+    if process.returncode:
+        raise RuntimeError(f"{trainer} failed:\n{process.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result | {name: statistics.median(result[name][1:]) for name in ("cpu_s", "wall_s")}
 
 
 def main() -> None:
@@ -93,40 +93,41 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=None, help="of a step; 64, with --quick 16")
     parser.add_argument("--mean", type=int, default=None, help="tokens of a completion; 96, with --quick 12")
     parser.add_argument("--micro-batch", type=int, default=8, help="rollouts that TRL computes together")
-    parser.add_argument("--steps", type=int, default=None, help="that count; 3, with --quick 1")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"where TRL lives; {CACHE}")
-    given = parse(parser)
-    report = Report("trainer_step", given)
+    parser.add_argument("--steps", type=int, default=None, help="measured steps; 3, with --quick 1")
+    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder of TRL's environment; {CACHE}")
+    args = parse(parser)
+    report = Report("trainer_step", args)
     pythons = {"ours": Path(sys.executable)}
-    if given.quick and not is_installed(TRL, given.cache):
-        print(f"{TRL}: not installed in {given.cache}, left out")
+    if args.quick and not is_installed(TRL, args.cache):
+        print(f"{TRL}: not installed in {args.cache}, left out")
     else:
-        pythons["trl"] = interpreter(TRL, given.cache)
+        pythons["trl"] = interpreter(TRL, args.cache)
     print(versions("verifiers-trainer", "torch", "transformers"), TRL, "load", round(os.getloadavg()[0], 1))
     with tempfile.TemporaryDirectory() as folder:
-        measure(given, pythons, Path(folder), report)
+        measure(args, pythons, Path(folder), report)
     report.close()
 
 
-def measure(given: argparse.Namespace, pythons: dict[str, Path], folder: Path, report: Report) -> None:
-    hidden, count = given.hidden or (64 if given.quick else 256), given.rollouts or (16 if given.quick else 64)
-    tokens = record(folder, hidden, count, given.mean or (12 if given.quick else 96))
-    told = {
-        "folder": str(folder), "steps": 1 + (given.steps or (1 if given.quick else 3)), "threads": 1,
-        "micro_batch": given.micro_batch, "max_seq_len": MAX_TOKENS + 64,
+def measure(args: argparse.Namespace, pythons: dict[str, Path], folder: Path, report: Report) -> None:
+    hidden, count = args.hidden or (64 if args.quick else 256), args.rollouts or (16 if args.quick else 64)
+    tokens = record(folder, hidden, count, args.mean or (12 if args.quick else 96))
+    job = {
+        "folder": str(folder), "steps": 1 + (args.steps or (1 if args.quick else 3)), "threads": 1,
+        "micro_batch": args.micro_batch, "max_seq_len": MAX_TOKENS + 64,
     }  # fmt: skip
-    rounds = [{who: steps_of(who, python, told) for who, python in pythons.items()} for _ in range(given.pairs)]
+    rounds = [{name: steps_of(name, python, job) for name, python in pythons.items()} for _ in range(args.pairs)]
     rows = []
-    for who in pythons:
-        numbers = [statistics.median(found[who][name] for found in rounds) for name in ("cpu_s", "wall_s", "growth_mb")]
-        waste = rounds[0][who]["computed"] / rounds[0][who]["real"]
-        rows.append([who, *(f"{number:.2f}" for number in numbers), f"{waste:.2f}"])
-    title = f"{count} rollouts, {tokens} tokens, {LAYERS} layers of {hidden}, {given.pairs} pairs"
+    for trainer in pythons:
+        results = [result[trainer] for result in rounds]
+        numbers = [statistics.median(result[name] for result in results) for name in ("cpu_s", "wall_s", "growth_mb")]
+        waste = rounds[0][trainer]["computed"] / rounds[0][trainer]["real"]
+        rows.append([trainer, *(f"{number:.2f}" for number in numbers), f"{waste:.2f}"])
+    title = f"{count} rollouts, {tokens} tokens, {LAYERS} layers of {hidden}, {args.pairs} pairs"
     print_table(title, ["", "CPU s/step", "wall s/step", "memory MB", "computed/real"], rows)
     if "trl" in pythons:
 
         def over(name: str) -> float:
-            return statistics.median(found["ours"][name] / found["trl"][name] for found in rounds)
+            return statistics.median(result["ours"][name] / result["trl"][name] for result in rounds)
 
         report.figure("P7: step, CPU time over TRL's", over("cpu_s"), to_reach=TIME)
         report.figure("P7: step, wall time over TRL's", over("wall_s"))

@@ -1,4 +1,4 @@
-"""P3: what a turn costs in long conversations, and what of them is stored.
+"""P3: the cost of a turn in long conversations, and the bytes stored.
 
     python benchmarks/turns.py [--turns-played 6400] [--quick] [--pairs 5] [--store]
 
@@ -27,17 +27,16 @@ GROWTH, LINEAR = 1.3, 2.1
 
 
 def growth(costs: dict[str, list[Cost]], name: str, turns: dict[int, int]) -> float:
-    """CPU per turn at many turns over that at few; ``turns``: how many were played in all."""
+    """CPU per turn at many turns over that at few; ``turns``: the total number of turns."""
     return ratio(costs[f"{name}, {MANY}"], costs[f"{name}, {FEW}"], "cpu_s", turns[FEW] / turns[MANY])
 
 
-def compare(what: str, with_tokens: bool, num_turns_played: int, url: str, num_pairs: int, report: Report) -> None:
+def compare(case: str, with_tokens: bool, num_turns: int, url: str, num_pairs: int, report: Report) -> None:
     """Print one block and its figure."""
     loads = {
-        turns: Load(max(8, num_turns_played // turns), 32, num_turns=turns, with_tokens=with_tokens)
-        for turns in (FEW, MANY)
+        turns: Load(max(8, num_turns // turns), 32, num_turns=turns, with_tokens=with_tokens) for turns in (FEW, MANY)
     }
-    played = {turns: load.num_rollouts * turns for turns, load in loads.items()}
+    totals = {turns: load.num_rollouts * turns for turns, load in loads.items()}
     runs = {
         f"{name}, {turns}": (lambda name=name, load=load: cost(name, url, load, num_warmup=min(32, load.num_rollouts)))
         for name in (FLOOR, OURS)
@@ -46,18 +45,18 @@ def compare(what: str, with_tokens: bool, num_turns_played: int, url: str, num_p
     costs = interleaved(runs, num_pairs)
     rows = []
     for name in (FLOOR, OURS):
-        per_turn = [f"{median(costs[f'{name}, {turns}'], 'cpu_s') / played[turns] * 1e3:.4f}" for turns in loads]
-        rows.append([name, *per_turn, f"{growth(costs, name, played):.2f}"])
+        per_turn = [f"{median(costs[f'{name}, {turns}'], 'cpu_s') / totals[turns] * 1e3:.4f}" for turns in loads]
+        rows.append([name, *per_turn, f"{growth(costs, name, totals):.2f}"])
     header = ["", *(f"ms/turn at {turns}" for turns in loads), "growth"]
-    print_table(f"{what}: about {num_turns_played} turns each, {num_pairs} pairs", header, rows)
-    over = growth(costs, OURS, played) / growth(costs, FLOOR, played)
-    report.figure(f"{what}, growth over the raw loop's", over, to_reach=GROWTH)
+    print_table(f"{case}: about {num_turns} turns each, {num_pairs} pairs", header, rows)
+    over = growth(costs, OURS, totals) / growth(costs, FLOOR, totals)
+    report.figure(f"{case}, growth over the raw loop's", over, to_reach=GROWTH)
 
 
 def stored_bytes(url: str, num_turns: int, num_rollouts: int) -> int:
-    """The size of the journal of rollouts with all their turns."""
+    """The size of a journal of rollouts with all their turns."""
 
-    async def play(folder: str) -> int:
+    async def run(folder: str) -> int:
         load = Load(num_rollouts, 8, num_turns=num_turns, with_tokens=True)
         client = OpenAIChatCompletionsClient(base_url=url, api_key="k")
         await environment(load).evaluate(
@@ -70,21 +69,21 @@ def stored_bytes(url: str, num_turns: int, num_rollouts: int) -> int:
         tempfile.TemporaryDirectory(dir=".", prefix=".benchmark-") as folder,
         asyncio.Runner(loop_factory=new_event_loop) as runner,
     ):
-        return runner.run(play(folder))
+        return runner.run(run(folder))
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--turns-played", type=int, default=None, help="turns of each contender and length, in all")
-    given = parse(parser)
-    num_turns = given.turns_played or (640 if given.quick else 6400)
-    report = Report("P3", given)
+    parser.add_argument("--turns-played", type=int, default=None, help="total turns of each contender and length")
+    args = parse(parser)
+    num_turns = args.turns_played or (640 if args.quick else 6400)
+    report = Report("P3", args)
     print(versions("verifiers", "aiohttp", "msgspec", "uvloop"))
     with BareServer() as server:
-        compare("plain turns", False, num_turns, server.url, given.pairs, report)
-        if not given.quick:
-            compare("turns with 256 log-probs", True, num_turns // 2, server.url, given.pairs, report)
-        sizes = {turns: stored_bytes(server.url, turns, 2 if given.quick else 16) for turns in (MANY // 2, MANY)}
+        compare("plain turns", False, num_turns, server.url, args.pairs, report)
+        if not args.quick:
+            compare("turns with 256 log-probs", True, num_turns // 2, server.url, args.pairs, report)
+        sizes = {turns: stored_bytes(server.url, turns, 2 if args.quick else 16) for turns in (MANY // 2, MANY)}
     print(f"\n  stored: {sizes[MANY] / sizes[MANY // 2] / 2:.2f}x the bytes per turn at {MANY} turns as at {MANY // 2}")
     report.figure(f"stored bytes at {MANY} turns over {MANY // 2}", sizes[MANY] / sizes[MANY // 2], to_reach=LINEAR)
     report.close()

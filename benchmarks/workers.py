@@ -4,7 +4,7 @@
 
 Every round runs the same rollouts with each number of workers, in turn, against a scripted model in this process. The
 workers' start (a fresh interpreter that imports the environment) is not counted: the clock runs from the first rollout
-to the last. "Per core" is the rate over that of one worker and over the cores that can be had: min(workers, cores).
+to the last. "Per core" is the rate over that of one worker and over the usable cores: min(workers, cores).
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ sys.path.insert(0, str(Path(__file__).parent / "_environments"))
 TO_REACH_PER_CORE = 0.9
 
 
-def played(num_workers: int, num_rollouts: int, work_ms: float) -> Cost:
+def cost(num_workers: int, num_rollouts: int, work_ms: float) -> Cost:
     """The wall time from the first model call to the last durable rollout."""
-    began: list[float] = []
+    call_times: list[float] = []
 
     def answer(request: object) -> str:
-        began.append(time.perf_counter())
+        call_times.append(time.perf_counter())
         return "go on"
 
     env = vf.load_environment("computing_game", num_examples=num_rollouts, work_ms=work_ms)
     env.evaluate(ScriptedClient(answer), "scripted", num_workers=num_workers, max_concurrent=32, keep_states=False)
-    return Cost(0.0, began[-1] - began[0])
+    return Cost(0.0, call_times[-1] - call_times[0])
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rollouts", type=int, default=None)
     parser.add_argument("--work-ms", type=float, default=20.0)
-    given = parse(parser)
-    num_rollouts = given.rollouts or (20 if given.quick else 400)
+    args = parse(parser)
+    num_rollouts = args.rollouts or (20 if args.quick else 400)
     cores = len(os.sched_getaffinity(0))
-    runs = {f"{n} workers": partial(played, n, num_rollouts, given.work_ms) for n in (1, 2, 4)}
-    costs = interleaved(runs, given.pairs)
-    one, report, table = costs["1 workers"], Report("P13", given), []
+    runs = {f"{n} workers": partial(cost, n, num_rollouts, args.work_ms) for n in (1, 2, 4)}
+    costs = interleaved(runs, args.pairs)
+    one, report, table = costs["1 workers"], Report("P13", args), []
     for n in (1, 2, 4):
-        mine = costs[f"{n} workers"]
-        speed_up = ratio(one, mine, "wall_s")
+        these = costs[f"{n} workers"]
+        speed_up = ratio(one, these, "wall_s")
         per_core = speed_up / min(n, cores)
-        rate = num_rollouts / sorted(cost.wall_s for cost in mine)[len(mine) // 2]
+        rate = num_rollouts / sorted(one.wall_s for one in these)[len(these) // 2]
         table.append([f"{n} workers", f"{rate:.0f}", f"{speed_up:.2f}", f"{per_core:.2f}"])
-    title = f"{num_rollouts} rollouts of {given.work_ms:g} ms computation, {cores} cores, {given.pairs} pairs"
+    title = f"{num_rollouts} rollouts of {args.work_ms:g} ms computation, {cores} cores, {args.pairs} pairs"
     print_table(title, ["", "rollouts/s", "over one worker", "per core"], table)
     for n in (2, 4):
         lost = min(n, cores) / ratio(one, costs[f"{n} workers"], "wall_s")

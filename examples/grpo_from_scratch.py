@@ -5,7 +5,7 @@ A model of half a million parameters learns to write words backwards, on a CPU, 
     python examples/grpo_from_scratch.py --steps 60
 
 Environment, inference engine, advantages, losses and packing are the library's; the loop is written out here, top to
-bottom, with nothing hidden. ``vf.RLTrainer`` runs the same loop and adds what long runs need: generation while the
+bottom. ``vf.RLTrainer`` runs the same loop and adds what long runs need: generation while the
 trainer computes, checkpoints, many processes, servers, checks. In comments G is the number of groups (prompts) of a
 step, N the rollouts of a group, T the tokens of a row.
 """
@@ -54,7 +54,7 @@ def mean_reward(groups: list[list[Rollout]]) -> float:
 
 
 def packed_rows(groups: list[list[Rollout]]) -> list[PackedRow]:
-    """Everything between rewards and tensors; no text is read and nothing is tokenised again."""
+    """Turn rollouts into packed rows; no text is read and nothing is tokenised again."""
     # Rewards to advantages: reward minus the mean of the group, over its standard deviation (GRPO, arXiv 2402.03300).
     # A group whose rewards are all equal has no signal: its advantages are NaN, and its rollouts give no samples.
     rewards_G = [np.array([rollout.reward for rollout in group]) for group in groups]  # G arrays of shape [N]
@@ -65,10 +65,10 @@ def packed_rows(groups: list[list[Rollout]]) -> list[PackedRow]:
     samples = []
     for group, (rollouts, advantages) in enumerate(zip(groups, advantages_G, strict=True)):
         for number, (rollout, advantage) in enumerate(zip(rollouts, advantages, strict=True)):
-            made = rollout_samples(
+            result = rollout_samples(
                 rollout.turns, advantage, rollout=group * ROLLOUTS + number, group=group, temperature=TEMPERATURE
             )
-            samples += made.samples
+            samples += result.samples
 
     # Weights of all tokens of the step sum to 1, so that the sum over rows below is one mean over the step's tokens,
     # however the samples are split into rows.
@@ -85,7 +85,7 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: l
     total = 0.0
     for packed in rows:
         row = packed.to_tensors()  # name -> tensor [T]
-        logprobs = model(**forward_arguments(row)).logprobs  # [T], entry t of token t, under the present weights
+        logprobs = model(**forward_arguments(row)).logprobs  # [T], entry t of token t, under the current weights
         losses = loss_of(LossInput.of(row, logprobs))  # [T], 0 where masked; the ratio is against sampler_logprobs
         loss = (row["weight"] * losses).sum()
         loss.backward()
@@ -108,7 +108,7 @@ def main(steps: int = 60, warm_up_target: float = 0.4, seed: int = 0) -> list[fl
     # The engine samples from the very parameters that are trained: an optimizer step is all the "weight sync" there is.
     engine = EmbeddedEngine(model, tokenizer, mode="padded", max_seq_len=MAX_SEQ_LEN, concurrency=GROUPS * ROLLOUTS)
     with engine:
-        # A random model never earns a reward. Show it right answers until it sometimes does; then RL takes over.
+        # A randomly initialised model gets no reward. Fine-tune it on correct answers until it sometimes does.
         warm_up(
             model,
             tokenizer,

@@ -1,10 +1,10 @@
-"""Train in two processes: rank 0 generates, both learn. Runs on a CPU, without a network, in about a minute.
+"""Train in two processes: rank 0 generates, both train. Runs on a CPU, without a network, in about a minute.
 
     accelerate launch --config_file configs/accelerate/cpu2.yaml examples/train_two_ranks.py outputs/two-ranks
 
-The same command goes on where the run was stopped, also after kill -9: `deterministic=True` makes the end the same, bit
-for bit. With `--config_file configs/fsdp2.yaml --num_processes 2` each process holds half of the model. On GPUs leave
-the config file out, or take fsdp2.yaml: accelerate launch --num_processes N examples/train_two_ranks.py.
+The same command resumes a stopped run, also after kill -9; with `deterministic=True` the final weights are the same,
+bit for bit. With `--config_file configs/fsdp2.yaml --num_processes 2` each process holds half of the model. On GPUs
+omit the config file, or use fsdp2.yaml: accelerate launch --num_processes N examples/train_two_ranks.py.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ STEPS = 12
 
 
 def letters(completion, answer, **_):
-    """The share of what was written that are letters of the answer: a model that knows nothing gets somewhere."""
-    written = completion[-1]["content"] or ""
-    return sum(character in answer for character in written) / max(1, len(written))
+    """Fraction of the completion's characters that occur in the answer: nonzero for an untrained model."""
+    text = completion[-1]["content"] or ""
+    return sum(character in answer for character in text) / max(1, len(text))
 
 
 def main(folder: str, steps: int = STEPS) -> None:
@@ -47,8 +47,8 @@ def main(folder: str, steps: int = STEPS) -> None:
     if trainer.is_world_process_zero():
         weights = b"".join(parameter.detach().numpy().tobytes() for parameter in trainer.whole_model.parameters())
         digest = hashlib.sha256(weights).hexdigest()
-        done = f"step {trainer.state.global_step}, {trainer.args.world_size} processes, weights {digest}"
-        print(done)
+        summary = f"step {trainer.state.global_step}, {trainer.args.world_size} processes, weights {digest}"
+        print(summary)
 
 
 if __name__ == "__main__":

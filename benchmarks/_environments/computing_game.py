@@ -1,4 +1,4 @@
-"""An environment that holds a core: every reply of it computes for ``work_ms`` milliseconds of CPU time."""
+"""A CPU-bound environment: each of its replies computes for ``work_ms`` milliseconds of CPU time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: the device, its peak, the model, and one way to say what a run took.
+"""Shared by the scripts of this folder: the device, its peak, the model, and the format of numbers.
 
 ``--cpu --tiny`` is for checking that a script works where there is no GPU; its numbers mean nothing.
 """
@@ -15,31 +15,31 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # _measure
 
 PEAK_BF16_FLOPS = {"H100": 989e12, "H200": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
-"""Dense bf16 peak by the vendor's data sheets; the first name that the device's contains counts."""
+"""Dense bf16 peak by the vendor's data sheets; the first name contained in the device's counts."""
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cpu", action="store_true", help="run on the CPU: shows that the script works")
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU: checks that the script works")
     parser.add_argument("--tiny", action="store_true", help="half a million parameters, a few short rollouts")
     return parser
 
 
-def device(given: argparse.Namespace) -> torch.device:
-    """The GPU, or with ``--cpu`` the CPU. Ends the program when there is neither."""
-    if given.cpu:
+def device(args: argparse.Namespace) -> torch.device:
+    """The GPU, or with ``--cpu`` the CPU. *Raises* SystemExit when there is neither."""
+    if args.cpu:
         torch.set_num_threads(1)
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise SystemExit("there is no NVIDIA GPU here; --cpu --tiny shows that the script works")
+        raise SystemExit("no NVIDIA GPU found; --cpu --tiny checks that the script works")
     return torch.device("cuda")
 
 
-def policy(given: argparse.Namespace, where: torch.device) -> tuple[Any, Any]:
-    """(model, tokenizer): SmolLM2-135M in bf16, or with ``--tiny`` the built-in toy in float32."""
+def policy(args: argparse.Namespace, where: torch.device) -> tuple[Any, Any]:
+    """(model, tokenizer): SmolLM2-135M in bf16, or with ``--tiny`` the builtin tiny model in float32."""
     from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
 
-    if given.tiny:
+    if args.tiny:
         return build_tiny_model().to(where), build_tiny_tokenizer()
     model, tokenizer = load_smollm2(dtype=torch.bfloat16)
     return model.to(where), tokenizer
@@ -57,9 +57,9 @@ def peak_flops(where: torch.device) -> float | None:
 
 
 def peak_memory_gb(where: torch.device) -> float | None:
-    """Most memory that tensors took since the last reset, in GB; None on a CPU."""
+    """Peak memory of tensors since the last reset, in GB; None on a CPU."""
     return torch.cuda.max_memory_allocated(where) / 1e9 if where.type == "cuda" else None
 
 
-def say(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def formatted(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)

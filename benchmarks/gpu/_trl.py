@@ -1,4 +1,4 @@
-"""TRL's ``GRPOTrainer`` on the task of ``training.py``, run by the interpreter of TRL's own environment.
+"""TRL's ``GRPOTrainer`` on the task of ``training.py``, run by the interpreter of TRL's environment.
 
     python _trl.py '{"model": FOLDER, "steps": 8, ...}'
 
@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class StepTimes(TrainerCallback):
-    """When each step ended."""
+    """The time at the end of each step."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -35,7 +35,7 @@ class StepTimes(TrainerCallback):
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    job = json.loads(sys.argv[1])
     tokens: list[int] = []
 
     def digits(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -43,21 +43,21 @@ def main() -> None:
         texts = [completion[-1]["content"] for completion in completions]
         return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in texts]
 
-    dtype = torch.float32 if given["cpu"] else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=dtype)
-    prompts = [[{"role": "user", "content": question}] for question in given["questions"]]
+    dtype = torch.float32 if job["cpu"] else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype)
+    prompts = [[{"role": "user", "content": question}] for question in job["questions"]]
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder, max_steps=given["steps"], per_device_train_batch_size=given["batch_size"],
-            gradient_accumulation_steps=1, num_generations=given["rollouts_per_example"],
-            max_completion_length=given["max_tokens"], learning_rate=1e-6, beta=0.0, bf16=not given["cpu"],
-            use_cpu=given["cpu"], gradient_checkpointing=given["gradient_checkpointing"], report_to="none",
+            output_dir=folder, max_steps=job["steps"], per_device_train_batch_size=job["batch_size"],
+            gradient_accumulation_steps=1, num_generations=job["rollouts_per_example"],
+            max_completion_length=job["max_tokens"], learning_rate=1e-6, beta=0.0, bf16=not job["cpu"],
+            use_cpu=job["cpu"], gradient_checkpointing=job["gradient_checkpointing"], report_to="none",
             save_strategy="no", logging_steps=1, disable_tqdm=True,
         )  # fmt: skip
         times = StepTimes()
         trainer = GRPOTrainer(
             model=model, reward_funcs=digits, args=config, train_dataset=Dataset.from_dict({"prompt": prompts}),
-            processing_class=AutoTokenizer.from_pretrained(given["model"]), callbacks=[times],
+            processing_class=AutoTokenizer.from_pretrained(job["model"]), callbacks=[times],
         )  # fmt: skip
         trainer.train()
     seconds = [end - begin for begin, end in zip(times.ends, times.ends[1:], strict=False)]

@@ -1,16 +1,16 @@
 """Bandwidth of the weight sync on one GPU: embedded, files, and a push to a vLLM server, against copying the bytes.
 
     python benchmarks/gpu/weight_sync.py [--vllm http://127.0.0.1:8000 --sync ipc|reload|nccl] [--rounds 5]
-    python benchmarks/gpu/weight_sync.py --cpu --tiny         shows that it works
+    python benchmarks/gpu/weight_sync.py --cpu --tiny         checks that it works
 
-* embedded: no byte moves; what a pause for an update waits while requests are computed;
-* files: what ``reload`` writes, against one ``write`` of as many bytes and an ``fsync`` in the same folder;
+* embedded: no bytes are copied; the wait of a pause for an update while requests are computed;
+* files: the files of ``reload``, against one ``write`` of as many bytes and an ``fsync`` in the same folder;
 * a server: ``VLLMEngine.set_version``, that is pause, transfer, resume, against a copy on the device (``ipc``,
   ``nccl``) or against the write (``reload``). It must serve the checkpoint that ``--save FOLDER`` writes; start it in
-  an environment of its own, with ``VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and
+  a separate environment, with ``VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_INSECURE_SERIALIZATION=1`` and
   ``--weight-transfer-config '{"backend": "ipc"}'``.
 
-To reach: at least half of what the copy does.
+Target: at least half the bandwidth of the copy.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from _device import device, options, policy, synchronize
 
 def median_s(run: Callable[[], Any], rounds: int, where: torch.device) -> float:
     """The median time of ``run``, the device idle before and after."""
-    taken = []
+    times = []
     for _ in range(rounds + 1):
         synchronize(where)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         run()
         synchronize(where)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken[1:])
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
 
 
 def show(name: str, seconds: float, num_bytes: int, against_s: float | None = None) -> None:
@@ -84,7 +84,7 @@ def files(model: Any, folder: Path) -> Callable[[], None]:
     return run
 
 
-def pushed(model: Any, tokenizer: Any, given: Any, where: torch.device) -> float:
+def push(model: Any, tokenizer: Any, args: Any, where: torch.device) -> float:
     """Seconds of one push of all weights to the server."""
     import verifiers as vf
     from verifiers_trainer.engines.inference import open_engine
@@ -93,12 +93,12 @@ def pushed(model: Any, tokenizer: Any, given: Any, where: torch.device) -> float
     env = vf.SingleTurnEnv(dataset=[{"question": "hi"}], rubric=vf.Rubric(funcs=[lambda completion: 0.0]))
     with tempfile.TemporaryDirectory() as folder:
         config = RLConfig(
-            output_dir=folder, inference=given.vllm, weight_sync=given.sync, use_lora=False, use_cpu=given.cpu
+            output_dir=folder, inference=args.vllm, weight_sync=args.sync, use_lora=False, use_cpu=args.cpu
         )
         engine = open_engine(model, tokenizer, config, env)
         engine.start(300.0)
         try:
-            return median_s(lambda: engine.set_version(engine.version + 1), given.rounds, where)
+            return median_s(lambda: engine.set_version(engine.version + 1), args.rounds, where)
         finally:
             engine.stop()
 
@@ -108,28 +108,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vllm", metavar="URL", help="a server of the same checkpoint")
     parser.add_argument("--sync", choices=("ipc", "nccl", "reload"), default="ipc")
-    parser.add_argument("--save", type=Path, help="write the checkpoint here, for the server, and end")
-    given = parser.parse_args()
-    where = device(given)
-    model, tokenizer = policy(given, where)
-    if given.save:
-        model.save_pretrained(given.save)
-        tokenizer.save_pretrained(given.save)
+    parser.add_argument("--save", type=Path, help="write the checkpoint here, for the server, and exit")
+    args = parser.parse_args()
+    where = device(args)
+    model, tokenizer = policy(args, where)
+    if args.save:
+        model.save_pretrained(args.save)
+        tokenizer.save_pretrained(args.save)
         return
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     source = torch.empty(num_bytes, dtype=torch.uint8, device=where)
     target = torch.empty_like(source)
-    copy_s = median_s(lambda: target.copy_(source), given.rounds, where)
+    copy_s = median_s(lambda: target.copy_(source), args.rounds, where)
     print(f"{num_bytes / 1e6:.1f} MB of weights, {where}")
     show("copy on the device", copy_s, num_bytes)
-    show("embedded: p99 of a pause's wait", embedded(model, tokenizer, given.tiny), 0)
+    show("embedded: p99 of a pause's wait", embedded(model, tokenizer, args.tiny), 0)
     with tempfile.TemporaryDirectory() as folder:
-        raw_s = median_s(write(num_bytes, Path(folder)), given.rounds, where)
+        raw_s = median_s(write(num_bytes, Path(folder)), args.rounds, where)
         show("write", raw_s, num_bytes)
-        show("files", median_s(files(model, Path(folder)), given.rounds, where), num_bytes, raw_s)
-    if given.vllm:
-        push_s = pushed(model, tokenizer, given, where)
-        show(f"vLLM by {given.sync}", push_s, num_bytes, raw_s if given.sync == "reload" else copy_s)
+        show("files", median_s(files(model, Path(folder)), args.rounds, where), num_bytes, raw_s)
+    if args.vllm:
+        push_s = push(model, tokenizer, args, where)
+        show(f"vLLM by {args.sync}", push_s, num_bytes, raw_s if args.sync == "reload" else copy_s)
 
 
 if __name__ == "__main__":

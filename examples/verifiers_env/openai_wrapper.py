@@ -1,4 +1,4 @@
-"""A rollout engine as an AsyncOpenAI client: the adapter's own."""
+"""A rollout engine as an AsyncOpenAI client, re-exported from the adapter."""
 
 from verifiers_trainer.integrations.rllm import RolloutEngineAsyncClient
 

@@ -2,8 +2,8 @@
 
     python examples/verifiers_env/train.py +verifiers.env_id=owner/name +backend=tinker …
 
-The keys below ``verifiers`` are this project's; every other key is rLLM's own and passed on. What is wrong is one
-sentence on stderr and exit code 2.
+The keys below ``verifiers`` are this project's; every other key is passed to rLLM. An error prints one line to stderr
+and exits with code 2.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ HERE = Path(__file__).resolve().parent
 
 
 def load_env_file(path: Path = HERE / ".env") -> None:
-    """Put the ``NAME="value"`` lines of the file into the environment, unless they are set there."""
+    """Set the environment variables of the file's ``NAME="value"`` lines that are not set."""
     if not path.is_file():
         return
     for line in path.read_text(encoding="utf-8").splitlines():
-        name, found, value = line.partition("=")
-        if found and not name.lstrip().startswith("#"):
+        name, separator, value = line.partition("=")
+        if separator and not name.lstrip().startswith("#"):
             os.environ.setdefault(name.removeprefix("export ").strip(), value.strip().strip("\"'"))
 
 
 def run(config: Any, start: Any) -> None:
-    """Load the environment that the configuration names, and train on it."""
+    """Load the configured environment and train on it."""
     from workflow import VerifiersWorkflow
 
     from verifiers_trainer.integrations.rllm import RLLM, from_config
@@ -46,7 +46,7 @@ def run(config: Any, start: Any) -> None:
 
 
 def main() -> None:
-    """Compose rLLM's configuration with the words of the command line, and run."""
+    """Compose rLLM's configuration with the arguments of the command line, and run."""
     load_env_file()
     sys.path.insert(0, str(HERE))
     try:
@@ -70,8 +70,8 @@ def main() -> None:
     hydra.main(config_path=CONFIGS, config_name=start.config_name, version_base=None)(start_run)()
 
 
-def _stop(said: str) -> None:
-    sys.stderr.write(f"{said}\n")
+def _stop(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
     sys.exit(2)
 
 

@@ -1,4 +1,4 @@
-"""The workflow of this example: the adapter's own."""
+"""The workflow of this example, re-exported from the adapter."""
 
 from verifiers_trainer.integrations.rllm import VerifiersWorkflow
 

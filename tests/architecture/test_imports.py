@@ -37,7 +37,7 @@ def test_importing_is_quick_and_loads_nothing_heavy():
 
 
 def test_a_heavy_import_would_be_seen():
-    """The twin."""
+    """Negative control."""
     assert "numpy" in run(MEASURE.replace("import verifiers\n", "import verifiers; verifiers.State\n"))[1]
 
 

@@ -33,6 +33,6 @@ def test_no_path_of_a_machine():
 
 @pytest.mark.parametrize("root", ["work", "root", "home/ann", "Users/Ann"])
 def test_such_a_path_would_be_found(root):
-    """The twin."""
+    """Negative control."""
     assert MACHINE_PATH.search(f"see /{root}/main for it")
     assert not MACHINE_PATH.search(f"https://example.org/{root}/main")

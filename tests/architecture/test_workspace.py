@@ -36,7 +36,7 @@ def test_the_lock_is_up_to_date_under_the_settings_of_the_workspace():
 
 @needs_uv
 def test_the_settings_are_read(tmp_path):
-    """The twin: a setting that does not exist is refused, so the file above is not ignored."""
+    """Negative control: a setting that does not exist is refused, so the file above is not ignored."""
     wrong = tmp_path / "uv.toml"
     wrong.write_text((REPOSITORY / "uv.workspace.toml").read_text() + "\n[no-such-table]\n")
     assert check_lock(wrong).returncode != 0

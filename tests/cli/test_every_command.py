@@ -83,7 +83,7 @@ def test_wrong_options_are_all_named_in_one_json_object_and_escaped_in_text(comm
 
 
 def test_what_a_terminal_does_with_a_raw_escape():
-    """The twin: printed as it is, the same text holds the sequence that renames the window."""
+    """Negative control: printed as it is, the same text holds the sequence that renames the window."""
     ran = subprocess.run(
         [sys.executable, "-c", f"print({HOSTILE!r})"], capture_output=True, check=True, env={"PYTHONUTF8": "1"}
     )

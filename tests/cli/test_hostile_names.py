@@ -53,7 +53,7 @@ def test_names_of_models_rows_and_tools_make_no_path_and_no_escape_reaches_the_t
 
 
 def test_joined_as_they_come_such_names_lead_out(tmp_path):
-    """The twin."""
+    """Negative control."""
     inside = tmp_path / "outputs/evals/toy"
     inside.mkdir(parents=True)
     assert not (inside / "../../../model").resolve().is_relative_to(tmp_path / "outputs")

@@ -1,4 +1,4 @@
-"""An interrupted ``vf-eval``: nothing that counted is lost, and the same command does only what is owed."""
+"""An interrupted ``vf-eval``: nothing that counted is lost, and the same command does only what is pending."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server():
         yield server
 
 
-def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what_is_owed(folder, server):
+def test_after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what_is_pending(folder, server):
     words = ("toy", "-b", server.url, *PLAN, "--json")
     child = start(folder, *words)
     wait_for_rows(folder, 8)
@@ -143,7 +143,7 @@ def test_a_second_ctrl_c_leaves_at_once_even_when_author_code_holds_the_loop(fol
     assert "exiting immediately; finished rollouts are saved" in ran.err
 
 
-TWIN = """
+NEGATIVE_CONTROL = """
 import asyncio, signal, time
 
 async def main():
@@ -156,8 +156,8 @@ asyncio.run(main())
 """
 
 
-def test_twin_a_handler_of_the_event_loop_would_never_have_run():
-    with subprocess.Popen([sys.executable, "-c", TWIN], stdout=subprocess.PIPE, text=True) as child:
+def test_negative_control_a_handler_of_the_event_loop_would_never_have_run():
+    with subprocess.Popen([sys.executable, "-c", NEGATIVE_CONTROL], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "busy\n"
         for _ in range(2):

@@ -532,7 +532,7 @@ def test_another_library_of_the_same_name_and_number_is_never_taken(python, fore
 
 
 def test_installed_plainly_into_a_python_without_it_the_other_library_is_taken(python, foreign):
-    """The twin: what the name alone leads to. Where the installer does not see ours, the exchange is found."""
+    """Negative control: what the name alone leads to. Where the installer does not see ours, the exchange is found."""
     project = make_project(python.folder / "environments/word_game")
     (about,) = python.site_packages.glob("verifiers-*.dist-info")
     shutil.rmtree(about)

@@ -203,7 +203,7 @@ def test_accelerate_loads_its_files_and_the_repository_has_the_same(name):
 
 
 def test_accelerate_refuses_a_key_that_it_does_not_know(tmp_path):
-    """The twin: its loader is not one that takes anything."""
+    """Negative control: its loader is not one that takes anything."""
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text((TEMPLATES / "fsdp2.yaml").read_text() + "num_procceses: 2\n")

@@ -309,10 +309,10 @@ def test_prompts_are_sampled_without_replacement_and_reshuffled_when_exhausted()
 
 
 def test_a_seeded_sample_repeats_and_leaves_the_stream_alone():
-    table, twin = Table.of(ROWS), Table.of(ROWS)
+    table, same_table = Table.of(ROWS), Table.of(ROWS)
     first = table.sample(2)
     assert table.sample(4, seed=5) == table.sample(4, seed=5)
-    assert [first, table.sample(2)] == [twin.sample(2), twin.sample(2)]
+    assert [first, table.sample(2)] == [same_table.sample(2), same_table.sample(2)]
 
 
 def test_sampling_from_nothing_is_an_error():
@@ -438,7 +438,7 @@ def test_formats_set_on_one_hub_view_do_not_leak():
     assert table.to_hf().format["type"] is None
 
 
-def test_plain_arrow_would_have_changed_these_rows():  # the twin of the exactness test
+def test_plain_arrow_would_have_changed_these_rows():  # negative control of the exactness test
     infos = [{"x": 1}, {"y": 2}]
     assert datasets.Dataset.from_dict({"info": infos})[0]["info"] == {"x": 1, "y": None}
     assert Table.of([{"question": "q", "info": info} for info in infos]).to_hf()[0]["info"] == {"x": 1}

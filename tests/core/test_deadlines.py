@@ -110,7 +110,7 @@ async def test_thousands_of_long_limits_cost_one_timer_and_leave_nothing_behind(
 
 
 async def test_timers_of_their_own_are_as_many_as_the_limits():
-    """The twin: what the shared timer saves."""
+    """Negative control: what the shared timer saves."""
     loop = asyncio.get_running_loop()
     timers = []
     set_timer = loop.call_later

@@ -33,13 +33,13 @@ async def test_inside_a_loop_an_awaitable_is_returned_at_once():
     assert await pending == 8
 
 
-async def test_a_blocking_twin_works_inside_a_loop_in_a_thread_of_its_own():
+async def test_the_blocking_form_works_inside_a_loop_in_a_separate_thread():
     before = threading.active_count()
     assert blocking(lambda: double(4)) == 8
     assert threading.active_count() == before
 
 
-async def test_a_blocking_twin_sees_the_context_of_its_caller():
+async def test_the_blocking_form_sees_the_context_of_its_caller():
     variable = contextvars.ContextVar("v", default="outside")
     variable.set("inside")
 

@@ -310,7 +310,7 @@ def test_journal_rows_of_long_conversations_are_linear_in_turns(tmp_path):
 
 
 def test_journal_rows_with_whole_prompts_grow_with_the_square():
-    """The twin: the same steps written as they read."""
+    """Negative control: the same steps written as they read."""
     results = Talk(1, max_turns=64).evaluate(ScriptedClient("some words", tokens=True), "m")
     steps = [dict(step) | {"response": None} for step in results["states"][0]["trajectory"]]
     bytes_of = [len(json.dumps(step, default=dict)) for step in steps]
@@ -333,13 +333,13 @@ def test_a_complete_run_gives_its_rows_without_a_request(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("examples", "siblings", "owed"), [(3, 3, 3), (3, 2, 0), (2, 2, 0), (3, 5, 9)], ids=lambda n: str(n)
+    ("examples", "siblings", "pending"), [(3, 3, 3), (3, 2, 0), (2, 2, 0), (3, 5, 9)], ids=lambda n: str(n)
 )
-def test_more_examples_or_siblings_extend_a_run(tmp_path, examples, siblings, owed):
+def test_more_examples_or_siblings_extend_a_run(tmp_path, examples, siblings, pending):
     env = single_turn(3)
     evaluate(tmp_path, env, num_examples=3, rollouts_per_example=2)
     results, asked = evaluate(tmp_path, env, num_examples=examples, rollouts_per_example=siblings)
-    assert asked == owed
+    assert asked == pending
     assert len(results) == examples * siblings
     assert len(set(keys(tmp_path))) == len(keys(tmp_path)) == max(6, examples * siblings)
 
@@ -384,7 +384,7 @@ def test_another_configuration_is_refused_and_nothing_is_written(tmp_path, chang
     [{"max_concurrent": 1}, {"state_columns": ["trajectory"]}, {"abort_after": 3}, {"rollout_timeout_s": 60.0}],
 )
 def test_what_does_not_change_the_rows_may_differ(tmp_path, change):
-    """The twin."""
+    """Negative control."""
     evaluate(tmp_path)
     assert evaluate(tmp_path, **change)[1] == 0
 
@@ -479,7 +479,7 @@ def test_equal_rows_are_rollouts_of_their_own(tmp_path):
 
 
 def test_equal_rows_by_content_alone_are_one_rollout():
-    """The twin: the hashes of equal rows are equal; what tells them apart is their number."""
+    """Negative control: the hashes of equal rows are equal; what tells them apart is their number."""
     env = vf.SingleTurnEnv(dataset=sums(1) * 2)
     plain = [example.hash for example in env.train_table]
     assert plain[0] == plain[1]
@@ -491,7 +491,7 @@ def group_size(completions):
     return [float(len(completions))] * len(completions)
 
 
-def test_a_group_is_owed_whole(tmp_path):
+def test_a_whole_group_is_pending(tmp_path):
     def env():
         return single_turn(3, rubric=vf.Rubric(funcs=[group_size]))
 

@@ -180,7 +180,7 @@ def test_scoring_may_wait_until_everything_is_played():
 
 
 def test_without_waiting_scoring_runs_beside_playing():
-    """The twin."""
+    """Negative control."""
     order = []
 
     def scored(state):
@@ -222,8 +222,8 @@ def test_a_run_says_when_it_starts_and_what_it_finds(tmp_path):
     options = {"results_path": tmp_path / "run", "on_start": started.append, "on_log": said.append}
     single_turn(2).evaluate(ScriptedClient(add_one), "m", **options)
 
-    async def start(num_owed):
-        started.append(num_owed)
+    async def start(num_pending):
+        started.append(num_pending)
 
     single_turn(3).evaluate(ScriptedClient(add_one), "m", **options | {"on_start": start})
     assert started == [2, 1]
@@ -232,7 +232,7 @@ def test_a_run_says_when_it_starts_and_what_it_finds(tmp_path):
 
 
 def test_a_raising_callback_of_the_start_is_logged_and_stops_nothing(caplog):
-    def start(num_owed):
+    def start(num_pending):
         raise ZeroDivisionError("no display")
 
     assert single_turn(1).evaluate(ScriptedClient(add_one), "m", on_start=start)["rewards"] == [1.0]

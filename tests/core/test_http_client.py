@@ -157,7 +157,7 @@ async def test_silence_and_dripping_end_with_the_attempt_and_are_repeated(fault)
     assert "within 0.3 s" in response.attempts[0].reason
 
 
-async def test_the_twins_without_a_bound_or_a_repeat_the_call_hangs_or_fails():
+async def test_negative_control_without_a_bound_or_a_repeat_the_call_hangs_or_fails():
     with FakeServer("x", [Behaviour(never=True), 503]) as server:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask(server, timeout=60), 0.5)
@@ -408,7 +408,7 @@ def test_one_client_serves_many_loops_and_each_shutdown_closes_its_session(recwa
     assert not [str(w.message) for w in recwarn if issubclass(w.category, ResourceWarning)]
 
 
-def test_the_twin_a_session_shared_by_loops_breaks():
+def test_negative_control_a_session_shared_by_loops_breaks():
     with FakeServer("x") as server:
         session = []
 

@@ -140,7 +140,7 @@ def test_a_forked_child_neither_keeps_the_lock_nor_writes(tmp_path):
 
 
 def test_a_plain_lock_is_kept_by_a_forked_child(tmp_path):
-    """The twin: flock alone outlives its owner in a child."""
+    """Negative control: flock alone outlives its owner in a child."""
     code = """
 import fcntl, os, sys
 file = open(sys.argv[1], "a")

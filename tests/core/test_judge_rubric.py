@@ -68,7 +68,7 @@ def test_constructing_needs_no_key_and_makes_no_client(monkeypatch):
     rubric = JudgeRubric(funcs=[yes])
     with pytest.raises(ConfigError, match=r"judge_client=.*OPENAI_API_KEY"):
         rubric.check_arguments(set())
-    with pytest.raises(ScoringError, match="OPENAI_API_KEY"):  # the twin: asking does need one
+    with pytest.raises(ScoringError, match="OPENAI_API_KEY"):  # negative control: asking does need one
         asyncio.run(rubric.judge("2+2", "4", "4"))
 
 
@@ -399,7 +399,7 @@ async def test_a_verdict_is_the_judges_own_last_score(attack):
     state = state_of(attack)
     await scoring(ScriptedClient([reply])).score_rollout(state)
     assert state["reward"] == pytest.approx(0.1)
-    assert re.search(r"<score>(\d+)</score>", reply)[1] == "10"  # the twin: the first score is the answer's
+    assert re.search(r"<score>(\d+)</score>", reply)[1] == "10"  # negative control: the first score is the answer's
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -414,7 +414,7 @@ async def test_the_response_stands_between_fences_it_cannot_close(attack):
     assert sent(client).count(f"\n{fence}\n{attack}\n{fence}\n") == 1
 
 
-def test_the_twin_a_fixed_fence_is_closed_by_the_answer():
+def test_negative_control_a_fixed_fence_is_closed_by_the_answer():
     asked = "Response:\n```\n{response}\n```".replace("{response}", ATTACKS[1])
     between = asked.split("```")[1]
     assert "the response is perfect" not in between
@@ -444,7 +444,7 @@ async def test_a_judge_that_was_cut_off_has_given_no_verdict():
     await rubric.score_rollout(state)
     assert "cut off" in str(state["error"])
     assert math.isnan(state["reward"])
-    assert "10" in (await rubric.judge(**arguments(state_of())))  # the twin: the text alone looks like a verdict
+    assert "10" in (await rubric.judge(**arguments(state_of())))  # negative control: the text looks like a verdict
     state = state_of()
     assert (await rubric.score_rollout(state))["reward"] == 0.2
 

@@ -33,7 +33,7 @@ def test_what_is_filled_in_stays_as_it_is(value, slot):
     assert filled == f"Q {values['question']}\nA {values['answer']}\nR {values['response']}"
 
 
-def test_the_twins_format_and_replace_read_what_a_model_wrote():
+def test_negative_control_format_and_replace_read_what_a_model_wrote():
     class Answer(str):
         secret = "leaked"
 

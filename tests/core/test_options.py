@@ -67,7 +67,7 @@ def test_what_cannot_be_meant_is_refused_before_the_first_request(given, told):
 
 
 def test_defaults_pass_every_check():
-    """The twin of the refusals."""
+    """Negative control of the refusals."""
     assert len(evaluate()) == 3
 
 

@@ -676,7 +676,7 @@ async def test_clean_up_runs_once_and_to_its_end_when_cancelled(cancellations):
 
 
 async def test_a_clean_up_that_is_awaited_plainly_is_cut_off():
-    """The twin: without the shield the second cancellation ends the handler half way."""
+    """Negative control: without the shield the second cancellation ends the handler half way."""
     env = Tidy(pause_s=0.1)
 
     async def plain():

@@ -424,7 +424,7 @@ def test_score_rollouts_blocks_without_a_loop():
     assert sum(Rubric([exact]).score_rollouts(**columns("4", "5", "4"))["reward"]) == 2.0
 
 
-async def test_score_rollouts_is_awaitable_under_a_loop_and_its_twin_blocks():
+async def test_score_rollouts_is_awaitable_under_a_loop_and_its_sync_form_blocks():
     rubric = Rubric([exact])
     assert (await rubric.score_rollouts(**columns("4"), max_concurrent=1))["reward"] == [1.0]
     assert rubric.score_rollouts_sync(**columns("4", "5"))["reward"] == [1.0, 0.0]

@@ -75,7 +75,7 @@ def test_another_configuration_is_refused_by_its_differences_and_nothing_is_writ
     assert raised.value.differences == {"env_args.level": (1, 2), "model": ("m", "n"), "seed": ("<not set>", 3)}
     assert raised.value.exit_code == 2
     assert contents(tmp_path) == before
-    with RunDirectory.create_or_resume(tmp_path, CONFIG):  # the twin: the same configuration writes here
+    with RunDirectory.create_or_resume(tmp_path, CONFIG):  # negative control: the same configuration writes here
         assert contents(tmp_path) != before
 
 
@@ -173,7 +173,7 @@ def test_a_disk_that_fills_while_the_directory_is_made_leaves_nothing_half_made(
     with armed("atomic_write.before_rename:1:ENOSPC"), pytest.raises(ConfigError, match="No space left"):
         RunDirectory.create_or_resume(tmp_path / "a" / "run", CONFIG)
     assert os.listdir(tmp_path) == []
-    RunDirectory.create_or_resume(tmp_path / "a" / "run", CONFIG).close()  # the twin
+    RunDirectory.create_or_resume(tmp_path / "a" / "run", CONFIG).close()  # negative control
     assert os.listdir(tmp_path) == ["a"]
 
 

@@ -70,7 +70,7 @@ async def test_siblings_share_nothing_they_could_change():
 
 
 async def test_siblings_over_one_shared_row_are_the_fault_without_copies():
-    """The twin: states made of the row itself see each other's changes."""
+    """Negative control: states made of the row itself see each other's changes."""
     env = single_turn(1)
     given = env.train_table.take(1)[0].row | {"info": {"tags": []}}
     first = await env.init_state(given, None, "m")
@@ -394,7 +394,7 @@ async def test_a_run_stops_when_everything_fails_with_one_cause():
 
 
 async def test_without_the_breaker_the_whole_plan_fails():
-    """The twin."""
+    """Negative control."""
     client = ScriptedClient("x", errors=lambda request: vf.ModelUnavailable("down"))
     results = await single_turn(100).evaluate(client, "m", abort_after=0)
     assert results.metadata.num_errors == len(client.requests) == 100

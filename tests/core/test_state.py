@@ -50,7 +50,7 @@ def test_a_column_with_a_name_of_the_states_own_does_not_touch_the_state(name):
 
 
 def test_a_column_named_like_a_key_is_the_fault_without_the_guard():
-    """The twin: in the flat form such a name is the state's own key, as for code that dumps and loads states."""
+    """Negative control: in the flat form such a name is a key of the state, as for code that dumps and loads states."""
     assert State({**ROW, "reward": 0.5})["reward"] == 0.5
 
 
@@ -170,7 +170,7 @@ def test_storage_is_linear_in_turns():
 
 
 def test_storage_without_links_grows_with_the_square():
-    """The twin: the same turns, each kept whole."""
+    """Negative control: the same turns, each kept whole."""
 
     def whole(turns):
         return sum(8 * len(s["prompt"]) + 4 * len(s["tokens"]["prompt_ids"]) for s in conversation(turns))

@@ -61,7 +61,7 @@ def test_a_model_cannot_set_what_is_hidden_from_it():
     results = Shop().evaluate(ScriptedClient([call({"item": "apple", "basket": ["stolen"]}), "done"]), "m")
     assert told(results) == ["wrong arguments for buy: 'basket' is not a parameter"]
     assert results["states"][0]["basket"] == []
-    open_shop = ToolEnv(tools=[buy], dataset=[ROW])  # the twin: a plain ToolEnv shows every parameter
+    open_shop = ToolEnv(tools=[buy], dataset=[ROW])  # negative control: a plain ToolEnv shows every parameter
     results = open_shop.evaluate(ScriptedClient([call({"item": "apple", "basket": ["stolen"]}), "done"]), "m")
     assert told(results) == ["2 things"]
 

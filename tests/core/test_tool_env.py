@@ -215,7 +215,7 @@ async def test_long_results_are_cut_with_a_note_and_images_are_not():
     first, image, last = mixed["content"]
     assert (first["text"], len(image["image_url"]["url"])) == ("b" * 60, 1000)
     assert "20 of 60 characters left out" in last["text"]
-    whole = await respond(tool_env(long), call("long", {"n": 150_000}))  # the twin: nothing is cut below the bound
+    whole = await respond(tool_env(long), call("long", {"n": 150_000}))  # negative control: below the bound
     assert len(whole[0]["content"]) == 150_007
 
 
@@ -323,7 +323,7 @@ def test_stop_errors_end_the_rollout_and_it_is_scored(stop_errors, called, kind)
     assert results["errors"][0]["error"] == kind.__name__
     assert results["stop_conditions"] == ["has_error"]
     assert results["rewards"] == [0.25]
-    without = run(tool_env(square, fail, stop_errors=[OSError]), [called])  # the twin
+    without = run(tool_env(square, fail, stop_errors=[OSError]), [called])  # negative control
     assert without["errors"] == [None]
 
 
@@ -403,7 +403,7 @@ async def test_a_synchronous_tool_does_not_hold_up_the_event_loop(blocks_the_loo
         time.sleep(0.2)
 
     async def sleep_on_the_loop():
-        time.sleep(0.2)  # noqa: ASYNC251  the twin: what a thread saves us from
+        time.sleep(0.2)  # noqa: ASYNC251  negative control: what a thread saves us from
 
     tool = sleep_on_the_loop if blocks_the_loop else sleep
     lags = []

@@ -160,7 +160,7 @@ def test_a_rollout_that_kills_its_workers_fails_alone(game, tmp_path):
 
 
 def test_without_workers_the_same_rollout_kills_everything(game, tmp_path):
-    """The twin: the environment of the test above, played in a process of its own."""
+    """Negative control: the environment of the test above, played in a process of its own."""
     pid = os.fork()
     if pid == 0:
         game(answers="crash").evaluate(ScriptedClient(echo), "m")
@@ -266,7 +266,7 @@ def test_settings_changed_after_loading_reach_the_workers(game):
 
 
 def test_an_environment_changed_by_hand_is_refused(game):
-    """The twin: a change that no worker can know of."""
+    """Negative control: a change that no worker can know of."""
     env = game()
     env.max_turns = 1
     with pytest.raises(vf.ConfigError, match="max_turns differ"):

@@ -66,7 +66,7 @@ def test_every_page_is_reached_from_the_index():
     assert {page.name for page in PAGES if page not in reached} == set()
 
 
-# --- the twins: a page that lies is found ---------------------------------------------------------------------------
+# --- negative controls: a wrong page is found -----------------------------------------------------------------------
 
 
 def _try(tmp_path, text):

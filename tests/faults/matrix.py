@@ -1,7 +1,7 @@
-"""Every promise, the faults it is tried with, and the tests that do it: one row per fault.
+"""Every promise, the faults that test it, and the tests that cause them: one row per fault.
 
-``TWINS`` show the fault, the loss or the hang without the guard. ``python tests/faults/matrix.py`` writes the page
-``docs/reference/promises.md``; ``test_matrix.py`` holds both to the tests that exist.
+Negative controls show the fault, the loss or the hang without the guard. ``python tests/faults/matrix.py`` writes the
+page ``docs/reference/promises.md``; ``test_matrix.py`` compares both with the tests that exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Row:
     expected: str
     tests: tuple[str, ...]
     """As ``folder/file.py::test_name`` below ``tests/``."""
-    twins: tuple[str, ...]
+    negative_controls: tuple[str, ...]
 
 
 def _in(file: str, *names: str) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ ROWS: dict[int, Row] = {
     # --- storing and going on
     1: Row(
         "kill -9 at random times, 25 rounds, then the same command again",
-        "every acknowledged row is there; the file is the plan, no row twice; only what is owed is asked for",
+        "every acknowledged row is there; the file is the plan, no row twice; only pending rollouts are generated",
         (
             *_in(RESUME, "killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once"),
             *_in(
@@ -50,7 +50,7 @@ ROWS: dict[int, Row] = {
             ),
             *_in(
                 "cli/test_vf_eval_interrupted",
-                "after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what_is_owed",
+                "after_sigkill_the_same_command_finishes_the_plan_and_asks_only_for_what_is_pending",
             ),
         ),
         _in(RESUME, "without_saving_a_killed_run_begins_again_from_nothing"),
@@ -182,9 +182,9 @@ ROWS: dict[int, Row] = {
             *_in(
                 INTERRUPTS,
                 "a_child_that_nobody_ends_outlives_its_killed_parent",
-                "twin_an_interrupt_that_a_hook_may_swallow_stops_nothing",
+                "negative_control_an_interrupt_that_a_hook_may_swallow_stops_nothing",
             ),
-            *_in("cli/test_vf_eval_interrupted", "twin_a_handler_of_the_event_loop_would_never_have_run"),
+            *_in("cli/test_vf_eval_interrupted", "negative_control_a_handler_of_the_event_loop_would_never_have_run"),
         ),
     ),
     # --- the model server
@@ -754,7 +754,7 @@ ROWS: dict[int, Row] = {
 
 PROMISES: dict[str, tuple[int, ...]] = {
     "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
-    "Interrupted at any instant, the same command finishes the run and does only what is owed. No row twice, none "
+    "Interrupted at any instant, the same command finishes the run and does only what is pending. No row twice, none "
     "missing, none from another configuration.": (1, 2, 8, 9, 10),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
         *(18, 19, 20, 27, 28, 29, 33),
@@ -776,12 +776,12 @@ PROMISES: dict[str, tuple[int, ...]] = {
 
 HEAD = """# Promises and their tests
 
-What is promised about failure is short, and each line of it is tried. A row below is one fault, what is to happen
-then, and the tests that make it happen with real processes, files and servers. The *twin* of a test shows the fault
-without the guard, so that a test that could not fail is noticed.
+The promises about failure are few, and each is tested. An entry below is one fault, the expected behaviour, and the
+tests that make it happen with real processes, files and servers. The *negative control* of a test
+shows the fault without the guard, so that a test that could not fail is noticed.
 
 Names are files below `tests/` and the test functions in them, without `test_`. Tests marked `slow` run with
-`python -m pytest -m slow`; all others with every test run. This page is written by `python tests/faults/matrix.py`.
+`python -m pytest -m slow`; all others with every test run. `python tests/faults/matrix.py` writes this page.
 """
 
 
@@ -796,7 +796,7 @@ def page() -> str:
                 f"\n**{row.fault[0].upper()}{row.fault[1:]}.** {row.expected[0].upper()}{row.expected[1:]}.\n\n"
             )
             parts += _lines("", row.tests)
-            parts += _lines("twin: ", row.twins)
+            parts += _lines("negative control: ", row.negative_controls)
     return "".join(parts)
 
 

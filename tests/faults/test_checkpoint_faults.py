@@ -79,7 +79,7 @@ def test_a_checkpoint_holds_the_random_generators_of_every_rank(undisturbed, tmp
     checkpoint_files.load_rng(tmp_path, 1)
     assert torch.equal(torch.rand(3), expected)
     checkpoint_files.load_rng(tmp_path, 0)
-    assert not torch.equal(torch.rand(3), expected)  # twin: those of rank 0 alone
+    assert not torch.equal(torch.rand(3), expected)  # negative control: those of rank 0 alone
     assert (undisturbed / "checkpoint-6" / "rng_1.safetensors").is_file()
 
 
@@ -93,7 +93,7 @@ def test_two_ranks_go_on_where_one_process_was(children, tmp_path, caplog):
     assert "written by fewer processes, so rank 1 begins with fresh random generators" in caplog.text
 
 
-# --- twins --------------------------------------------------------------------------------------------------------
+# --- negative controls --------------------------------------------------------------------------------------------
 
 
 def test_written_in_place_a_save_that_is_killed_leaves_a_folder_that_looks_like_the_newest(tmp_path):

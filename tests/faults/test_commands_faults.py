@@ -38,7 +38,7 @@ def test_an_environment_whose_build_fails_is_exit_3_with_the_real_reason_and_lea
 
 
 def test_an_installer_that_is_not_asked_how_it_ended_has_always_succeeded(python):
-    """The twin: the same failure, started and forgotten."""
+    """Negative control: the same failure, started and forgotten."""
     project(python.folder / "environments/word_game")
     code = "import subprocess as s; s.run(['uv', 'pip', 'install', '-e', 'environments/word_game'], stderr=s.DEVNULL)"
     assert python.run("-c", code).code == 0
@@ -66,7 +66,7 @@ def test_vf_init_in_an_existing_folder_keeps_what_is_there(python):
 
 
 def test_joined_and_written_as_it_comes_a_name_leads_out_and_a_file_is_replaced(tmp_path):
-    """The twin."""
+    """Negative control."""
     inside = tmp_path / "work" / "environments"
     inside.mkdir(parents=True)
     outside = tmp_path / "README.md"

@@ -28,7 +28,7 @@ def test_misspelt_keywords_in_python_are_named_all_at_once_before_any_request():
 
 
 def test_taken_as_they_come_misspelt_keywords_change_nothing_and_say_nothing():
-    """The twin: what ``**options`` does by itself."""
+    """Negative control: what ``**options`` does by itself."""
 
     def evaluate(max_concurrent=1024, **options):
         return max_concurrent
@@ -72,7 +72,7 @@ def test_unreadable_toml_wrong_types_and_contradictions_of_a_file_are_exit_2_by_
 
 
 def test_read_without_a_schema_the_same_files_are_fine():
-    """The twin."""
+    """Negative control."""
     import tomllib
 
     assert tomllib.loads('[[eval]]\nid = "toy"\ntimeout = "5"\nnum_example = 3')["eval"][0]["num_example"] == 3
@@ -93,7 +93,7 @@ def test_a_hostile_or_misspelt_id_is_refused_and_nothing_is_imported(eval_folder
 
 
 def test_imported_by_name_any_module_is_run():
-    """The twin: an id that is handed to the import system."""
+    """Negative control: an id that is handed to the import system."""
     sys.modules.pop("this", None)
     assert importlib.import_module("this").__name__ == "this"
     assert "this" in sys.modules
@@ -127,7 +127,7 @@ def test_a_broken_environment_shows_the_real_error_and_two_of_one_id_are_both_na
 
 
 def test_asked_in_the_naive_way_a_broken_environment_is_not_installed_and_one_of_two_wins(eval_folder):
-    """The twin: what an import in a ``try`` and the first entry point say."""
+    """Negative control: what an import in a ``try`` and the first entry point say."""
     from importlib.metadata import entry_points
 
     (eval_folder / "toy.py").write_text(BROKEN["missing dependency"][0])

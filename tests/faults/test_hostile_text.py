@@ -17,7 +17,7 @@ def test_parsers_are_linear_in_hostile_text():
 
 
 def test_a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length():
-    """The twin: four times the text takes about sixteen times as long."""
+    """Negative control: four times the text takes about sixteen times as long."""
 
     def seconds(length):
         started = time.perf_counter()

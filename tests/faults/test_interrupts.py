@@ -119,7 +119,7 @@ def test_after_sigkill_no_child_is_left_either(hanging):
 
 
 def test_a_child_that_nobody_ends_outlives_its_killed_parent(tmp_path):
-    """The twin: the same processes, started plainly."""
+    """Negative control: the same processes, started plainly."""
     code = """
 import subprocess, sys
 child = subprocess.Popen(["sleep", "300"], start_new_session=True)
@@ -214,8 +214,8 @@ def test_an_interrupt_inside_a_hook_cleans_up_every_rollout_once():
     assert "Traceback" not in done.stderr
 
 
-def test_twin_an_interrupt_that_a_hook_may_swallow_stops_nothing():
-    """The twin: a hook that catches everything keeps Ctrl-C for itself where nothing else stops the run."""
+def test_negative_control_an_interrupt_that_a_hook_may_swallow_stops_nothing():
+    """Negative control: a hook that catches everything keeps Ctrl-C for itself where nothing else stops the run."""
     code = """
 import os, signal
 stopped = 0

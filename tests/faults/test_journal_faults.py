@@ -81,14 +81,14 @@ def test_a_metric_that_is_no_number_is_a_scoring_error_and_null_on_disk(tmp_path
 
 
 def test_without_the_check_a_metric_that_is_no_number_is_no_json():
-    """The twin: Python writes what other readers refuse."""
+    """Negative control: Python writes what other readers refuse."""
     assert json.dumps({"metric": float("nan")}) == '{"metric": NaN}'
     with pytest.raises(ValueError, match="not JSON compliant"):
         json.dumps({"metric": float("nan")}, allow_nan=False)
 
 
 def test_without_ascii_the_same_text_breaks_readers_or_is_lost():
-    """The twin: what the historical way of writing does to this text."""
+    """Negative control: what the historical way of writing does to this text."""
     as_text = json.dumps({"text": TORTURE["line separator"]}, ensure_ascii=False)
     assert len(as_text.splitlines()) > 1
     with pytest.raises(UnicodeEncodeError):
@@ -121,7 +121,7 @@ def test_cut_at_every_byte_the_exact_prefix_is_recovered_and_the_next_row_starts
 
 
 def test_without_cutting_the_next_row_is_lost_with_the_torn_one(tmp_path):
-    """The twin: append after a torn tail."""
+    """Negative control: append after a torn tail."""
     path = tmp_path / "results.jsonl"
     data = written(path, {"key": 0}, {"key": 1})
     path.write_bytes(data[:-5])
@@ -132,7 +132,7 @@ def test_without_cutting_the_next_row_is_lost_with_the_torn_one(tmp_path):
 
 
 def test_rows_appended_one_by_one_are_not_recovered_together(tmp_path):
-    """The twin of the group in the cut test: three separate appends leave two of three."""
+    """Negative control of the group in the cut test: three separate appends leave two of three."""
     path = tmp_path / "results.jsonl"
     path.write_bytes(written(path, *numbered(0, 3))[:-1])
     assert keys(path) == [0, 1]
@@ -159,7 +159,7 @@ def test_every_flipped_byte_is_found_with_its_line_and_the_file_is_left_alone(tm
 
 
 def test_without_the_checksum_a_flipped_digit_is_read_as_another_number(tmp_path):
-    """The twin."""
+    """Negative control."""
     data = written(tmp_path / "results.jsonl", {"key": 0, "n": 1234})
     damaged = data.replace(b"1234", b"1235")
     assert json.loads(damaged)["n"] == 1235
@@ -196,7 +196,7 @@ async def test_after_one_failed_write_or_fsync_nothing_more_is_taken_and_the_ack
 
 
 async def test_without_the_fault_the_same_rows_are_taken(tmp_path):
-    """The twin: the check above can fail."""
+    """Negative control: the check above can fail."""
     with armed("journal.after_write:9:raise"), Journal.open(tmp_path / "results.jsonl") as journal:
         for key in range(4):
             await journal.append({"key": key})
@@ -225,7 +225,7 @@ async def test_a_failed_fsync_is_never_asked_again(tmp_path, monkeypatch):
         assert len(asked) == 3
     assert keys(path) == [0, 1]
     with open(path) as again:
-        third_fails(again.fileno())  # the twin: who asks again is told that all is well
+        third_fails(again.fileno())  # negative control: who asks again is told that all is well
 
 
 FULL_DISK = """
@@ -261,8 +261,8 @@ import asyncio, sys
 from verifiers.storage.journal import Journal
 path, plan, num_workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
-async def worker(journal, owed):
-    for key in owed:
+async def worker(journal, pending):
+    for key in pending:
         row = {"key": key, "text": "long" * 500}
         await journal.append(row)
         print(key)
@@ -270,8 +270,8 @@ async def worker(journal, owed):
 async def main():
     durable = set()
     with Journal.open(path, on_row=lambda row: durable.add(row["key"])) as journal:
-        owed = iter([key for key in range(plan) if key not in durable])
-        await asyncio.gather(*(worker(journal, owed) for _ in range(num_workers)))
+        pending = iter([key for key in range(plan) if key not in durable])
+        await asyncio.gather(*(worker(journal, pending) for _ in range(num_workers)))
     print("complete")
 
 asyncio.run(main())
@@ -316,7 +316,7 @@ ACKNOWLEDGES_TOO_EARLY = WORKERS.replace("await journal.append(row)", "asyncio.e
 
 
 def test_without_waiting_for_the_disk_a_kill_loses_acknowledged_rows(warm, tmp_path):
-    """The twin: print before the append returns, and the same kill loses rows."""
+    """Negative control: print before the append returns, and the same kill loses rows."""
     path = tmp_path / "results.jsonl"
     ended = warm.run(ACKNOWLEDGES_TOO_EARLY, path, 200, 16, failpoint="journal.before_write:1")
     assert ended.killed
@@ -340,7 +340,7 @@ def test_a_second_opener_is_refused_and_the_first_goes_on(tmp_path):
 
 
 def test_without_the_lock_two_writers_do_the_same_row_twice(tmp_path, monkeypatch):
-    """The twin."""
+    """Negative control."""
     monkeypatch.setattr("verifiers.storage.files.fcntl.flock", lambda *_: None)
     path = tmp_path / "results.jsonl"
     with ExitStack() as stack:

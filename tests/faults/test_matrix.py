@@ -1,4 +1,4 @@
-"""The table of faults is complete: every row has tests and twins that exist, and the page says the same."""
+"""The table of faults is complete: every row has tests and negative controls that exist, and the page is up to date."""
 
 import ast
 from functools import cache
@@ -24,18 +24,20 @@ def test_no_row_is_missing_and_each_stands_under_one_promise():
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_a_row_has_tests_and_twins_and_all_of_them_exist(number):
+def test_a_row_has_tests_and_negative_controls_and_all_of_them_exist(number):
     row = ROWS[number]
     assert row.tests
-    assert row.twins
+    assert row.negative_controls
     missing = [
-        test for test in (*row.tests, *row.twins) if test.split("::")[1] not in functions_of(test.split("::")[0])
+        test
+        for test in (*row.tests, *row.negative_controls)
+        if test.split("::")[1] not in functions_of(test.split("::")[0])
     ]
     assert missing == []
 
 
 def test_every_test_of_this_folder_is_in_the_table():
-    named = {test for row in ROWS.values() for test in (*row.tests, *row.twins)}
+    named = {test for row in ROWS.values() for test in (*row.tests, *row.negative_controls)}
     files = [file for file in sorted(Path(__file__).parent.glob("test_*.py")) if file.name != "test_matrix.py"]
     found = {f"faults/{file.name}::{name}" for file in files for name in functions_of(f"faults/{file.name}")}
     assert found - named == set()

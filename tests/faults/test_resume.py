@@ -1,4 +1,4 @@
-"""Promise: interrupted at any instant, the same command finishes the run and does only what is owed.
+"""Promise: interrupted at any instant, the same command finishes the run and does only what is pending.
 
 No row twice, none missing, none from another configuration. A child process evaluates against a server of this
 process and is killed; the server counts what was asked for.
@@ -75,7 +75,7 @@ def rows_of(folder):
 
 
 def finish(warm, server, folder, grouped="alone", count=NUM_EXAMPLES):
-    """Run to the end: exactly what is owed is asked for, and each planned row is there once."""
+    """Run to the end: exactly the pending rollouts are generated, and each planned one is saved once."""
     before, durable = server.count, len(rows_of(folder))
     ended = warm.run(CHILD, server.url, folder, grouped, "save", count)
     reward = 1.0 if grouped == "alone" else 1.0 + SIBLINGS
@@ -101,11 +101,11 @@ def test_killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once(
         assert len(rows_of(tmp_path)) >= acknowledged > 0
     assert killed > ROUNDS / 2
     finish(warm, server, tmp_path, count=LONG)
-    finish(warm, server, tmp_path, count=LONG)  # nothing is owed, nothing is asked for
+    finish(warm, server, tmp_path, count=LONG)  # nothing is pending, nothing is generated
 
 
 def test_without_saving_a_killed_run_begins_again_from_nothing(warm, server, tmp_path):
-    """The twin."""
+    """Negative control."""
     warm.run(CHILD, server.url, tmp_path, "alone", "forget", NUM_EXAMPLES, kill_after_lines=5)
     before = server.count
     assert warm.run(CHILD, server.url, tmp_path, "alone", "forget", NUM_EXAMPLES).lines[-1].startswith("done 80")
@@ -129,7 +129,7 @@ def test_killed_at_each_failpoint_no_row_is_lost_or_done_twice_and_groups_stay_w
 
 
 def test_rows_of_a_group_written_one_by_one_are_torn_apart_by_a_kill(warm, tmp_path):
-    """The twin of whole groups: the same rows, appended one at a time."""
+    """Negative control of whole groups: the same rows, appended one at a time."""
     code = "import sys\nfrom verifiers.storage.journal import Journal\nwith Journal.open(sys.argv[1]) as j:\n"
     for append, durable in (("[j.append_sync({'key': n}) for n in range(4)]", 2), ("j.append_sync(rows)", 0)):
         file = tmp_path / f"{durable}.jsonl"
@@ -183,7 +183,7 @@ def test_vf_eval_on_a_failing_disk_ends_with_3(tmp_path):
         kept = len(rows_on_disk(tmp_path))
         assert 4 <= kept < 24
         before = server.count
-        assert end(start(tmp_path, *words)).code == 0  # the twin: without the fault
+        assert end(start(tmp_path, *words)).code == 0  # negative control: without the fault
         assert server.count - before == 24 - kept
 
 
@@ -241,7 +241,7 @@ def test_a_second_vf_eval_on_the_same_directory_is_exit_2_with_pid_and_host_and_
 
 
 def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_path):
-    """The twin of refusing another configuration: what names a row on disk is its example and its sibling."""
+    """Negative control of refusing another configuration: what names a row on disk is its example and its sibling."""
     env = single_turn(3)
     env.evaluate(ScriptedClient("wrong"), "weak", results_path=tmp_path)
     durable = {row["rollout_key"]: row for row in rows_of(tmp_path)}
@@ -252,7 +252,7 @@ def test_without_the_fingerprint_rows_of_another_model_would_count_as_done(tmp_p
 
 
 def test_matched_by_place_a_reordered_row_would_get_the_result_of_another(tmp_path):
-    """The twin of matching rows by their content."""
+    """Negative control of matching rows by their content."""
     single_turn(3).evaluate(ScriptedClient(add_one), "m", results_path=tmp_path)
     reordered = vf.SingleTurnEnv(dataset=sums(3)[::-1], rubric=vf.Rubric(funcs=[exact]))
     by_place = [row["completion"][-1]["content"] for row in rows_of(tmp_path)]

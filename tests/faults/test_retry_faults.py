@@ -61,7 +61,7 @@ def test_a_retry_after_of_a_second_is_never_answered_earlier():
 
 
 def test_a_policy_that_does_not_hear_it_comes_too_early():
-    """The twin."""
+    """Negative control."""
     assert min(gaps_after_a_429(Deaf(base_s=0.01))) < 1
 
 
@@ -115,7 +115,7 @@ def test_500_502_503_and_a_reset_are_repeated_by_one_layer_and_their_history_is_
 
 
 async def test_two_layers_of_repeats_multiply():
-    """The twin: the SDK's own layer under ours."""
+    """Negative control: the SDK's own layer under ours."""
     with FakeServer("x", script=lambda hit: Behaviour(500, {"retry-after-ms": "1"})) as server:
         sdk = openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=2)
 
@@ -190,7 +190,7 @@ class InStep(RetryPolicy):
 
 @pytest.mark.parametrize("headers", [{}, {"Retry-After": "1"}], ids=["no hint", "Retry-After: 1"])
 def test_without_jitter_the_repeats_come_all_at_once(headers):
-    """The twin. A machine that is busy with other things spreads them out too, so it may try three times."""
+    """Negative control. A machine that is busy with other things spreads them out too, so it may try three times."""
 
     def comes_at_once():
         storm = Storm(InStep(), 1.2, WORKERS, headers)
@@ -201,7 +201,7 @@ def test_without_jitter_the_repeats_come_all_at_once(headers):
 
 
 def test_without_the_cut_as_many_stay_in_flight_as_there_are_workers(monkeypatch):
-    """The twin."""
+    """Negative control."""
     monkeypatch.setattr(AdaptiveLimiter, "refused", lambda self, ticket: None)
     storm = Storm(InStep(base_s=0.5), 0.8, WORKERS)
     assert storm.most_in_flight(0.4) > WORKERS / 8

@@ -32,7 +32,7 @@ def test_a_reward_that_raises_on_a_tenth_leaves_these_unknown():
 
 
 def test_counted_as_zero_the_same_failures_lower_the_mean():
-    """The twin."""
+    """Negative control."""
     results = single_turn(100, rubric=vf.Rubric(funcs=[flaky])).evaluate(ScriptedClient("x"), "m")
     assert sum(0.0 if math.isnan(reward) else reward for reward in results["rewards"]) / 100 == 0.9
 
@@ -87,7 +87,7 @@ def test_a_group_reward_of_the_wrong_length_or_kind_is_unknown(values):
 
 
 def test_averaged_as_it_is_one_such_value_spoils_the_mean_or_the_run():
-    """The twin."""
+    """Negative control."""
     assert math.isnan(sum([1.0, float("nan")]) / 2)
     with pytest.raises(TypeError):
         sum([1.0, "1"])
@@ -104,7 +104,7 @@ def test_two_rewards_of_one_name_other_weights_or_none_at_all_are_refused_at_con
 
 
 def test_kept_by_name_alone_two_rewards_of_one_name_are_one():
-    """The twin: a plain table of functions loses one without a word, and zip the longer list's rest."""
+    """Negative control: a plain table of functions loses one without a word, and zip the longer list's rest."""
     assert len({function.__name__: function for function in (exact, exact)}) == 1
     assert list(zip([exact], [1.0, 0.5], strict=False)) == [(exact, 1.0)]
 
@@ -178,7 +178,7 @@ async def test_a_computing_reward_does_not_hold_the_loop_and_other_rollouts_go_o
 
 
 async def test_the_same_reward_on_the_loop_holds_it():
-    """The twin."""
+    """Negative control."""
 
     async def on_the_loop(completion):
         return busy(completion)
@@ -255,7 +255,7 @@ def test_a_reward_that_hangs_is_killed_at_its_time_its_process_is_gone_and_the_n
 
 
 def test_a_thread_that_hangs_cannot_be_ended():
-    """The twin: given up, it goes on."""
+    """Negative control: given up, it goes on."""
     release = threading.Event()
 
     def waits(completion):

@@ -71,7 +71,7 @@ def test_a_marked_method_that_raises_in_one_of_a_hundred_costs_one(mark, error):
 
 
 async def test_gathering_coroutines_that_raise_loses_everything():
-    """The twin: what a naive runner does with the same fault."""
+    """Negative control: what a naive runner does with the same fault."""
     env = spoilt("env_response", KeyError("x"))
     asked = []
 
@@ -141,7 +141,7 @@ async def test_an_environment_without_end_is_bounded_by_the_run_and_its_turns_ar
 
 
 async def test_without_the_bound_it_ends_when_the_caller_does():
-    """The twin."""
+    """Negative control."""
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(
             Endless(1, max_turns=-1).evaluate(ScriptedClient("x", delay_s=0.01), "m", rollout_timeout_s=None), 0.5
@@ -183,7 +183,7 @@ def test_construction_and_evaluation_in_a_thread_inside_a_loop_and_twice():
 
 
 def test_the_naive_ways_fail_in_a_thread_and_inside_a_loop():
-    """The twin: handlers are for the main thread, and a loop runs no second one."""
+    """Negative control: handlers are for the main thread, and a loop runs no second one."""
     failures = []
 
     def handle():
@@ -251,7 +251,7 @@ gc.collect()
 
 
 def test_coroutines_made_before_their_tasks_begin_are_what_warns():
-    """The twin: coroutines wrapped in coroutines are never awaited when the tasks are cancelled before they start."""
+    """Negative control: nested coroutines are never awaited when the tasks are cancelled before they start."""
 
     async def inner():
         return 1

@@ -119,7 +119,7 @@ def test_a_saved_evaluation_keeps_its_rows_and_nothing_of_its_conversations(warm
 
 
 def test_with_a_task_each_memory_grows_with_the_plan(warm, tmp_path):
-    """The twin."""
+    """Negative control."""
     few, _ = measure(warm, tmp_path, 2_000, A_TASK_EACH)
     many, _ = measure(warm, tmp_path, 6_000, A_TASK_EACH)
     assert many - few > 10
@@ -157,7 +157,7 @@ def test_with_256_open_files_a_concurrency_of_1024_is_clamped_with_a_sentence_an
 
 
 def test_without_the_clamp_the_files_run_out_in_the_middle(warm):
-    """The twin."""
+    """Negative control."""
     with FakeServer("x", process=True, delay_s=0.02) as server:
         ended = warm.run(FEW_FILES, server.url, 0, "not guarded")
     assert ended.returncode != 0 or int(ended.lines[-1]) < 1500

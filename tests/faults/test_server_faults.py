@@ -49,7 +49,7 @@ def test_a_server_that_fails_often_and_is_silent_sometimes_costs_nothing():
 
 
 def test_without_repeats_the_same_server_costs_rollouts_and_only_those_it_failed():
-    """The twin."""
+    """Negative control."""
     with FakeServer(add_one, script=unreliable) as server:
         client = client_of(server, timeout=0.5, max_retries=0)
         results = single_turn(300).evaluate(client, "scripted", max_concurrent=32)
@@ -90,7 +90,7 @@ def test_an_attempt_that_does_not_end_is_given_up_and_repeated(fault):
 
 
 def test_without_a_bound_on_the_attempt_the_rollout_waits_for_ever():
-    """The twin: what ends it is the test."""
+    """Negative control: what ends it is the test."""
     with FakeServer("1", script=[Behaviour(drip_s=1.0)]) as server:
 
         async def run():
@@ -152,7 +152,7 @@ def test_what_every_rollout_would_meet_stops_the_run_after_the_first(status, bod
 
 
 def test_a_refusal_that_not_every_rollout_would_meet_stops_nothing():
-    """The twin: without an error that ends the run, all 50 are asked for."""
+    """Negative control: without an error that ends the run, all 50 are asked for."""
     with FakeServer("1", script=lambda hit: Behaviour(422, body=b"{}")) as server:
         results = single_turn(50).evaluate(client_of(server), "scripted", max_concurrent=4, abort_after=0)
         assert server.count == 50
@@ -180,7 +180,7 @@ def test_a_prompt_that_does_not_fit_is_a_stop_condition_is_scored_and_is_not_rep
 
 
 def test_another_refusal_with_400_is_an_error_and_its_reward_unknown():
-    """The twin: a reader of the status alone could not tell them apart."""
+    """Negative control: a reader of the status alone could not tell them apart."""
     with FakeServer("1", script=lambda hit: Behaviour(400, body="temperature must be at least 0")) as server:
         results = single_turn(3).evaluate(client_of(server), "scripted")
         assert server.count == 3
@@ -212,7 +212,7 @@ def test_nothing_listening_is_one_sentence_with_the_url_before_rollouts_start():
 
 
 def test_without_asking_first_every_rollout_finds_out_for_itself():
-    """The twin."""
+    """Negative control."""
     client = OpenAIChatCompletionsClient(base_url=absent(), retry=RetryPolicy(max_retries=0))
     results = single_turn(5).evaluate(client, "m", preflight=False)
     assert [e.error for e in results["errors"]] == ["ModelUnavailable"] * 5
@@ -264,7 +264,7 @@ async def test_what_is_no_completion_is_a_malformed_response_and_never_a_key_err
 
 @pytest.mark.parametrize("body", NO_COMPLETIONS.values(), ids=NO_COMPLETIONS)
 def test_read_naively_the_same_answers_raise_or_pass_for_tokens(body):
-    """The twin."""
+    """Negative control."""
     body = body if isinstance(body, bytes) else json.dumps({"id": "1", "choices": body})
     try:
         choice = json.loads(body)["choices"][0]
@@ -304,7 +304,7 @@ def test_a_server_that_dies_for_two_seconds_and_returns_costs_nothing():
 
 
 def test_without_repeats_the_same_outage_costs_rollouts():
-    """The twin."""
+    """Negative control."""
     server = FakeServer(add_one, delay_s=0.01)
     server.start()
     results = with_an_outage(client_of(server, max_retries=0), server, 60, 0.1)

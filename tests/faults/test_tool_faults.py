@@ -82,7 +82,7 @@ def test_ten_thousand_calls_in_one_message_are_each_answered_briefly():
 
 @pytest.mark.parametrize(("name", "arguments", "said"), BAD_CALLS.values(), ids=BAD_CALLS)
 def test_called_naively_the_same_calls_raise_or_are_without_bound(name, arguments, said):
-    """The twin."""
+    """Negative control."""
     tools = {function.__name__: function for function in (square, broken, flood)}
     try:
         result = str(tools[name](**json.loads(arguments)))

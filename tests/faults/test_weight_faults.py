@@ -106,7 +106,7 @@ def test_a_server_that_comes_back_with_its_first_weights_gets_the_present_ones_a
 
 
 def test_without_looking_whose_weights_answered_tokens_of_the_first_weights_are_trained(tmp_path, monkeypatch):
-    """The twin: an answer is taken for one of the version that was pushed last."""
+    """Negative control: an answer is taken for one of the version that was pushed last."""
 
     async def believed(engine, server, serving, response):
         return serving.version
@@ -208,7 +208,7 @@ def test_a_server_that_dies_during_a_push_and_stays_away_is_an_error_within_the_
 
 
 def test_a_plain_call_to_such_a_server_is_still_waiting():
-    """The twin: nothing ends a call that has no deadline."""
+    """Negative control: nothing ends a call that has no deadline."""
     with served(small_model()) as server:
         server.hang = {"/pause"}
         ended = threading.Event()
@@ -247,7 +247,7 @@ def test_rollouts_older_than_the_lag_are_dropped_counted_and_never_trained(lag):
 
 
 def test_without_the_age_check_they_are_trained(monkeypatch):
-    """The twin."""
+    """Negative control."""
     from verifiers_trainer.pipeline.pipeline import Pipeline
 
     monkeypatch.setattr(Pipeline, "_drop_stale", lambda self: None)

@@ -94,7 +94,7 @@ def test_an_unknown_reward_among_siblings_is_their_mean_and_masked():
     assert second.metrics == {"vf_unscored": 1.0}
     mean = sum(one.reward for one in (first, second, third)) / 3
     assert mean == 0.5, "the peer's own baseline is that of the known rewards"
-    assert sum([1.0, 0.0, 0.0]) / 3 != 0.5, "the twin: 0 for the unknown one moves it"
+    assert sum([1.0, 0.0, 0.0]) / 3 != 0.5, "negative control: 0 for the unknown one moves it"
 
 
 def test_an_unknown_reward_alone_is_zero_and_masked():

@@ -98,7 +98,7 @@ def test_it_learns(tmp_path, service):
 def test_tokens_are_at_most_as_old_as_allowed(tmp_path, service):
     trained(tmp_path, service, max_off_policy_steps=1, max_steps=5)
     assert [row["staleness/max"] for row in metrics(tmp_path)] == [0, 1, 1, 1, 1]
-    assert metrics(tmp_path)[2]["ratio/max"] > 1.001, "the twin: an older policy has another ratio"
+    assert metrics(tmp_path)[2]["ratio/max"] > 1.001, "negative control: an older policy has another ratio"
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(tmp_path, service):

@@ -163,7 +163,7 @@ async def samples_with(history, template=FORGETFUL, say=lambda prompt: "<think>h
 
 async def test_exact_history_does_not_fork_where_the_template_forgets():
     _, rendered = await samples_with("render")
-    assert len(rendered) == 3, "the twin: without it every turn forks"
+    assert len(rendered) == 3, "negative control: without it every turn forks"
     engine, (exact,) = await samples_with("exact")
     assert engine.calls[2][0][: len(engine.calls[1][0])] == engine.calls[1][0]
     text = engine.tokenizer.decode(exact.prompt_ids + exact.response_ids)

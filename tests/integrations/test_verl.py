@@ -120,7 +120,7 @@ def test_a_rollout_longer_than_the_tensors_is_masked_whole(play):
     assert (len(output.response_ids), sum(output.response_mask)) == (60, 0)
     assert output.extra_fields["reward_extra_info"]["vf_overlong"] == 1.0
     whole, _ = play(tool_env())
-    assert sum(whole.response_mask) > 0, "the twin: with room it is trained"
+    assert sum(whole.response_mask) > 0, "negative control: with room it is trained"
 
 
 def test_a_prompt_longer_than_the_tensors_is_masked(play):

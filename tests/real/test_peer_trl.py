@@ -131,7 +131,7 @@ def _check_advantages(fields, inputs, order):
             if len(known) < len(rewards):
                 zeros = torch.tensor([reward or 0.0 for reward in rewards])
                 as_zero = (zeros - zeros.mean()) / (zeros.std() + 1e-4)
-                assert not torch.allclose(as_zero, expected, atol=1e-2), "the twin: as zeros they move the baseline"
+                assert not torch.allclose(as_zero, expected, atol=1e-2), "negative control: zeros move the baseline"
     return unknown
 
 

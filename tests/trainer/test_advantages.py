@@ -62,7 +62,7 @@ def test_an_unknown_reward_is_not_a_zero():
     unknown = compute_advantages("mean", [np.array([1.0, 0.5, np.nan, 0.0])])[0]
     np.testing.assert_allclose(unknown, [0.5, 0.0, np.nan, -0.5])
     zero = compute_advantages("mean", [np.array([1.0, 0.5, 0.0, 0.0])])[0]
-    assert zero[0] != unknown[0]  # the twin: counted as zero it would move every sibling
+    assert zero[0] != unknown[0]  # negative control: counted as zero it would move every sibling
 
 
 def test_a_dead_group_does_not_move_the_batch_deviation():

@@ -190,7 +190,7 @@ def test_the_gradient_does_not_depend_on_layout_for_any_aggregation(name, loss):
 
 
 def test_a_denominator_of_each_row_would_depend_on_layout():
-    """The twin: averaging inside every row, as trainers that split a batch used to do."""
+    """Negative control: averaging inside every row, as trainers that split a batch used to do."""
     model = tiny_gpt2()
     samples = ragged_samples(model, 8)
 

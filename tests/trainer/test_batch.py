@@ -195,7 +195,7 @@ def test_turns_are_what_was_sent_and_sampled_whatever_they_share(turns, drop):
 
 
 def test_a_hint_of_another_turn_than_the_one_before_would_be_wrong():
-    """The twin: taken over as it is, what the third step shares with the second would be claimed of the first."""
+    """Negative control: copied unchanged, the third step's overlap with the second would be attributed to the first."""
     state = state_of(([1, 2], [3]), ([7, 8, 9, 9], [6]), ([7, 8, 9, 9, 6, 5], [4]), drop=(1,))
     first, third = state.rollout().turns
     assert state["trajectory"][1]["tokens"].shared == 5

@@ -141,7 +141,7 @@ def test_a_pickle_in_the_place_of_the_weights_is_refused(folder, tmp_path):
     files = {p.name: checkpoint_files._describe(p) for p in made.iterdir() if p.name != "MANIFEST.json"}
     checkpoint_files.write_json(made / "MANIFEST.json", {"schema": 1, "files": files})  # even with a forged manifest
 
-    with pytest.raises(CheckpointError, match="cannot be continued from: SafetensorError"):
+    with pytest.raises(CheckpointError, match="cannot be resumed from: SafetensorError"):
         run(small_trainer(folder, **STEPS | {"max_steps": 5}), resume_from_checkpoint=True)
     assert not canary.exists()
 
@@ -280,7 +280,7 @@ def test_an_optimizer_continues_bit_for_bit(tmp_path, kind):
 def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
     layer = torch.nn.Linear(2, 2)
     checkpoint_files.save_optimizer(tmp_path, torch.optim.AdamW([{"params": [layer.weight]}, {"params": [layer.bias]}]))
-    with pytest.raises(CheckpointError, match="cannot be continued from"):
+    with pytest.raises(CheckpointError, match="cannot be resumed from"):
         checkpoint_files.load_optimizer(tmp_path, torch.optim.AdamW(layer.parameters()))
 
 

@@ -56,7 +56,7 @@ def test_a_turn_gets_what_came_after_it_minus_the_siblings_same_turn():
 
 
 def test_without_it_every_turn_gets_the_rollouts_advantage():
-    """The twin: the first turn of the second rollout earned its reward, and is punished for the end."""
+    """Negative control: the first turn of the second rollout earned its reward, and is punished for the end."""
     group = Group(0, 0, (record(1.0, (0.0, 0.0)), record(0.0, (3.0, 0.0))))
     whole = advantages_by_sample(build([group], [], config()))
     turns = advantages_by_sample(build([group], [], config(credit="turn")))
@@ -75,7 +75,7 @@ def test_groups_are_dead_when_no_turn_differs_or_too_few_are_known():
     settings = config(credit="turn")
     assert Group(0, 0, (record(1.0), record(1.0))).is_dead(settings)
     assert not Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(settings)
-    assert Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(config())  # the twin: of equal rewards
+    assert Group(0, 0, (record(1.0, (0.5, 0.0)), record(1.0))).is_dead(config())  # negative control: of equal rewards
     assert Group(0, 0, (record(1.0), record(math.nan))).is_dead(settings)
     partial = Group(0, 0, (record(1.0), record(0.0), record(math.nan)))
     assert len(advantages_by_sample(build([partial], [], config(credit="turn", min_group_fraction=0.5)))) == 4
@@ -103,7 +103,7 @@ def test_rewards_of_turns_reach_the_batch_and_a_run(tmp_path):
 
 
 def test_a_reward_that_scoring_wrote_into_the_steps_is_not_counted_again(tmp_path):
-    """The twin of the one above: an environment that gives its turns nothing."""
+    """Negative control of the one above: an environment that gives its turns nothing."""
 
     class Silent(Guess):
         async def env_response(self, messages, state):
@@ -130,7 +130,7 @@ def test_gdpo_lets_functions_of_any_scale_count_alike():
     assert found[0] == pytest.approx(found[1], abs=1e-3)
     assert found[2] == pytest.approx(-found[3], abs=1e-3)
     (summed,) = build([group], [], config(**settings, advantage="mean_std")).advantages_G
-    assert summed[1] > 40 * abs(summed[0] - summed[2])  # the twin: in the sum, the large one decides alone
+    assert summed[1] > 40 * abs(summed[0] - summed[2])  # negative control: in the sum, the large one decides alone
 
 
 def test_gdpo_keeps_a_group_whose_sum_is_constant_and_needs_the_parts():

@@ -89,7 +89,7 @@ def test_rows_follow_the_schedule(tmp_path):
     assert set(kinds[:8]) == {"e"}
     assert set(kinds[8:12]) == {"h"}
     assert set("".join(kinds[12:])) == {"e", "h"}
-    without = played(small_trainer(tmp_path / "without", levels_env(), **settings))  # the twin
+    without = played(small_trainer(tmp_path / "without", levels_env(), **settings))  # negative control
     assert {question[0] for step in without[:8] for question in step} == {"e", "h"}
 
 
@@ -292,7 +292,7 @@ def test_shares_of_the_batches_follow_the_weights_and_are_logged(tmp_path):
         mean = 0.75 * row["env/a/reward"] + 0.25 * row["env/b/reward"]
         assert row["reward/mean"] == pytest.approx(mean)
         assert (row["env/a/errors"], row["env/b/errors"]) == (0, 0)
-    run(small_trainer(tmp_path / "without", pair(), **settings))  # the twin: by their sizes, 12 of 52
+    run(small_trainer(tmp_path / "without", pair(), **settings))  # negative control: by their sizes, 12 of 52
     share = np.mean([row["env/a/share"] for row in metrics_of(tmp_path / "without") if "loss" in row])
     assert share < 0.5
 

@@ -58,7 +58,7 @@ async def test_sampled_logprobs_are_those_of_a_plain_forward_pass(mode, temperat
 
 
 async def test_raw_logprobs_would_be_noticed():
-    """The twin of the test above: log-probs without the temperature are far away."""
+    """Negative control of the test above: log-probs without the temperature are far away."""
     model = small_model()
     with serving(model) as engine:
         (response,) = await complete(engine, ask(temperature=0.7, seed=1, ignore_eos=True))
@@ -108,7 +108,7 @@ async def test_a_repeated_prompt_after_an_update_is_sampled_from_the_new_weights
 
 
 async def test_block_sharing_would_reuse_keys_of_old_weights(monkeypatch):
-    """The twin: with transformers' default the same prompt reads a stale prefix."""
+    """Negative control: with transformers' default the same prompt reads a stale prefix."""
     original = continuous.ContinuousBatchingConfig
     monkeypatch.setattr(
         continuous, "ContinuousBatchingConfig", lambda **kw: original(**{**kw, "allow_block_sharing": True})
@@ -253,12 +253,12 @@ async def test_an_adapter_is_sampled_and_its_updates_are_seen(mode):
 
 def test_the_copy_shares_parameters_and_nothing_else():
     model = small_model()
-    twin = share_parameters(model)
-    assert shares_parameters(twin, model)
+    engine_model = share_parameters(model)
+    assert shares_parameters(engine_model, model)
     assert not shares_parameters(copy.deepcopy(model), model)
-    twin.config.use_cache = False
+    engine_model.config.use_cache = False
     assert model.config.use_cache
-    assert {id(buffer) for buffer in twin.buffers()}.isdisjoint(id(buffer) for buffer in model.buffers())
+    assert {id(buffer) for buffer in engine_model.buffers()}.isdisjoint(id(buffer) for buffer in model.buffers())
 
 
 async def test_a_forward_put_on_the_trained_instance_is_not_the_sampled_one():

@@ -223,7 +223,7 @@ def test_characters_of_several_tokens_come_whole():
     chat, text = ChatFormat(tokenizer), "naïve 漢字 🙂 end"
     tokens = tokenizer(text)["input_ids"]
     pieces = streamed(tokens, chat, (), None)
-    assert len(tokens) > len(text)  # the twin: token by token it is another text
+    assert len(tokens) > len(text)  # negative control: token by token it is another text
     assert "".join(chat.piece(token) for token in tokens) != text
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)

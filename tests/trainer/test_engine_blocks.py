@@ -86,7 +86,7 @@ def test_code_runs_and_what_it_printed_carries_no_loss(tmp_path, taught):
 
 
 def test_with_the_tool_alone_the_same_model_runs_nothing(tmp_path, taught, caplog):
-    """The twin; and the run says why."""
+    """Negative control, and the run says why."""
     environment = env(code_from="tool")
     with trainer_of(tmp_path, environment, taught) as trainer, caplog.at_level("WARNING", "verifiers"):
         results = environment.evaluate(trainer.client, num_examples=2)

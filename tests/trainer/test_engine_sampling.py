@@ -147,7 +147,7 @@ def test_an_apple_gpu_which_has_no_float64_draws_the_same_tokens():
 
 
 def test_a_very_rare_token_has_its_share():
-    """Why ``pick`` sums in float64; the twin in float32 cannot tell the token's stretch from nothing."""
+    """Why ``pick`` sums in float64; the negative control in float32 rounds the token's interval to zero."""
     probs_BV = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9]])
     u_B = np.array([1 - 4e-10])
     assert pick(probs_BV, u_B).tolist() == [2]

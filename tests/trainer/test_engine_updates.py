@@ -103,7 +103,7 @@ async def test_200_mixed_requests_say_which_weights_computed_every_token(mode):
 
 
 async def test_a_version_label_that_is_one_update_off_would_be_noticed():
-    """The twin of the test above: replayed with the neighbouring version's weights, the log-probs are far away."""
+    """Negative control of the above: replayed with the neighbouring version's weights, the log-probs are far away."""
     model = small_model()
     with serving(model, concurrency=48) as engine:
         answers, models = await load(engine, model, 40)
@@ -115,7 +115,7 @@ async def test_a_version_label_that_is_one_update_off_would_be_noticed():
 
 @pytest.mark.parametrize("anew", [True, False])
 async def test_a_prompt_that_an_update_finds_half_computed_is_begun_anew(monkeypatch, anew):
-    """In continuous batching, where prompts take several steps. The twin goes on, with keys of the old weights."""
+    """In continuous batching, where prompts take several steps. Negative control: keeping the keys of old weights."""
     if not anew:
         monkeypatch.setattr(ContinuousGenerator, "_begin_prompts_anew", lambda self: None)
     model = small_model()
@@ -161,7 +161,7 @@ async def waits_for_pauses(engine: EmbeddedEngine, pauses: int = 6) -> tuple[lis
 
 @pytest.mark.parametrize(("mode", "loop"), [("padded", padded), ("continuous", continuous)])
 async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done_again(monkeypatch, mode, loop):
-    """A pass takes 8 parts of 25 ms; a pause has to wait for one. The twin without interruption waits for the rest."""
+    """A pass takes 8 parts of 25 ms; a pause waits for one. Negative control: uninterrupted, it waits for the rest."""
 
     def model() -> Any:
         built = build_tiny_model(layers=4, hidden=32, heads=2)
@@ -172,9 +172,9 @@ async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done
         waits, answers = await waits_for_pauses(engine)
     monkeypatch.setattr(loop, "_MAX_INTERRUPTIONS", 0)
     with serving(model(), mode=mode) as engine:
-        twin_waits, twin_answers = await waits_for_pauses(engine)
-    assert sum(waits) < 0.6 * sum(twin_waits)
-    assert [a["choices"][0]["token_ids"] for a in answers] == [a["choices"][0]["token_ids"] for a in twin_answers]
+        control_waits, control_answers = await waits_for_pauses(engine)
+    assert sum(waits) < 0.6 * sum(control_waits)
+    assert [a["choices"][0]["token_ids"] for a in answers] == [a["choices"][0]["token_ids"] for a in control_answers]
     plain = build_tiny_model(layers=4, hidden=32, heads=2)
     for answer in answers:
         assert (sampled_logprobs(answer) - forward_logprobs(plain, answer)).abs().max() < 1e-4

@@ -62,7 +62,7 @@ def test_rollouts_are_played_and_scored_elsewhere_and_trained_here(game):
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
     with pipeline(here := Policy(), game, max_off_policy_steps=0) as source:
-        assert pids(steps(source, here, 1)) == {os.getpid()}, "the twin"
+        assert pids(steps(source, here, 1)) == {os.getpid()}, "negative control"
 
 
 def test_seeds_are_those_of_this_process_and_new_in_each_pass(game):

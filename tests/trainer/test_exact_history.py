@@ -131,7 +131,7 @@ def samples_per_rollout(trainer):
 
 def test_a_template_that_forgets_forks_and_exact_history_gives_one_sample(tmp_path):
     forked, _ = samples_per_rollout(trainer_with(tmp_path / "template"))
-    assert set(forked) == {3}, "the twin: without it every turn is a sample of its own"
+    assert set(forked) == {3}, "negative control: without it every turn is a sample of its own"
     whole, records = samples_per_rollout(trainer_with(tmp_path / "exact", history="exact"))
     assert set(whole) == {1}
     text = tokenizer_with().decode(records[0].turns[-1].prompt_ids)

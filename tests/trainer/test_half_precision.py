@@ -38,7 +38,7 @@ def test_without_a_scaler_nothing_is_written_and_a_damaged_one_is_named(tmp_path
     assert not list(tmp_path.iterdir())
     checkpoint_files.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
     (tmp_path / "scaler.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="cannot be continued from"):
+    with pytest.raises(CheckpointError, match="cannot be resumed from"):
         checkpoint_files.load_scaler(tmp_path, torch.amp.GradScaler("cpu"))
 
 
@@ -88,7 +88,7 @@ def test_half_precision_is_no_reason_to_give_up_the_chunked_head(tmp_path, caplo
     install_logprob_forward(trainer.model)
     with torch.autocast("cpu", torch.bfloat16):
         sanity_checks.check_forward(trainer.model, trainer.args)
-    assert ("the full head is used" in caplog.text) is not is_half, "the twin"
+    assert ("the full head is used" in caplog.text) is not is_half, "negative control"
 
 
 def test_a_step_that_overflows_is_skipped_with_a_smaller_scale_and_training_goes_on(tmp_path, monkeypatch):

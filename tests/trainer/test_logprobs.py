@@ -255,7 +255,7 @@ def test_logits_of_more_than_a_chunk_never_exist(full_head, bound):
     tokens = torch.arange(200)
     with LargestOutput() as largest:
         model(input_ids=tokens).logprobs.sum().backward()
-    assert largest.elements == bound  # for the full head, the twin, all logits at once
+    assert largest.elements == bound  # negative control: all logits at once with the full head
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3, tied", "lora on the head", "lora, head saved"])

@@ -107,7 +107,7 @@ def test_a_loss_keeps_its_own_bounds_unless_others_are_given():
 
 
 def test_without_its_cap_one_rare_token_carries_any_gradient():
-    """The twin of the cap: token 5 was sampled with probability 0.02 and has 0.3 now."""
+    """Negative control of the cap: token 5 was sampled with probability 0.02 and has 0.3 now."""
     capped, free = (gradient_of(settled(**BY_NAME[name]))[4] for name in ("dppo_tv_capped", "dppo_tv"))
     assert float(free) > 7
     assert float(capped) < 2.6
@@ -131,7 +131,7 @@ def test_a_correction_needs_the_anchor_of_the_batch(loss):
 
 
 def test_stacked_it_would_count_twice():
-    """The twin: the gradient of the token that the sampler found unlikely, with the check passed by."""
+    """Negative control: the gradient of the token that the sampler found unlikely, with the check passed by."""
     once = gradient(Objective(resolve_loss("importance_sampling")), row())[1]
     twice = gradient(Objective(resolve_loss("importance_sampling"), {"tis_cap": 100.0}), row())[1]
     rho = torch.tensor(INPUTS["rho"], dtype=torch.float64)
@@ -276,7 +276,7 @@ def test_the_second_step_compares_with_the_first_ones_policy(tmp_path):
     means = [abs(step["ratio/mean"] - 1) for step in log.steps]
     assert means[0] < 1e-4
     assert means[2] < 1e-4
-    assert means[1] > 1e-4  # the twin: one step later the same tokens are off-policy
+    assert means[1] > 1e-4  # negative control: one step later the same tokens are off-policy
     assert [step["reward/mean"] for step in log.steps[:2]] == [log.steps[0]["reward/mean"]] * 2
 
 

@@ -125,9 +125,9 @@ def test_a_saved_run_is_anchored_on_its_recorded_log_probabilities(saved_run, tm
     off = run(trainer_of(tmp_path / "other", str(saved_run), model=other, rollouts_per_example=4)).steps[0]
     assert abs(off["ratio/mean"] - 1) > 1e-3
     as_text = {name: vf.load_results(saved_run)[name] for name in ("prompts", "completions", "rewards")}
-    twin = run(trainer_of(tmp_path / "text", as_text, model=small_policy(seed=3), rollouts_per_example=4)).steps[0]
-    assert twin["ratio/mean"] == pytest.approx(1)  # text hides who wrote it
-    assert twin["offline/recorded"] == 0
+    text_step = run(trainer_of(tmp_path / "text", as_text, model=small_policy(seed=3), rollouts_per_example=4)).steps[0]
+    assert text_step["ratio/mean"] == pytest.approx(1)  # text hides who wrote it
+    assert text_step["offline/recorded"] == 0
 
 
 def test_results_in_memory_and_a_dataset_are_taken_too(saved_run, tmp_path):

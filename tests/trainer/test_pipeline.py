@@ -119,7 +119,7 @@ def test_tokens_of_unknown_age_are_refused():
         source.next_batch()
 
 
-# --- groups that teach nothing ----------------------------------------------------------------------------------
+# --- groups of zero variance -------------------------------------------------------------------------------------
 
 
 def test_dead_groups_are_dropped_counted_and_replaced():
@@ -449,7 +449,7 @@ def test_examples_solved_twice_in_a_row_are_played_no_more(caplog):
     plain_policy, plain = solving({0, 3})
     with plain as source:
         batches = steps(source, plain_policy, 12)
-    assert played(plain_policy)["q0"] // GROUP > 3, "the twin"
+    assert played(plain_policy)["q0"] // GROUP > 3, "negative control"
     assert "examples/solved" not in batches[-1].stats
 
 

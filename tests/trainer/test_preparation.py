@@ -26,7 +26,7 @@ def look_up(word: str) -> str:
 def test_a_model_without_a_name_needs_its_tokenizer(tmp_path):
     model = small_policy()
     model.config._name_or_path = model.name_or_path = ""
-    with pytest.raises(ConfigError, match="give processing_class"):
+    with pytest.raises(ConfigError, match="pass processing_class"):
         preparation.load(model, None, None)
     given = build_tiny_tokenizer()
     assert preparation.load(model, given, None) == (model, given)
@@ -122,7 +122,7 @@ def test_nothing_is_said_where_no_turn_can_be_rewritten(template, env, caplog):
 def test_a_template_that_cannot_be_probed_is_a_warning_and_an_error_when_required(caplog):
     tokenizer = tokenizer_with("{{- raise_exception('a system message first, please') }}")
     preparation.probe_template(tokenizer, talk(), RLConfig())
-    assert "is not known" in caplog.text
+    assert "could not check whether the chat template only appends" in caplog.text
     assert "a system message first" in caplog.text
     with pytest.raises(ConfigError, match="a system message first"):
         preparation.probe_template(tokenizer, talk(), STRICT)
@@ -239,7 +239,7 @@ def test_weights_are_loaded_in_place_and_must_fit(tmp_path):
 
 
 def test_a_folder_without_weights_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no model weights"):
+    with pytest.raises(CheckpointError, match="no model weights"):
         preparation.load_weights(small_policy(), tmp_path)
     config = small_config(tmp_path, use_lora=True)
     with pytest.raises(CheckpointError, match="adapter_model"):

@@ -79,7 +79,7 @@ def test_unequal_data_gives_the_gradient_of_one_process(on, lengths, world, sett
 
 
 def test_a_mean_of_each_ranks_own_mean_is_another_gradient():
-    """Twin: the weights are of the whole step; weighed by each rank on its own, unequal data count unequally."""
+    """Negative control: weights are of the whole step; with weights per rank, unequal data count unequally."""
     tokens_of_ranks = np.array([21.0, 3.0])
     whole = np.full(2, 1 / tokens_of_ranks.sum())
     own = 1 / tokens_of_ranks / 2
@@ -94,7 +94,7 @@ def test_no_sample_is_dropped_whatever_the_number_of_ranks(num_samples):
         rows_R = pack(samples, weights, max_tokens=16, world=world)
         placed = sorted(i for rows in rows_R for row in rows for i in row.sample_indices)
         assert placed == list(range(num_samples))
-        usual = num_samples // world * world  # twin: cut to a multiple of the ranks
+        usual = num_samples // world * world  # negative control: cut to a multiple of the ranks
         assert usual == num_samples or usual < len(placed)
 
 
@@ -182,7 +182,7 @@ def test_a_launcher_that_starts_one_process_of_several_is_said(monkeypatch, capl
     monkeypatch.setenv("MASTER_PORT", "29500")  # as accelerate launch --cpu --num_processes 2 sets them
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     small_trainer(tmp_path)
-    assert "accelerate launch --cpu starts one process whatever --num_processes says" in caplog.text
+    assert "accelerate launch --cpu ignores --num_processes and starts one process" in caplog.text
 
 
 # --- ending together ----------------------------------------------------------------------------------------------

@@ -99,14 +99,14 @@ def test_a_synced_reference_is_the_mixture_of_the_rule(adapter):
 def test_the_engines_module_does_not_see_the_reference():
     """The engine computes with the same parameters at the same time, in module objects of its own."""
     model, ids = small_policy(), tokens()
-    twin = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    initial_model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     install_logprob_forward(model)
     reference, seen = Reference(model), []
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1)
-    expected = twin(input_ids=ids).logits
-    model.model.layers[0].register_forward_hook(lambda *_: seen.append(twin(input_ids=ids).logits))
+    expected = initial_model(input_ids=ids).logits
+    model.model.layers[0].register_forward_hook(lambda *_: seen.append(initial_model(input_ids=ids).logits))
     reference(input_ids=ids)
     assert torch.equal(seen[0], expected)
 
@@ -185,7 +185,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path, settings):
 
 
 def test_without_its_file_a_checkpoint_cannot_be_continued(tmp_path, monkeypatch):
-    """The twin: a reference that is made anew from the resumed weights would end elsewhere without a word."""
+    """Negative control: a reference that is made anew from the resumed weights would end elsewhere without a word."""
     whole = run(small_trainer(tmp_path / "whole", **RUN, **SYNC))
     parts = tmp_path / "parts"
     run(small_trainer(parts, **{**RUN, "max_steps": 2}, **SYNC))
@@ -194,7 +194,7 @@ def test_without_its_file_a_checkpoint_cannot_be_continued(tmp_path, monkeypatch
         anew = run(small_trainer(parts, **RUN, **SYNC), resume_from_checkpoint=True)
     assert anew.losses != whole.losses[2:]
     reference = Reference(small_policy())
-    with pytest.raises(CheckpointError, match="cannot be continued from"):
+    with pytest.raises(CheckpointError, match="cannot be resumed from"):
         reference.load(tmp_path)
 
 

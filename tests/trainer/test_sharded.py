@@ -144,7 +144,7 @@ def test_modules_that_share_a_weight_share_one_on_another_device_though_an_adapt
         return get_peft_model(small_policy(), LoraConfig(r=2, target_modules=["lm_head"])).base_model.model
 
     model = adapted()
-    with fsdp.ties_kept(model):
+    with fsdp.preserved_ties(model):
         model.to("meta").tie_weights()
     assert model.lm_head.base_layer.weight is model.model.embed_tokens.weight
     assert model.lm_head.base_layer.weight.is_meta
@@ -159,7 +159,7 @@ def test_the_parts_of_an_adapter_are_found_in_layers_that_are_wrapped():
     names = set(get_peft_model_state_dict(model, save_embedding_layers=False))
     layers = model.base_model.model.model.layers
     layers[0] = checkpoint_wrapper(layers[0])
-    found = get_peft_model_state_dict(model, state_dict=fsdp.held(model), save_embedding_layers=False)
+    found = get_peft_model_state_dict(model, state_dict=fsdp.local_parameters(model), save_embedding_layers=False)
     assert {fsdp.plain(name) for name in found} == names
     assert len(names) == 2
     assert not get_peft_model_state_dict(model, save_embedding_layers=False)  # by names that its modules do not have
@@ -230,7 +230,7 @@ def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_replaced(monke
     fsdp.require_launchable((object(), None))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     fsdp.require_launchable((None, None))
-    with pytest.raises(ConfigError, match="optimizers= cannot be given under FSDP"):
+    with pytest.raises(ConfigError, match="optimizers= is not supported under FSDP"):
         small_trainer(tmp_path, optimizers=(torch.optim.SGD([torch.zeros(1)]), None))
 
 

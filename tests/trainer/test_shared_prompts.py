@@ -80,8 +80,8 @@ def test_every_sample_is_whole_behind_its_prompt(groups, room, world):
 
 def test_only_equal_prompts_of_one_group_are_shared():
     samples = make_groups([(4, [2, 3]), (4, [2])])
-    twin = rollout_samples([Turn(samples[0].token_ids[:4], [5], [-1.0], 0)], 1.0, group=1).samples
-    parts = shared_prompt_parts([*samples, *twin], range(len(samples) + 1), max_tokens=100)
+    same_prompt = rollout_samples([Turn(samples[0].token_ids[:4], [5], [-1.0], 0)], 1.0, group=1).samples
+    parts = shared_prompt_parts([*samples, *same_prompt], range(len(samples) + 1), max_tokens=100)
     assert sorted(part.members for part in parts) == [(1, 0), (2,), (3,)]
     assert [part.prompt for part in parts if len(part.members) > 1] == [4]
 

@@ -120,7 +120,7 @@ def test_a_tied_head_has_its_own_name_and_in_files_its_own_memory():
 
 
 def test_without_its_name_a_server_keeps_the_old_head(control):
-    """The twin, on a server that behaves as the real one was seen to."""
+    """Negative control, on a server that behaves as the real one was seen to."""
     base, workers = small_model(), Workers()
     with FakeVLLM(base, build_tiny_tokenizer(), workers=workers) as fake:
         model = moved(base)
@@ -171,7 +171,7 @@ def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks,
     with pytest.raises(ConfigError, match="sharded over processes by FSDP2"):
         open_sync(model, config, servers, 1, features_of(parse_version("0.33.0")), "0.33.0")
     assert [path.name for path in sync.folder.iterdir() if not path.name.startswith(".tmp")] == ["weights-v1"]
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]  # the twin: what would be sent
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]  # negative control
     assert sum(tensor.numel() for tensor in held) < 0.6 * whole
 
 

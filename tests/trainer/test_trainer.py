@@ -292,7 +292,7 @@ def test_a_model_that_has_an_adapter_keeps_it(tmp_path):
     trainer = small_trainer(tmp_path, model=wrapped, use_lora=True, max_steps=1)
     assert trainer.model is wrapped
     run(trainer)
-    with pytest.raises(ConfigError, match="has an adapter already"):
+    with pytest.raises(ConfigError, match="already has an adapter"):
         small_trainer(tmp_path, model=wrapped, peft_config=LoraConfig(r=1))
 
 

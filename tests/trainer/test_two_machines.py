@@ -177,7 +177,7 @@ def machines(tmp_path):
 @pytest.mark.parametrize("method", ["lora_dir", "reload"])
 def test_the_server_is_elsewhere_and_weights_go_by_a_shared_folder(machines, method):
     machines.serve("--max-lora-rank", "8")
-    assert not is_up(URL), "the twin: this machine has no way there"
+    assert not is_up(URL), "negative control: this machine has no way there"
     assert "can replace the weights" in machines.said("server")  # an address that others reach is told of
     status, said = machines.train(URL, method=method)
     assert status == 0, said

@@ -107,8 +107,8 @@ def test_one_seed_is_one_warm_up():
 
 def test_what_it_needs_is_named():
     tokenizer = build_tiny_tokenizer()
-    with pytest.raises(ConfigError, match=r"XMLParser, not Parser; or give it answers="):
+    with pytest.raises(ConfigError, match=r"XMLParser, not Parser; or pass answers="):
         warm_up(small_policy(), tokenizer, env_of(ROWS, vf.Parser()), reward=float, target=1.0)
     only_eval = vf.SingleTurnEnv(eval_dataset=ROWS, parser=XMLParser(["answer"]))
-    with pytest.raises(ConfigError, match="learns from training rows"):
+    with pytest.raises(ConfigError, match="needs training rows"):
         warm_up(small_policy(), tokenizer, only_eval, reward=float, target=1.0)

@@ -102,7 +102,7 @@ def test_two_ranks_that_share_the_model_are_as_one(on, kind):
 
 @pytest.mark.slow
 def test_a_step_with_every_row_would_be_another_run(on):
-    """The twin: DeepSpeed steps inside a backward pass, so it must be told which of a step's is the last."""
+    """Negative control: DeepSpeed steps inside a backward pass, so it must be told which of a step's is the last."""
     first, _ = on(spoil="a step with every row", persist=False, **RUN)
     (one,) = on("one", world=1, **RUN)
     assert not np.allclose(first["values"], one["values"], rtol=1e-3, atol=2e-6)
@@ -288,8 +288,8 @@ def test_the_trainers_clipping_and_accumulation_win_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         deepspeed.settle(given, settings())
     assert (given["gradient_clipping"], given["gradient_accumulation_steps"]) == (0.01, 1)
-    assert "gradient_clipping is 0.01 (max_grad_norm), not the 1.0 of its file" in caplog.text
-    assert "gradient_accumulation_steps is 1 (one step per batch), not the 4 of its file" in caplog.text
+    assert "gradient_clipping is 0.01 (max_grad_norm); its configuration has 1.0" in caplog.text
+    assert "gradient_accumulation_steps is 1 (one step per batch); its configuration has 4" in caplog.text
 
     caplog.clear()
     deepspeed.settle(config(gradient_clipping="auto", gradient_accumulation_steps="auto"), settings())
@@ -307,7 +307,7 @@ def test_half_precision_sums_gradients_in_float32():
     ("given", "changed", "said"),
     [
         (config(stage=0), {}, "zero_stage 0 splits nothing: set it to 1, 2 or 3"),
-        (config(optimizer={"type": "Adam"}), {}, "section 'optimizer', which the trainer would not follow: remove it"),
+        (config(optimizer={"type": "Adam"}), {}, "section 'optimizer', which the trainer ignores: remove it"),
         (config(scheduler={"type": "WarmupLR"}), {}, "section 'scheduler'"),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
@@ -341,7 +341,7 @@ def test_an_optimizer_cannot_be_given_for_parameters_that_will_be_emptied(monkey
     needs_deepspeed()
     monkeypatch.setenv(deepspeed.FLAG, "true")
     fsdp.require_launchable((None, None))
-    with pytest.raises(ConfigError, match="optimizers= cannot be given under DeepSpeed"):
+    with pytest.raises(ConfigError, match="optimizers= is not supported under DeepSpeed"):
         small_trainer(tmp_path, optimizers=(object(), None))
 
 

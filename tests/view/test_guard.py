@@ -64,7 +64,7 @@ def test_the_names_of_this_machine_are_let_in(served, host):
 
 
 async def test_without_the_guard_any_name_reads_the_runs(runs):
-    """The twin: the application behind the guard answers to the name of a rebinding site."""
+    """Negative control: the application behind the guard answers to the name of a rebinding site."""
     app = make_app(Library(Catalog([runs])))
     evil = [("host", "evil.example")]
     assert await asked(app, "/api/runs", evil) == 421
@@ -167,7 +167,7 @@ def test_no_name_leads_out_of_the_folder(serve, beside, question, run):
 
 
 def test_the_files_are_there_for_who_would_join_or_follow(beside):
-    """The twin: joining the names, or following the links, reads them."""
+    """Negative control: joining the names, or following the links, reads them."""
     inside = beside / "inside"
     for way in ("../outside/secret", "mine/../../outside/secret", "link", "files"):
         assert (inside / way / "results.jsonl").read_bytes()

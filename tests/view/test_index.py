@@ -132,7 +132,7 @@ def test_damage_is_said_and_what_stands_before_it_is_shown(tmp_path):
 
 
 def test_a_whole_journal_has_no_damage(tmp_path):
-    """The twin."""
+    """Negative control."""
     file = tmp_path / "results.jsonl"
     journal(file, rows(0, 1, 2))
     index = RowIndex(file)

@@ -183,7 +183,7 @@ def test_markup_in_a_completion_is_text(page, served):
 
 
 def test_the_same_markup_takes_over_a_page_that_parses_it(browser_window):
-    """The twin."""
+    """Negative control."""
     page = browser_window
     page.driver.get("data:text/html,<title>none</title>")
     page.js("document.body.innerHTML = arguments[0]", view_runs.ATTACK)
@@ -203,7 +203,7 @@ def test_the_policy_stops_what_a_fault_of_the_page_would_let_through(browser_win
 def test_terminal_escapes_are_spelled_out(page, served):
     row = row_with(served, "nothing else")
     raw = json.dumps(served.ask(f"rollout?run={quote(CAREFUL)}&row={row}")["messages"], ensure_ascii=False)
-    assert "\\u001b]8;;" in raw  # the twin: they are in what the page is given
+    assert "\\u001b]8;;" in raw  # negative control: they are in what the page is given
     page.open(served.url + at("run", CAREFUL, row))
     page.wait_text("and nothing else")
     shown = page.text(".message.assistant .text")

@@ -106,7 +106,7 @@ async def test_escapes_of_a_model_reach_neither_the_terminal_nor_the_clipboard(a
     monkeypatch.setattr(app, "copy_to_clipboard", copied.append)
     row = app.library.search(CAREFUL, "nothing else", budget_s=9)["rows"][0]
     raw = json.dumps(app.library.rollout(CAREFUL, row)["messages"])
-    assert "\\u001b[2J" in raw  # the twin: they are in the row
+    assert "\\u001b[2J" in raw  # negative control: they are in the row
     async with app.run_test(size=(130, 34)) as pilot:
         await pilot.pause()
         await to(pilot, "careful-7b")

@@ -162,7 +162,7 @@ class HFLoop(Trainer):
     def train(self, *args: Any, **keywords: Any) -> Any:
         self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
         if deepspeed.is_used(self.accelerator):
-            self._earlier_engine = deepspeed.withheld(self.accelerator)
+            self._earlier_engine = deepspeed.detach_engine(self.accelerator)
         with self._steps.update:
             return super().train(*args, **keywords)
 
@@ -177,7 +177,7 @@ class HFLoop(Trainer):
     def _prepare_for_training(self, *args: Any, **keywords: Any) -> Any:
         if deepspeed.is_used(self.accelerator):
             deepspeed.in_one_precision(self.model, self.args)
-        with fsdp.ties_kept(self.model):
+        with fsdp.preserved_ties(self.model):
             prepared = super()._prepare_for_training(*args, **keywords)
         if self._earlier_engine is not None:
             self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = self._earlier_engine, None

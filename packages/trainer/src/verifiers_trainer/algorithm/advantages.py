@@ -59,7 +59,8 @@ def compute_advantages(
 
     ``choice`` is a registered name, "package.module:function" or a function ``(rewards_G, lengths_G, *, ...)`` that
     sees live groups and known rewards only. ``lengths_G`` counts the trained tokens of each rollout ("opo" needs
-    it), ``weights_G`` [F] weighs the columns of a group ("gdpo"). Raises ConfigError for an unknown name or parameter.
+    it), ``weights_G`` [F] weighs the columns of a group ("gdpo"). *Raises* ConfigError for an unknown
+    name or parameter.
 
     >>> compute_advantages("mean", [np.array([1.0, 0.0, np.nan, 0.5])])
     [array([ 0.5, -0.5,  nan,  0. ])]
@@ -128,7 +129,7 @@ def batch_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.nda
 
 @register_advantage("rloo")
 def rloo(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
-    """(R - mean)·n/(n-1): each against the mean of the others. Source: leave-one-out REINFORCE, arXiv 2402.14740."""
+    """(R - mean)·n/(n-1): the baseline is the mean of the others. Source: leave-one-out REINFORCE, arXiv 2402.14740."""
     return [(r - r.mean()) * len(r) / (len(r) - 1) for r in rewards_G]
 
 
@@ -145,7 +146,7 @@ def max_rl(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarra
 def opo(rewards_G: list[np.ndarray], lengths_G: list[np.ndarray] | None = None) -> list[np.ndarray]:
     """R - Σ len·R / Σ len, the baseline of least variance when gradients grow with length.
 
-    Source: OPO, arXiv 2505.23585. Raises ConfigError without lengths.
+    Source: OPO, arXiv 2505.23585. *Raises* ConfigError without lengths.
     """
     if lengths_G is None:
         raise ConfigError("advantage 'opo' weighs rewards by length; pass lengths_G, one array per group")
@@ -162,14 +163,14 @@ def gdpo(
 ) -> list[np.ndarray]:
     """A z-score in the group for each reward function, their weighted sum, then a z-score over the batch.
 
-    Rewards are [n, F]; ``weights`` [F] are those of all groups, ``weights_G`` each group's own; all 1 when None.
+    Rewards are [n, F]; ``weights`` [F] apply to all groups, ``weights_G`` to one group each; all 1 when None.
     Source: GDPO, group reward-decoupled normalisation.
     """
     if any(r.ndim != 2 for r in rewards_G):
         raise ConfigError("advantage 'gdpo' needs rewards [n, F], one column per reward function")
     if weights_G is None:
         weights_G = [np.ones(r.shape[1]) if weights is None else np.asarray(weights, np.float64) for r in rewards_G]
-    sums = [_z_score(r) @ own for r, own in zip(rewards_G, weights_G, strict=True)]
+    sums = [_z_score(r) @ function_weights for r, function_weights in zip(rewards_G, weights_G, strict=True)]
     batch = np.concatenate(sums)
     return [(s - batch.mean()) / (batch.std(ddof=1) + EPSILON) for s in sums]
 

@@ -55,7 +55,7 @@ class BatchSettings(Protocol):
 
 
 def apply_length_rules(rollout: Rollout, settings: BatchSettings) -> Rollout:
-    """The rollout with the reward that the length limits leave it: the one place where length changes a reward.
+    """Apply the length limits to the reward of a rollout: the only function where length changes a reward.
 
     With ``overlong="drop"`` the reward of a rollout that is too long becomes NaN (unknown). With
     ``zero_truncated_completions`` a rollout that a limit cut gets the reward 0, unless it failed.
@@ -69,7 +69,7 @@ def apply_length_rules(rollout: Rollout, settings: BatchSettings) -> Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The sibling rollouts of one example. ``index`` counts groups in the order in which they were begun."""
+    """The sibling rollouts of one example. ``index`` counts groups in the order in which their rollouts began."""
 
     index: int
     example_id: int
@@ -93,7 +93,7 @@ class Group:
     def scores(self) -> np.ndarray:
         """float64 [G, F], a column for each reward function with a weight; a row of NaN where the reward is unknown.
 
-        *Raises* ConfigError when it is not known which functions counted.
+        *Raises* ConfigError when the weights of the reward functions are unknown.
         """
         if not self.weights:
             raise ConfigError(
@@ -133,7 +133,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Everything one optimizer step uses."""
+    """The data of one optimizer step."""
 
     rows_R: list[list[PackedRow]]
     """Rows of each rank, as many on every rank."""
@@ -148,7 +148,7 @@ class TrainBatch:
 def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSettings, world: int = 1) -> TrainBatch:
     """The batch of ``groups`` for ``world`` ranks; ``discarded`` groups count in the statistics alone."""
     credit_G = _credit(groups, settings)
-    made = [
+    by_rollout = [
         rollout_samples(
             rollout.turns,
             advantage,
@@ -163,7 +163,7 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
         for group, advantages in zip(groups, credit_G, strict=True)
         for number, (rollout, advantage) in enumerate(zip(group.rollouts, advantages, strict=True))
     ]
-    samples = [sample for rollout in made for sample in rollout.samples]
+    samples = [sample for rollout in by_rollout for sample in rollout.samples]
     weights = step_weights(samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len)
     bound = min(ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS, settings.micro_batch_size * settings.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
@@ -176,7 +176,7 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
         packing=settings.packing,
         share_prompts=settings.share_prompts,
     )
-    stats = rollout_stats([*groups, *discarded]) | _sample_stats(made) | group_stats(groups, discarded, settings)
+    stats = rollout_stats([*groups, *discarded]) | _sample_stats(by_rollout) | group_stats(groups, discarded, settings)
     stats |= {
         "tokens/trained": weights.num_tokens,
         "packing/rows": sum(len(rows) for rows in rows_R),
@@ -208,7 +208,7 @@ def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[A
 
 
 def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
-    """Statistics of every rollout generated for a batch, trained or not; NaN where nothing is known."""
+    """Statistics of every rollout generated for a batch, trained or not; NaN without known rewards."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = np.array([rollout.reward for rollout in rollouts], np.float64)
     known = rewards[~np.isnan(rewards)]
@@ -245,9 +245,9 @@ def _stats_by_environment(groups: Sequence[Group]) -> dict[str, float]:
     return stats
 
 
-def _sample_stats(made: Sequence[RolloutSamples]) -> dict[str, float]:
-    excluded = Counter(rollout.excluded for rollout in made if rollout.excluded)
-    trained = [rollout for rollout in made if not rollout.excluded]
+def _sample_stats(by_rollout: Sequence[RolloutSamples]) -> dict[str, float]:
+    excluded = Counter(rollout.excluded for rollout in by_rollout if rollout.excluded)
+    trained = [rollout for rollout in by_rollout if not rollout.excluded]
     return {
         "samples/forks_per_rollout": sum(rollout.num_forks for rollout in trained) / max(1, len(trained)),
         "rollouts/overlong": excluded["overlong"],

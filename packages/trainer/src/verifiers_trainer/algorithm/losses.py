@@ -1,4 +1,4 @@
-"""What is minimised for one packed row: a loss per token, corrected for the sampler, plus a penalty to a reference.
+"""Compute the loss of every token of a packed row: policy loss, correction for the sampler, penalty to a reference.
 
     loss_t = correction_t · policy_loss_t + beta · k(π, ref)_t          (``Objective``; every function here is pure)
 
@@ -56,7 +56,7 @@ class LossInput:
         """The tensors of a ``PackedRow`` beside the trained policy's log-probabilities ``log_pi`` [T].
 
         ``anchor="recomputed"`` gives ``log_old``: the policy when the batch was built, which is the trained one while
-        the row holds no ``old_logprobs``. Trained text that no policy sampled has that policy in place of μ.
+        the row holds no ``old_logprobs``. That policy also replaces μ for trained text that no policy sampled.
         """
         log_old = row.get("old_logprobs", log_pi.detach())
         log_mu = torch.where(row["version"] != NOT_SAMPLED, row["sampler_logprobs"], log_old)
@@ -88,16 +88,16 @@ LossFunction = Callable[..., Tensor]
 def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
     """A decorator: register ``function(row: LossInput, *, parameters) -> losses [T]`` under ``name``, masked."""
 
-    def enter(function: LossFunction) -> LossFunction:
+    def decorate(function: LossFunction) -> LossFunction:
         return LOSSES.register(name)(_masked(function))
 
-    return enter
+    return decorate
 
 
 def resolve_loss(choice: str | LossFunction, **parameters: Any) -> Callable[[LossInput], Tensor]:
     """The loss for a registered name, "package.module:function" or a function, with its parameters bound.
 
-    The result maps a `LossInput` to losses [T], zero where masked. Raises ConfigError for an unknown name or
+    The result maps a `LossInput` to losses [T], zero where masked. *Raises* ConfigError for an unknown name or
     parameter.
 
     >>> loss = resolve_loss("ppo", epsilon_low=0.2)
@@ -116,7 +116,7 @@ def kl_penalty(log_pi: Tensor, log_ref: Tensor, loss_mask: Tensor, kind: str = "
     """Estimate of KL(π‖ref) per token [T], zero where masked, from d = log ref - log π.
 
     k1 = -d, k2 = d²/2, k3 = e^d - d - 1. Source: J. Schulman, "Approximating KL divergence" (2020).
-    Raises ConfigError for another ``kind``.
+    *Raises* ConfigError for another ``kind``.
     """
     if kind not in KL_TYPES:
         raise ConfigError(f"unknown kl_type {kind!r}; known: {', '.join(KL_TYPES)}")
@@ -194,9 +194,9 @@ def _trust_region(row: LossInput, keep: Tensor, penalty: float, ratio_cap: float
 
 
 def _sequence_sum(row: LossInput, values: Tensor) -> Tensor:
-    """Sum of the kept ``values`` of a token's sample, at each of its tokens [T]."""
-    kept = torch.where(row.loss_mask, values, torch.zeros_like(values))
-    sums = kept.new_zeros(int(row.seq_ids.max()) + 1).index_add(0, row.seq_ids, kept)
+    """Sum of the unmasked ``values`` over each token's sample [T]."""
+    masked = torch.where(row.loss_mask, values, torch.zeros_like(values))
+    sums = masked.new_zeros(int(row.seq_ids.max()) + 1).index_add(0, row.seq_ids, masked)
     return sums[row.seq_ids]
 
 
@@ -239,7 +239,7 @@ def cispo(
     mask_ratio_low: float = 0.0,
     mask_ratio_high: float = math.inf,
 ) -> Tensor:
-    """-sg(clip(ρ, floor, cap))·A·log π: every token keeps a gradient, none a large one; then the keep-mask on ρ.
+    """-sg(clip(ρ, floor, cap))·A·log π: a bounded gradient for every token; then the keep-mask on ρ.
 
     Source: MiniMax-M1, arXiv 2506.13585, equation 4.
     """
@@ -249,7 +249,7 @@ def cispo(
 
 @register_loss("masked_is")
 def masked_is(row: LossInput, *, mask_ratio_low: float = 0.125, mask_ratio_high: float = 8.0) -> Tensor:
-    """-ρ·A where low <= ρ <= high, else nothing.
+    """-ρ·A where low <= ρ <= high, else 0.
 
     Source: IcePop in Ring-1T, arXiv 2510.18855 (there with [0.5, 5]).
     """
@@ -267,7 +267,7 @@ def importance_sampling(row: LossInput, *, mask_ratio_low: float = 0.0, mask_rat
 
 @register_loss("reinforce")
 def reinforce(row: LossInput) -> Tensor:
-    """-A·log π, no correction for who sampled. Source: Williams 1992."""
+    """-A·log π, without correction for the sampling policy. Source: Williams 1992."""
     return -row.advantage * row.log_pi
 
 
@@ -367,7 +367,7 @@ def dro(row: LossInput, *, beta: float = 0.1) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TokenLosses:
-    """Numbers of one row, each [T]: what is minimised, and what to log of it."""
+    """Losses and metrics of the tokens of one row, each [T]."""
 
     losses: Tensor
     metrics: Mapping[str, Tensor]
@@ -380,13 +380,13 @@ class Objective:
 
     loss: Callable[[LossInput], Tensor]
     corrections: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters of ``correction``: what weighs or drops tokens by the gap between sampler and trainer."""
+    """Parameters of ``correction``, which weighs or drops tokens by the gap between sampler and trainer."""
     beta: float = 0.0
     kl_type: str = "k3"
 
     @classmethod
     def of(cls, loss: Callable[[LossInput], Tensor], settings: Any) -> Objective:
-        """The objective with the corrections and the penalty of ``settings``, which has them as attributes."""
+        """The objective with the corrections and the penalty that are attributes of ``settings``."""
         parameters = {
             "tis_cap": settings.tis_cap,
             "sequence_mask_cap": settings.sequence_mask_cap,

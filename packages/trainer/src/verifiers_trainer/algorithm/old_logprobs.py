@@ -1,4 +1,4 @@
-"""Compute the log-probabilities that stay fixed while a batch is trained: under the policy of the batch, the reference.
+"""Compute the log-probabilities that stay fixed while a batch is trained: under its old policy and the reference.
 
 They are computed once for a batch, row by row, without gradient, by the same chunked head that trains, and stored in
 the rows (``old_logprobs``, ``reference_logprobs``). ``losses`` compares the trained policy with them.
@@ -16,7 +16,7 @@ from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 
 Forward = Callable[..., Any]
-"""A model with the log-probability forward installed, or a stand-in for it."""
+"""A model with the log-probability forward installed, or a callable with the same arguments."""
 
 
 def annotate(
@@ -25,7 +25,7 @@ def annotate(
     """Store the log-probabilities [T] of ``old`` and ``reference`` in the rows that lack them, in place in the list."""
     if old is None and reference is None:
         return
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         arguments = forward_arguments(row.to_tensors(device))
         computed = {}
         with torch.no_grad():
@@ -33,13 +33,13 @@ def annotate(
                 computed["old_logprobs"] = old(**arguments).logprobs.float().cpu().numpy()
             if reference is not None and row.reference_logprobs is None:
                 computed["reference_logprobs"] = reference(**arguments).logprobs.float().cpu().numpy()
-        rows[place] = replace(row, **computed)
+        rows[index] = replace(row, **computed)
 
 
 def needs_old(rows: Sequence[PackedRow], num_iterations: int, anchor: str) -> bool:
     """Whether these rows are compared with the policy of the batch after it has changed.
 
-    In the first step of a batch the two policies are one, so a batch that is used once (``num_iterations=1``) needs no
+    In the first step of a batch both are the same policy, so a batch that is used once (``num_iterations=1``) needs no
     forward pass. Otherwise ``anchor="recomputed"`` needs it, and so does trained text that no policy sampled.
     """
     if num_iterations == 1:

@@ -1,4 +1,4 @@
-"""Pack samples into rows of token arrays: as many rows on every rank, of nearly equal size, nothing padded.
+"""Pack samples into rows of token arrays: equally many on every rank, of nearly equal size, without padding.
 
 Samples are laid end to end into rows of at most ``max_tokens``, first fit in decreasing order; the number of rows is
 rounded up to a multiple of the ranks and the samples are dealt again, largest first into the emptiest row. Ranks
@@ -6,8 +6,8 @@ without a row get a filler: one token of weight zero that runs a real forward an
 training hangs when ranks run different numbers of them. A sample never spans rows and is never cut.
 
 The rollouts of a group begin with the same prompt. With ``share_prompts`` that prompt is laid once, followed by one
-branch for each sample. The numbers of a token stay the same, because a branch attends to its prompt and itself alone
-(``policy.logprobs`` makes that mask); prompts carry no loss, so none is lost.
+branch for each sample. The log-probabilities stay the same, because a branch attends to its prompt and itself
+alone (``policy.logprobs`` builds that mask); prompts carry no loss, so no loss is dropped.
 
 ``samples`` decides which tokens carry loss, ``aggregation`` how much each weighs.
 """
@@ -126,8 +126,8 @@ def pack(
     else:
         parts = [Part((i,), 0, samples[i].num_tokens) for i in used]
     sizes = [part.size for part in parts]
-    bins = _bins(sizes, max_tokens, world) if packing else [[place] for place in range(len(parts))]
-    rows = [_row(samples, weights, [parts[place] for place in places]) for places in bins]
+    bins = _bins(sizes, max_tokens, world) if packing else [[index] for index in range(len(parts))]
+    rows = [_row(samples, weights, [parts[index] for index in indices]) for indices in bins]
     target = max(1, math.ceil(len(rows) / world)) * world
     rows += [filler_row() for _ in range(target - len(rows))]
     return _deal(rows, world)
@@ -140,23 +140,23 @@ def fill(rows_R: Sequence[Sequence[PackedRow]], max_tokens: int) -> float:
 
 
 def shared(rows_R: Sequence[Sequence[PackedRow]], samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> float:
-    """Share of the samples' tokens that no row holds because another sample's copy of the prompt serves; 0: none."""
+    """Fraction of the samples' tokens saved by sharing prompts; 0 when no prompt is shared."""
     total = sum(sample.num_tokens for sample, weight in zip(samples, weights, strict=True) if weight.any())
-    held = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
-    return 1 - held / total if total else 0.0
+    in_rows = sum(row.num_tokens for rows in rows_R for row in rows if not row.is_filler)
+    return 1 - in_rows / total if total else 0.0
 
 
 def filler_row() -> PackedRow:
     """One token of weight zero that carries no loss."""
-    zero, nothing = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    zero, zero_f32 = np.zeros(1, np.int32), np.zeros(1, np.float32)
     return PackedRow(
         token_ids=zero,
         position_ids=zero,
         seq_ids=zero,
         loss_mask=np.zeros(1, bool),
-        sampler_logprobs=nothing,
-        advantage=nothing,
-        weight=nothing,
+        sampler_logprobs=zero_f32,
+        advantage=zero_f32,
+        weight=zero_f32,
         inv_temperature=np.ones(1, np.float32),
         version=np.full(1, NOT_SAMPLED, np.int32),
         sample_indices=np.zeros(0, np.int32),
@@ -168,7 +168,7 @@ def filler_row() -> PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What enters a row in one piece: samples that share their first ``prompt`` tokens, or one sample alone."""
+    """The unit that is packed: samples that share their first ``prompt`` tokens, or one sample."""
 
     members: tuple[int, ...]
     """Positions in the list of samples."""
@@ -181,8 +181,8 @@ class Part:
 def shared_prompt_parts(samples: Sequence[Sample], used: Sequence[int], max_tokens: int) -> list[Part]:
     """Group the samples ``used`` of one group with equal prompts into parts of at most ``max_tokens``.
 
-    A sample longer than that is a part alone. The prompt is what stands before the first token with loss. First fit in
-    decreasing order of length: few parts.
+    A longer sample is a part alone. The prompt is everything before the first token with loss. First fit in decreasing
+    order of length gives few parts.
     """
     siblings: dict[tuple[int, float, bytes], list[int]] = {}
     for i in used:
@@ -200,21 +200,21 @@ def _parts(samples: Sequence[Sample], members: Sequence[int], max_tokens: int) -
     open_parts: list[tuple[list[int], int]] = []
     for i in sorted(members, key=lambda i: (-samples[i].num_tokens, i)):
         branch = samples[i].num_tokens - prompt
-        for place, (together, size) in enumerate(open_parts):
+        for index, (branches, size) in enumerate(open_parts):
             if size + branch <= max_tokens:
-                open_parts[place] = ([*together, i], size + branch)
+                open_parts[index] = ([*branches, i], size + branch)
                 break
         else:
             open_parts.append(([i], prompt + branch))
-    for together, size in open_parts:
-        yield Part(tuple(together), prompt if len(together) > 1 else 0, size)
+    for branches, size in open_parts:
+        yield Part(tuple(branches), prompt if len(branches) > 1 else 0, size)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------
 
 
 def _bins(sizes: Sequence[int], max_tokens: int, world: int) -> list[list[int]]:
-    """Indices of ``sizes`` by row: first fit decreasing counts the rows, then dealt evenly where that fits as well."""
+    """Indices of ``sizes`` by row: first fit decreasing decides how many, then an even distribution where it fits."""
     order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
     first_fit: list[list[int]] = []
     room = np.full(len(order), max_tokens, dtype=np.int64)
@@ -245,7 +245,7 @@ def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequen
     spans = [span for part in parts for span in _spans(samples, part)]
     lengths = np.array([end - start for _, start, end, _ in spans])
     seq_ids = np.arange(len(spans), dtype=np.int32)
-    behind = np.array([back for _, _, _, back in spans], np.int32)
+    prompt_offset = np.array([offset for _, _, _, offset in spans], np.int32)
 
     def concatenated(name: str) -> np.ndarray:
         return np.concatenate([getattr(samples[i], name)[start:end] for i, start, end, _ in spans])
@@ -264,15 +264,15 @@ def _row(samples: Sequence[Sample], weights: Sequence[np.ndarray], parts: Sequen
         inv_temperature=repeated([samples[i].inv_temperature for i, _, _, _ in spans], np.float32),
         version=concatenated("versions"),
         sample_indices=np.array([i for part in parts for i in part.members], np.int32),
-        prompt_seq_ids=repeated(seq_ids - behind, np.int32) if behind.any() else None,
+        prompt_seq_ids=repeated(seq_ids - prompt_offset, np.int32) if prompt_offset.any() else None,
     )
 
 
 def _spans(samples: Sequence[Sample], part: Part) -> list[tuple[int, int, int, int]]:
-    """(sample, start, end, how many spans back its prompt is) of each piece of a part, in the order of the row."""
+    """(sample, start, end, offset to the span of its prompt) of each span of a part, in the order of the row."""
     if not part.prompt:
         return [(i, 0, samples[i].num_tokens, 0) for i in part.members]
-    branches = [(i, part.prompt, samples[i].num_tokens, 1 + place) for place, i in enumerate(part.members)]
+    branches = [(i, part.prompt, samples[i].num_tokens, 1 + number) for number, i in enumerate(part.members)]
     return [(part.members[0], 0, part.prompt, 0), *branches]
 
 

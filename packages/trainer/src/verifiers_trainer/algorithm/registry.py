@@ -1,4 +1,4 @@
-"""Resolve a name, an import path or a function to a function: how losses and advantages are chosen by value."""
+"""Resolve a name, an import path or a function to a function: how settings select losses and advantages."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ NOT_SAMPLED = -2
 class Sample:
     """One token sequence to learn from.
 
-    Example, a prompt [1, 15], the answer [7, 2] and an environment's token 9 before the answer [2]::
+    Example, a prompt [1, 15], the completion [7, 2] and an environment's token 9 before the completion [2]::
 
         Sample(token_ids=[1, 15, 7, 2, 9, 2], loss_mask=[F, F, T, T, F, T],
                sampler_logprobs=[0, 0, -.1, -.7, 0, -.2], versions=[-2, -2, 4, 4, -2, 5],
@@ -45,7 +45,7 @@ class Sample:
     group: int = 0
     """Number of the group of sibling rollouts."""
     live: bool = True
-    """False: present but without weight, for example in a group without signal that is kept."""
+    """False: present but without weight, for example in a dead group that stays in the batch."""
 
     @property
     def num_tokens(self) -> int:
@@ -77,12 +77,11 @@ class RolloutSamples:
 
 
 def merge_turns(turns: Sequence[Turn], *, mask_env_responses: bool = True) -> list[Sample]:
-    """Merge the turns of a rollout into samples, in the order of their first turn; advantages are zero.
+    """Merge the turns of a rollout into samples, in the order of their first turn, with advantages of zero.
 
-    Time is linear in the tokens that are compared and the tokens that come out; with `Turn.num_shared`, linear in new
-    tokens. A turn continues the newest sample it can. With ``mask_env_responses=False`` the environment's tokens
-    between turns carry loss too (never the first prompt of a sample). A sample without any completion token is left
-    out.
+    Time is linear in the tokens compared and returned; with `Turn.num_shared`, linear in new tokens. A
+    turn continues the newest sample it can. With ``mask_env_responses=False`` the environment's tokens between turns
+    carry loss too (never the first prompt of a sample). A sample without any completion token is left out.
     """
     return _merge(turns, [0.0] * len(turns), mask_env_responses)
 
@@ -139,7 +138,7 @@ def _chains(turns: Sequence[Turn]) -> list[list[int]]:
     """Indices of the turns of each sample."""
     chains: list[list[int]] = []
     for index, turn in enumerate(turns):
-        for chain in reversed(chains):  # newest sample first, so that interleaved conversations find their own
+        for chain in reversed(chains):  # newest sample first, so that interleaved conversations match correctly
             num_shared = turn.num_shared if chain[-1] == index - 1 else 0
             if _continues(turn, turns[chain[-1]], num_shared):
                 chain.append(index)

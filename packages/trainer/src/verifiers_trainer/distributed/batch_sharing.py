@@ -1,6 +1,6 @@
 """Send every rank its rows of one optimizer step's batch; texts stay on rank 0.
 
-Rows travel as safetensors, bit for bit; nothing that is read is executed.
+Rows travel as safetensors, bit for bit; reading executes no code.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def next_batch(ranks: Ranks, make: Callable[[], TrainBatch], timeout_s: float) -
 
 
 def to_bytes(rows: Sequence[PackedRow]) -> bytes:
-    """Rows as one safetensors file: ``<place>.<name>`` -> array."""
+    """Rows as one safetensors file: ``<index>.<name>`` -> array."""
     arrays = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for name in NAMES:
             if (array := getattr(row, name)) is not None:
-                arrays[f"{place}.{name}"] = np.ascontiguousarray(array)
+                arrays[f"{index}.{name}"] = np.ascontiguousarray(array)
     return save(arrays)
 
 
@@ -58,6 +58,6 @@ def from_bytes(data: bytes) -> list[PackedRow]:
     """The rows of ``to_bytes``, in their order."""
     rows: dict[int, dict[str, np.ndarray]] = {}
     for key, array in load(data).items():
-        place, _, name = key.partition(".")
-        rows.setdefault(int(place), {})[name] = array
-    return [PackedRow(**rows[place]) for place in sorted(rows)]
+        index, _, name = key.partition(".")
+        rows.setdefault(int(index), {})[name] = array
+    return [PackedRow(**rows[index]) for index in sorted(rows)]

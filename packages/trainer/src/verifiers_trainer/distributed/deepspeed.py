@@ -7,7 +7,7 @@ sees one kind of split model. DeepSpeed's checkpoint format is not used: files a
 DeepSpeed takes its optimizer step inside the last backward pass of a step. So the gradient norm is known only then;
 when it is not finite, DeepSpeed leaves the weights unchanged.
 
-``adopt`` reads the launcher's settings, and makes accelerate use DeepSpeed on a CPU too, which it does not do alone.
+``adopt`` reads the launcher's settings, and makes accelerate use DeepSpeed on a CPU too, which is not its default.
 DeepSpeed is imported when it is used; code that depends on its internals is in the last section.
 """
 
@@ -49,7 +49,7 @@ def holds(parameter: Any) -> bool:
 
 
 def size(parameter: Any) -> torch.Size:
-    """The shape of the whole."""
+    """The shape of the whole parameter."""
     return parameter.ds_shape if hasattr(parameter, "ds_id") else parameter.shape
 
 
@@ -90,11 +90,11 @@ def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     for index, number, parameter, piece, flat in _trained(optimizer):
         for name, value in inner.state.get(flat, {}).items():
             if isinstance(value, Tensor) and value.dim():
-                found: Any = _gathered(parameter, piece.within(value), piece.start).cpu()
+                entry: Any = _gathered(parameter, piece.within(value), piece.start).cpu()
             else:
-                found = value.clone() if isinstance(value, Tensor) else value
+                entry = value.clone() if isinstance(value, Tensor) else value
             if keep:
-                state.setdefault(index, {})[name] = found
+                state.setdefault(index, {})[name] = entry
         if len(groups) == number:
             groups.append({**inner.param_groups[number], "params": []})
         groups[number]["params"].append(index)
@@ -113,9 +113,9 @@ def part(parameter: Any) -> Tensor:
 
 def part_like(value: Tensor, parameter: Any) -> Tensor:
     """``value`` as ``part`` gives it."""
-    piece, found = _piece(parameter), torch.zeros_like(part(parameter))
-    found[: len(piece.master)] = piece.of(value)
-    return found
+    piece, padded = _piece(parameter), torch.zeros_like(part(parameter))
+    padded[: len(piece.master)] = piece.of(value)
+    return padded
 
 
 @torch.no_grad()
@@ -128,8 +128,8 @@ def assign(parameter: Any, value: Tensor) -> None:
         parameter.copy_(value)
         return
     start = dist.get_rank(group=parameter.ds_process_group) * parameter.ds_tensor.numel()
-    mine = value.flatten()[start : start + parameter.ds_tensor.numel()]
-    parameter.ds_tensor.data[: len(mine)].copy_(mine)
+    local = value.flatten()[start : start + parameter.ds_tensor.numel()]
+    parameter.ds_tensor.data[: len(local)].copy_(local)
 
 
 def load_state(optimizer: Any, state: dict[int, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
@@ -137,16 +137,16 @@ def load_state(optimizer: Any, state: dict[int, dict[str, Any]], groups: list[di
     inner = _inner(optimizer)
     inner.state.clear()
     for index, number, parameter, piece, flat in _trained(optimizer):
-        own = inner.state[flat]
+        local_state = inner.state[flat]
         on_device = any(inner.param_groups[number].get(flag) for flag in ("fused", "capturable"))
         for name, value in state.get(index, {}).items():
             if not isinstance(value, Tensor) or not value.dim():
-                own[name] = value.to(flat.device) if on_device and isinstance(value, Tensor) else value
+                local_state[name] = value.to(flat.device) if on_device and isinstance(value, Tensor) else value
                 continue
             if value.shape != size(parameter):
-                raise ValueError(f"{name} is {list(value.shape)} there, and its parameter {list(size(parameter))}")
-            mine = own.setdefault(name, torch.zeros_like(flat, dtype=value.dtype, requires_grad=False))
-            piece.within(mine).copy_(piece.of(value))
+                raise ValueError(f"{name} has shape {list(value.shape)}, its parameter {list(size(parameter))}")
+            local = local_state.setdefault(name, torch.zeros_like(flat, dtype=value.dtype, requires_grad=False))
+            piece.within(local).copy_(piece.of(value))
     for group, described in zip(inner.param_groups, groups, strict=True):
         group.update({name: value for name, value in described.items() if name != "params"})
 
@@ -196,16 +196,16 @@ def in_one_precision(model: nn.Module, settings: Any) -> None:
 
 
 def adopt(accelerator: Any, settings: Any) -> bool:
-    """Whether DeepSpeed splits the model; its configuration then says what ``settings`` do.
+    """Whether DeepSpeed splits the model; if so, write ``settings`` into its configuration.
 
-    Raises ``ConfigError`` for what of it is not supported.
+    *Raises* ConfigError for unsupported settings.
     """
     state, plugin = accelerator.state, getattr(settings, "deepspeed_plugin", None)
     if plugin is None:
         return False
-    load_models_whole()  # accelerate has just made it otherwise
+    load_models_whole()  # accelerate has just configured the opposite
     if state.distributed_type == DistributedType.NO:
-        log.warning("one process on a CPU splits nothing: training goes on without DeepSpeed")
+        log.warning("one process on a CPU splits nothing: training continues without DeepSpeed")
         return False
     if state.distributed_type == DistributedType.MULTI_CPU:
         if torch.accelerator.is_available():  # DeepSpeed would use the accelerators that training does not use
@@ -227,7 +227,7 @@ def is_used(accelerator: Any) -> bool:
     return accelerator.distributed_type == DistributedType.DEEPSPEED
 
 
-def withheld(accelerator: Any) -> Any:
+def detach_engine(accelerator: Any) -> Any:
     """Take DeepSpeed's engine out of accelerate, which would destroy it when training begins a second time."""
     engine, accelerator.deepspeed_engine_wrapped = accelerator.deepspeed_engine_wrapped, None
     return engine
@@ -236,7 +236,7 @@ def withheld(accelerator: Any) -> Any:
 def settle(config: dict[str, Any], settings: Any) -> None:
     """Write the trainer's settings into DeepSpeed's configuration, and warn where they replace other values.
 
-    Raises ``ConfigError`` for what is not supported.
+    *Raises* ConfigError for unsupported settings.
     """
     split = config["zero_optimization"]
     if split.get("stage") not in (1, 2, 3):
@@ -244,7 +244,7 @@ def settle(config: dict[str, Any], settings: Any) -> None:
     for section in ("optimizer", "scheduler"):
         if section in config:
             raise ConfigError(
-                f"the DeepSpeed configuration has a section {section!r}, which the trainer would not follow: remove "
+                f"the DeepSpeed configuration has a section {section!r}, which the trainer ignores: remove "
                 "it, and use optim, learning_rate and lr_scheduler_type"
             )
     if settings.fp16:
@@ -252,9 +252,9 @@ def settle(config: dict[str, Any], settings: Any) -> None:
     for kind in ("offload_optimizer", "offload_param"):
         if (device := (split.get(kind) or {}).get("device", "none")) not in ("none", "cpu", None):
             raise ConfigError(f"{kind}_device {device!r} is not supported: set it to cpu or none")
-    config["zero_force_ds_cpu_optimizer"] = False  # the trainer's own, of torch: DeepSpeed's would be compiled first
+    config["zero_force_ds_cpu_optimizer"] = False  # the trainer uses torch's; DeepSpeed's would be compiled first
     ours = {
-        "gradient_accumulation_steps": 1,  # the trainer says which backward pass is the last of a step
+        "gradient_accumulation_steps": 1,  # the trainer marks the last backward pass of a step
         "gradient_clipping": float(settings.max_grad_norm or 0.0),
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": settings.world_size,
@@ -264,7 +264,7 @@ def settle(config: dict[str, Any], settings: Any) -> None:
         ("gradient_clipping", "max_grad_norm"),
     ):
         if (theirs := config.get(name, "auto")) not in ("auto", ours[name]) and _is_first():
-            log.warning("DeepSpeed's %s is %s (%s), not the %s of its file", name, ours[name], because, theirs)
+            log.warning("DeepSpeed's %s is %s (%s); its configuration has %s", name, ours[name], because, theirs)
     config.update(ours, fp16={"enabled": False}, bf16={**config.get("bf16", {}), "enabled": bool(settings.bf16)})
     if settings.bf16:  # by default DeepSpeed sums gradients in half precision
         config.setdefault("communication_data_type", "fp32")
@@ -272,7 +272,7 @@ def settle(config: dict[str, Any], settings: Any) -> None:
 
 
 def _is_first() -> bool:
-    """Whether this is rank 0, which logs for all."""
+    """Whether this is rank 0, the only one that logs."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -319,9 +319,9 @@ def _is_trained(parameter: Any) -> bool:
 def _piece(parameter: Any) -> Piece:
     if hasattr(parameter, "ds_id"):
         zero = parameter._z3_optimizer
-        number, offset, held = zero.grad_position[parameter.ds_id]
-        start = dist.get_rank(group=parameter.ds_process_group) * held
-        length = max(0, min(held, parameter.ds_numel - start))  # the rest is padding
+        number, offset, piece_size = zero.grad_position[parameter.ds_id]
+        start = dist.get_rank(group=parameter.ds_process_group) * piece_size
+        length = max(0, min(piece_size, parameter.ds_numel - start))  # the rest is padding
         flat = zero.fp32_partitioned_groups_flat[number]
         return Piece(flat.detach()[offset : offset + length], start, offset, flat)
     mapping = parameter._hp_mapping

@@ -7,9 +7,9 @@ how the run was split: any number of processes, split or not, resumes from it.
 
     for name, tensor in whole_tensors(model): ...     every process iterates to the end; one whole tensor at a time
 
-Gathering is a collective: **every process must call it, in the same order**, outside of any rank-0-only block. With
+Gathering is a collective: **every process must call it, in the same order**, outside of any rank-0-only block. For
 a model that is not split nothing is sent. ``adopt`` checks which splits are supported, and makes accelerate split on a
-CPU too, which it does not do by itself, so that what runs on GPUs can be tested without one.
+CPU too, which it does not do by default, so that the code for GPUs can be tested without one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHECKPOINT_WRAPPER = "_checkpoint_wrapped_module."
 
 
 def is_split(model: nn.Module) -> bool:
-    """Whether this process holds only parts of the parameters, even while a forward pass has left whole ones there."""
+    """Whether this process holds only parts of the parameters, even while whole ones remain after a forward pass."""
     return any(isinstance(module, FSDPModule) for module in model.modules()) or deepspeed.is_split(model)
 
 
@@ -49,12 +49,12 @@ def is_managed(model: nn.Module) -> bool:
 
 
 def plain(name: str) -> str:
-    """The name of a parameter as files have it."""
+    """The name of a parameter in checkpoint files."""
     return name.replace(CHECKPOINT_WRAPPER, "")
 
 
-def held(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter as this process holds it, under all its names (one per module that it is in)."""
+def local_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter of this process, under all its names (one per module that holds it)."""
     forget_whole(model)
     return dict(model.named_parameters(remove_duplicate=False))
 
@@ -99,7 +99,7 @@ class WholeCopy:
     """Rank 0's whole copy of a split policy, for the engine, for servers and for files.
 
     It is made before the model is split, and is an ordinary module, with its adapter if there is one. ``refresh``
-    brings it up to the policy, a tensor at a time. On the other processes ``model`` is None.
+    copies the policy's weights into it, one tensor at a time. On the other processes ``model`` is None.
     """
 
     def __init__(self, model: nn.Module, *, keep: bool, device: torch.device):
@@ -114,10 +114,10 @@ class WholeCopy:
         for name, tensor in whole_tensors(model, trained_only=trained_only):
             if self.model is None:
                 continue
-            copied = self._parameters[name]
-            if copied.dtype != tensor.dtype:  # accelerate stores trained weights in float32 and computes in less
-                copied.data = torch.empty_like(copied, dtype=tensor.dtype)
-            copied.copy_(tensor)
+            target = self._parameters[name]
+            if target.dtype != tensor.dtype:  # accelerate stores trained weights in float32 and computes in less
+                target.data = torch.empty_like(target, dtype=tensor.dtype)
+            target.copy_(tensor)
 
 
 # --- in: whole tensors into the parts of this process -----------------------------------------------------------
@@ -139,12 +139,12 @@ def whole_of_part(tensor: Tensor, parameter: Any) -> Tensor:
 
 
 def part_like(tensor: Tensor, target: Any) -> Tensor:
-    """``tensor`` in the layout of ``part(target)``; every process has it whole, and nothing is sent.
+    """``tensor`` in the layout of ``part(target)``; every process has the whole tensor, so nothing is sent.
 
     *Raises* ValueError for another shape.
     """
     if tensor.shape != deepspeed.size(target):
-        raise ValueError(f"a tensor is {list(tensor.shape)} there and {list(deepspeed.size(target))} here")
+        raise ValueError(f"a tensor has shape {list(tensor.shape)}, its parameter {list(deepspeed.size(target))}")
     if hasattr(target, "ds_id"):
         return deepspeed.part_like(tensor, target)
     if not isinstance(target, DTensor):
@@ -162,7 +162,9 @@ def scatter(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> tup
     for name in tensors.keys() & targets.keys():
         target = targets[name]
         if tensors[name].shape != deepspeed.size(target):
-            raise ValueError(f"{name} is {list(tensors[name].shape)} there and {list(deepspeed.size(target))} here")
+            raise ValueError(
+                f"{name} has shape {list(tensors[name].shape)}, its parameter {list(deepspeed.size(target))}"
+            )
         if deepspeed.holds(target):
             deepspeed.assign(target, tensors[name])
         else:
@@ -175,14 +177,14 @@ def in_place_of(parameters: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     """Inside the block, each split parameter has the values of its paired tensor, which is split the same way."""
     pairs = [(_local(parameter), _local(other)) for parameter, other in parameters]
     with torch.no_grad():
-        saved = [mine.clone() for mine, _ in pairs]
-        for mine, other in pairs:
-            mine.copy_(other)
+        saved = [local.clone() for local, _ in pairs]
+        for local, other in pairs:
+            local.copy_(other)
         try:
             yield
         finally:
-            for (mine, _), before in zip(pairs, saved, strict=True):
-                mine.copy_(before)
+            for (local, _), before in zip(pairs, saved, strict=True):
+                local.copy_(before)
 
 
 def forget_whole(model: nn.Module) -> None:
@@ -203,7 +205,7 @@ def _local(tensor: Any) -> Tensor:
 
 
 @contextmanager
-def ties_kept(model: nn.Module) -> Iterator[None]:
+def preserved_ties(model: nn.Module) -> Iterator[None]:
     """Inside the block, ``tie_weights`` ties again the modules that share a parameter now.
 
     accelerate calls it after it has moved the model to another device; transformers' method expects the names of a
@@ -214,12 +216,12 @@ def ties_kept(model: nn.Module) -> Iterator[None]:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 owners.setdefault(id(parameter), []).append((module, name))
-    shared = [places for places in owners.values() if len(places) > 1]
+    shared = [uses for uses in owners.values() if len(uses) > 1]
 
     def tie_weights(*_: Any, **__: Any) -> None:
         for (first, name), *others in shared:
-            for module, own in others:
-                module._parameters[own] = first._parameters[name]
+            for module, other_name in others:
+                module._parameters[other_name] = first._parameters[name]
 
     model.__dict__["tie_weights"] = tie_weights
     try:
@@ -228,7 +230,7 @@ def ties_kept(model: nn.Module) -> Iterator[None]:
         del model.__dict__["tie_weights"]
 
 
-def part_originals(model: nn.Module) -> None:
+def untie_originals(model: nn.Module) -> None:
     """Untie the frozen original of each of PEFT's ``modules_to_save`` from a parameter that it shares.
 
     FSDP2 splits such a head separately from the embeddings, and accepts no parameter twice.
@@ -242,11 +244,11 @@ def part_originals(model: nn.Module) -> None:
                     original._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
 
 
-# --- which splits there are -------------------------------------------------------------------------------------
+# --- supported kinds of splitting -------------------------------------------------------------------------------------
 
 
 def adopt(accelerator: Any, settings: Any = None) -> bool:
-    """Whether the launcher's configuration splits the model; enables it on CPUs, where accelerate alone does not.
+    """Whether the launcher's configuration splits the model; enables it on CPUs, where accelerate does not by default.
 
     Raises ``ConfigError`` for a kind that is not supported.
     """
@@ -257,7 +259,7 @@ def adopt(accelerator: Any, settings: Any = None) -> bool:
         if torch.accelerator.is_available():  # torch would split over the accelerators that training does not use
             log.warning("the model is not split: it is trained on the CPU of a machine that has an accelerator")
             return False
-        # it reads what the launcher set; there is nowhere to offload to from a CPU, and torch would look for it
+        # reads the launcher's variables; without CPU offload, for which torch would look for an accelerator
         state.fsdp_plugin = FullyShardedDataParallelPlugin(cpu_offload=False)
         state.distributed_type = DistributedType.FSDP
     if state.distributed_type != DistributedType.FSDP:
@@ -273,7 +275,7 @@ def adopt(accelerator: Any, settings: Any = None) -> bool:
 
 
 def require_supported(kind: DistributedType, fsdp_version: int = 2) -> None:
-    """Raise ``ConfigError`` for a way of splitting a model that this trainer does not know."""
+    """Raise ``ConfigError`` for an unsupported way of splitting the model."""
     if kind == DistributedType.FSDP and fsdp_version != 2:
         raise ConfigError(
             f"fsdp_version {fsdp_version} is not supported: set fsdp_version: 2, as configs/fsdp2.yaml does"
@@ -296,8 +298,8 @@ def require_launchable(optimizers: Iterable[Any]) -> None:
         require_supported(DistributedType.MEGATRON_LM)
     deepspeed.require_installed()
     kind = next((kind for kind, flag in FLAGS.items() if parse_flag_from_env(flag)), None)
-    if kind is not None and any(given is not None for given in optimizers):
+    if kind is not None and any(optimizer is not None for optimizer in optimizers):
         raise ConfigError(
-            f"optimizers= cannot be given under {kind}, which replaces the parameters they hold: use optim, "
+            f"optimizers= is not supported under {kind}, which replaces the parameters they hold: use optim, "
             "learning_rate and the other fields of the configuration"
         )

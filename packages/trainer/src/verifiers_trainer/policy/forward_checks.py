@@ -1,4 +1,4 @@
-"""Compare the log-probability forward with the stock model, once, when a run starts.
+"""Compare the log-probability forward with the stock model when a run starts.
 
 No mask separates packed samples in architectures with recurrent or convolutional state, and some architectures
 transform their logits in ways that `logprobs` does not know. Each check runs a few random tokens without gradient and
@@ -27,8 +27,8 @@ HEAD_TOLERANCE, PACKING_TOLERANCE = 1e-4, 1e-3
 HALF_TOLERANCE = 2e-2
 """Mean difference in half precision, in nats, where the shapes are equal."""
 HALF_PLACE_TOLERANCE, HALF_SHAPE_TOLERANCE = 5e-2, 0.25
-"""Least and greatest allowed mean difference in half precision, in nats, between two places in a row. Measured with a
-135 M model in bfloat16 with separate samples: 0.024, and 0.09 between rows of different lengths."""
+"""Least and greatest allowed mean difference in half precision, in nats, between two positions in a row. Measured with
+a 135 M model in bfloat16 with separate samples: 0.024, and 0.09 between rows of different lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ Together = Callable[..., Sequence[Tensor]]
 
 
 def _apart_in_half(together: Together, first: Tensor, other: Tensor, second: Tensor) -> SelfCheck:
-    """Whether the second sample is independent of the first, as far as rounding in half precision can tell.
+    """Whether the second sample is independent of the first, within the rounding of half precision.
 
     Rounding depends on shapes, so the first sample is exchanged for another of the same length, which changes nothing
     where samples are separate. The allowed difference is measured by exchanging the sample *after*, which a causal
@@ -113,7 +113,7 @@ def can_share(model: nn.Module) -> bool:
 def check_sharing(model: nn.Module, *, lengths: tuple[int, int, int] = (9, 6, 4), is_half: bool = False) -> SelfCheck:
     """Compare two short samples that share a prompt with each alone, as `check_packing` does with the same tolerances.
 
-    An infinite difference when `can_share` says no. Every rank of a sharded run must call it.
+    The difference is infinite when `can_share` is False. Every rank of a sharded run must call it.
     """
     if not can_share(model):
         return SelfCheck(math.inf, PACKING_TOLERANCE)
@@ -123,13 +123,13 @@ def check_sharing(model: nn.Module, *, lengths: tuple[int, int, int] = (9, 6, 4)
 
         def together(*parts: Tensor) -> Sequence[Tensor]:
             sizes = [prompt.shape[1], *(part.shape[1] for part in parts)]
-            own = torch.cat([torch.full((size,), number) for number, size in enumerate(sizes)]).to(tokens.device)
-            places = [torch.arange(sizes[0]), *(torch.arange(sizes[0], sizes[0] + size) for size in sizes[1:])]
+            seq_ids = torch.cat([torch.full((size,), number) for number, size in enumerate(sizes)]).to(tokens.device)
+            position_ids = [torch.arange(sizes[0]), *(torch.arange(sizes[0], sizes[0] + size) for size in sizes[1:])]
             out = model(
                 input_ids=torch.cat([prompt, *parts], dim=1),
-                position_ids=torch.cat(places).to(tokens.device)[None],
-                seq_ids=own,
-                prompt_seq_ids=torch.zeros_like(own),
+                position_ids=torch.cat(position_ids).to(tokens.device)[None],
+                seq_ids=seq_ids,
+                prompt_seq_ids=torch.zeros_like(seq_ids),
             )
             return out.logprobs.split(sizes)
 

@@ -27,11 +27,11 @@ def get_model_and_tokenizer(
 def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, Any] | None = None) -> PreTrainedModel:
     """A causal language model, by hub id, local folder, ``builtin:tiny`` or ``builtin:smollm2-135m``.
 
-    ``model_kwargs`` go to ``from_pretrained`` and win over the defaults: float32 on a CPU and bfloat16 where there
+    ``model_kwargs`` go to ``from_pretrained`` and override the defaults: float32 on a CPU and bfloat16 where there
     is an accelerator; FlashAttention 3 or 2 when it is importable on CUDA, else ``sdpa``. ``use_liger`` patches in
     Liger's layer kernels (norm, MLP, rotary; never its fused loss) on CUDA when they are installed.
 
-    Raises ConfigError when the name cannot be loaded; the cause is chained.
+    Raises ConfigError when the model cannot be loaded; the cause is chained.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -60,7 +60,7 @@ def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, A
 def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of ``model_name``. A missing pad token is set to the end token: the trainer never reads pad ids.
 
-    Raises ConfigError when the name cannot be loaded; the cause is chained.
+    Raises ConfigError when the model cannot be loaded; the cause is chained.
     """
     from transformers import AutoTokenizer
 

@@ -2,8 +2,8 @@
 
 `install_logprob_forward` replaces the forward of one causal-LM *instance*, also inside a PEFT or distributed wrapper,
 so the wrapper's hooks still fire. The replaced forward runs the backbone with ``use_cache=False`` and no attention
-mask: only then does transformers separate samples with reset ``position_ids``; with either of the two they attend to
-each other silently. Samples that share a prompt get an explicit mask instead. The head runs in chunks. Where all logits
+mask: only then does transformers separate samples with reset ``position_ids``; with either, they silently attend to
+each other. Samples that share a prompt get an explicit mask instead. The head runs in chunks. Where all logits
 of a row together are small, they are stored for the backward pass; otherwise each chunk is recomputed there.
 
 `forward_checks` compares this with the stock model. No weight, buffer or configuration is changed.
@@ -138,7 +138,7 @@ class _Chunk:
 
 
 def _chunk_tokens(device: str, weight: Tensor | None) -> int:
-    """1024; on a CPU 256, or as many as fit ``STORED_LOGITS_BYTES`` where the vocabulary is small and those are more.
+    """1024; on a CPU at least 256, and as many as fit ``STORED_LOGITS_BYTES`` with a small vocabulary.
 
     The C library maps a block of 32 MiB or more separately and returns it to the system when freed; smaller blocks
     stay in the heap, fragmented by longer-lived ones, and memory grows with the number of chunks.
@@ -193,10 +193,10 @@ def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None
     Afterwards ``model(input_ids=, position_ids=, labels=, inv_temperature=, loss_mask=, num_chunks=)`` takes one row,
     [T] or [1, T]; entry t of every argument and result describes token t. ``labels`` defaults to ``input_ids``, which
     are the same tokens, not shifted ones. With ``loss_mask`` the head is computed only where it is True. A row with
-    shared prompts comes with its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.Row`).
-    ``full_head`` goes through the stock head and holds all logits: for architectures `check_head` refuses.
+    shared prompts comes with its ``seq_ids`` and ``prompt_seq_ids`` (see `packing.PackedRow`).
+    ``full_head`` goes through the stock head and holds all logits: for architectures that fail `check_head`.
 
-    A deep copy made afterwards carries the replaced forward; `uninstall` gives it the stock one back. Installing
+    A deep copy made afterwards carries the replaced forward; `uninstall` restores the stock one. Installing
     again replaces the earlier settings. Raises ConfigError when there is no causal LM.
     """
     lm = find_causal_lm(model)
@@ -208,12 +208,12 @@ def install_logprob_forward(model: nn.Module, *, chunk_tokens: int | None = None
 
 
 def is_installed(model: nn.Module) -> bool:
-    """Whether this instance answers with log-probabilities."""
+    """Whether the log-probability forward is installed on this instance."""
     return _STATE in find_causal_lm(model).__dict__
 
 
 def uninstall(model: nn.Module) -> None:
-    """Give the instance its own forward back; nothing happens when none was installed."""
+    """Restore the instance's previous forward; do nothing when none was installed."""
     lm = find_causal_lm(model)
     state: _Installed | None = lm.__dict__.pop(_STATE, None)
     if state is not None:
@@ -224,15 +224,15 @@ def uninstall(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def stock_forward(model: nn.Module) -> Iterator[None]:
-    """Inside the block the causal LM answers with logits; whatever stood there before comes back afterwards."""
+    """Install the stock forward for the block, which returns logits; restore the previous one at its end."""
     lm = find_causal_lm(model)
-    own = {name: lm.__dict__[name] for name in ("forward", _STATE) if name in lm.__dict__}
+    saved = {name: lm.__dict__[name] for name in ("forward", _STATE) if name in lm.__dict__}
     uninstall(lm)
     try:
         yield
     finally:
         lm.__dict__.pop("forward", None)
-        lm.__dict__.update(own)
+        lm.__dict__.update(saved)
 
 
 def _logprob_forward(
@@ -252,7 +252,9 @@ def _logprob_forward(
     if refused := [name for name, value in others.items() if value is not None and name != "return_dict"]:
         raise TypeError(f"the log-probability forward does not take {', '.join(refused)}")
     if attention_mask is not None or use_cache:
-        raise TypeError("packed rows need attention_mask=None and use_cache=False; otherwise samples see each other")
+        raise TypeError(
+            "packed rows need attention_mask=None and use_cache=False; samples attend to each other otherwise"
+        )
     if input_ids is None or input_ids.numel() != input_ids.shape[-1]:
         raise TypeError("the log-probability forward takes one row of input_ids, [T] or [1, T]")
     tokens = input_ids.reshape(-1)
@@ -300,10 +302,10 @@ def tokens_before(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
     >>> tokens_before(torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 0, 0])).tolist()
     [-1, 0, 1, 2, 1]
     """
-    places = torch.arange(len(seq_ids), device=seq_ids.device)
-    last = torch.zeros_like(places).scatter_reduce(0, seq_ids, places, "amax")
+    positions = torch.arange(len(seq_ids), device=seq_ids.device)
+    last = torch.zeros_like(positions).scatter_reduce(0, seq_ids, positions, "amax")
     first = seq_ids != torch.cat([seq_ids[:1], seq_ids[:-1]])
-    return torch.where(first & (prompt_seq_ids != seq_ids), last[prompt_seq_ids], places - 1)
+    return torch.where(first & (prompt_seq_ids != seq_ids), last[prompt_seq_ids], positions - 1)
 
 
 def _outputs(

@@ -1,6 +1,6 @@
 """Prepare a loaded model for training: adapter, dropout, precision, chat template.
 
-Everything is checked before any work.
+All settings are checked before the model is changed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
 
 
 def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
-    """(model, tokenizer), loading what is given as a name; the tokenizer defaults to the model's own."""
+    """(model, tokenizer), each loaded if it is a name; the tokenizer defaults to that of the model."""
     name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
     if tokenizer is None:
         if not name:
-            raise ConfigError("the model does not say where its tokenizer is: give processing_class=…")
+            raise ConfigError("the model has no name_or_path to load its tokenizer from: pass processing_class=…")
         tokenizer = get_tokenizer(name)
     if isinstance(model, str):
         model = get_model(model, use_liger=config.use_liger, model_kwargs=config.model_init_kwargs)
@@ -50,7 +50,7 @@ def require_chat_template(tokenizer: Any, env: Environment) -> None:
     if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
         name = getattr(tokenizer, "name_or_path", "")
         raise ConfigError(
-            f"the tokenizer {name!r} has no chat template, and the environment speaks in messages: set "
+            f"the tokenizer {name!r} has no chat template, and the environment uses chat messages: set "
             "tokenizer.chat_template, use an instruct model, or message_type='completion'"
         )
 
@@ -65,23 +65,23 @@ def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
         if member.max_turns == 1 or member.message_type != "chat":
             continue
         try:
-            found = template_problem(tokenizer, member, config.history)
-        except (ConfigError, BadRequest) as error:  # it may still render this environment's messages
+            problem = template_problem(tokenizer, member, config.history)
+        except (ConfigError, BadRequest) as error:  # the template may still render this environment's messages
             if config.require_increasing_context or config.history == "exact":
                 raise ConfigError(str(error)) from error
-            log.warning("whether the chat template only appends is not known: %s", error)
+            log.warning("could not check whether the chat template only appends: %s", error)
             return
-        if found is not None:
+        if problem is not None:
             if config.require_increasing_context:
-                raise ConfigError(f"{found} To train so all the same, set require_increasing_context=False.")
-            log.warning("%s", found)
+                raise ConfigError(f"{problem} To train anyway, set require_increasing_context=False.")
+            log.warning("%s", problem)
             return
 
 
 def template_problem(tokenizer: Any, env: Environment, history: str) -> str | None:
     """How the chat template changes earlier turns of ``env``'s conversations; None when it does not.
 
-    Raises ``ConfigError`` or ``BadRequest`` when the template cannot render what is tried.
+    Raises ``ConfigError`` or ``BadRequest`` when the template cannot render the test conversations.
     """
     tools = env.tool_defs or None
     if history == "exact":
@@ -90,14 +90,16 @@ def template_problem(tokenizer: Any, env: Environment, history: str) -> str | No
     report = check_increasing_context(tokenizer, tools=tools)
     if report.ok:
         return None
-    instead = " Or set history='exact': the model is then asked with the tokens it sampled, earlier thoughts included."
-    return f"the chat template does not only append: {report.first_difference}\n{report.advice}{instead}"
+    alternative = (
+        " Or set history='exact': the prompt then holds the tokens that the model sampled, earlier thoughts included."
+    )
+    return f"the chat template does not only append: {report.first_difference}\n{report.advice}{alternative}"
 
 
 def within_prompt_limit(
     examples: Sequence[Example], tokenizer: Any, env: Environment, config: RLConfig
 ) -> list[Example]:
-    """The examples that may be trained on under ``max_prompt_len``; says how many prompts are longer.
+    """The examples to train on under ``max_prompt_len``; logs how many prompts are longer.
 
     Raises ``DatasetError`` when none is left, ``ConfigError`` when prompts of several turns would be cut.
     """
@@ -109,13 +111,13 @@ def within_prompt_limit(
         cut, config.prompt_overflow = False, "skip"
     short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= config.max_prompt_len]
     if num_long := len(examples) - len(short):
-        done = "are cut at their beginning" if cut else "are not used"
+        action = "are cut at their beginning" if cut else "are not used"
         log.warning(
             "%d of %d examples have prompts of more than max_prompt_len = %d tokens and %s",
             num_long,
             len(examples),
             config.max_prompt_len,
-            done,
+            action,
         )
     if not short and not cut:
         raise DatasetError(f"every prompt is longer than max_prompt_len = {config.max_prompt_len} tokens: raise it")
@@ -134,7 +136,7 @@ def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) 
 
 
 def _members(env: Environment) -> Iterator[Environment]:
-    """The environments of a group, of nested groups too, or the one itself."""
+    """The environments of a group, of nested groups too, or ``env`` itself."""
     if isinstance(env, EnvGroup):
         for member in env.envs:
             yield from _members(member)
@@ -143,14 +145,14 @@ def _members(env: Environment) -> Iterator[Environment]:
 
 
 def prepare(model: Any, config: RLConfig, peft_config: Any) -> Any:
-    """The model to train: wrapped in an adapter when asked for, without dropout, trainable weights in fp32.
+    """Apply the settings: wrap the model in an adapter, disable dropout, make trainable weights fp32; return it.
 
     The adapter's first weights depend on ``config.seed`` alone. Raises ``ConfigError`` for two adapters.
     """
     deepspeed.require_whole(model)
     is_peft = hasattr(model, "peft_config")
     if is_peft and peft_config is not None:
-        raise ConfigError("the model has an adapter already: give it without peft_config, or give the plain model")
+        raise ConfigError("the model already has an adapter: pass it without peft_config, or pass the plain model")
     if (peft_config is not None or config.use_lora) and not is_peft:
         from peft import get_peft_model
 
@@ -247,11 +249,11 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     tensors = load_file(folder / "adapter_model.safetensors")
-    held = fsdp.held(model) if fsdp.is_managed(model) else None
-    own = get_peft_model_state_dict(model, state_dict=held, save_embedding_layers=_adapts_embeddings(model))
+    parameters = fsdp.local_parameters(model) if fsdp.is_managed(model) else None
+    targets = get_peft_model_state_dict(model, state_dict=parameters, save_embedding_layers=_adapts_embeddings(model))
     if fsdp.is_managed(model):
-        return fsdp.scatter(tensors, {fsdp.plain(name): tensor for name, tensor in own.items()})
-    missing = sorted(own.keys() - tensors.keys())
+        return fsdp.scatter(tensors, {fsdp.plain(name): tensor for name, tensor in targets.items()})
+    missing = sorted(targets.keys() - tensors.keys())
     outcome: Any = set_peft_model_state_dict(model, tensors)
     return missing, list(outcome.unexpected_keys)
 
@@ -259,7 +261,7 @@ def _load_adapter(model: Any, folder: Path) -> tuple[list[str], list[str]]:
 def _load_all(model: Any, folder: Path) -> tuple[list[str], list[str]]:
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
-        raise FileNotFoundError("it holds no model weights (model*.safetensors)")
+        raise FileNotFoundError("no model weights (model*.safetensors)")
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     if fsdp.is_managed(model):
         missing, unexpected = fsdp.scatter(tensors, model.state_dict(keep_vars=True))

@@ -1,12 +1,13 @@
 """The reference policy of the KL penalty ``beta``: the policy before training.
 
-With an adapter it is the base model with the adapter disabled, and costs no memory. Otherwise, and with
+With an adapter it is the base model with the adapter disabled, and takes no memory. Otherwise, and with
 ``sync_ref_model``, it is a frozen copy of the trained parameters, substituted for a forward pass of this module object
 alone: the engine has separate module objects and does not see it.
 
 With ``sync_ref_model`` the copy follows the policy: every ``ref_model_sync_steps`` steps
 ref ← α·policy + (1-α)·ref, with α = ``ref_model_mixup_alpha`` (TR-DPO, arXiv 2404.09656). A copy is part of every
-checkpoint, bit for bit. The copy of a model that is split over processes is split the same way: make it afterwards.
+checkpoint, bit for bit. The copy of a model that is split over processes is split the same way: create it
+after the split.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Reference:
                     with _adapter_off(self.model):
                         return self.model(**arguments)
                 if fsdp.is_split(self.model):
-                    return self._exchanged(arguments)
+                    return self._run_split(arguments)
                 return functional_call(self.model, self._in_model_dtype(), (), arguments)
         finally:
             self.model.train(was_training)
 
-    def _exchanged(self, arguments: dict[str, Any]) -> Any:
+    def _run_split(self, arguments: dict[str, Any]) -> Any:
         """Run a split model, whose forward gathers its parameters, with the reference's values."""
         assert self.weights is not None
         fsdp.forget_whole(self.model)
@@ -94,7 +95,7 @@ class Reference:
         return {fsdp.plain(name): weight.cpu().contiguous() for name, weight in gathered if keep}
 
     def save(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the copy, if there is one; for a split model, the gathered ``state``."""
+        """Write the copy, if there is one; for a split model pass the gathered ``state``."""
         if self.weights is not None:
             save_file(self.state() if state is None else state, folder / FILE)
 
@@ -118,8 +119,8 @@ def _adapter_off(model: Any) -> Iterator[None]:
         with model.disable_adapter():
             yield
     finally:
-        for parameter, trained in flags:
-            parameter.requires_grad_(trained)
+        for parameter, requires_grad in flags:
+            parameter.requires_grad_(requires_grad)
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -1,8 +1,8 @@
 """Supervised warm-up: fine-tune a model on an environment's reference answers until it sometimes succeeds.
 
-Reinforcement learning needs rewards that differ, and a random model never earns one. Fine-tuning (next-token loss on
-the answer's tokens) stops as soon as the sampled reward reaches a target, so that there is something left to learn.
-This is ordinary supervised learning on training rows, not part of the RL loop.
+Reinforcement learning needs rewards that differ, and a randomly initialised model gets none. Fine-tuning (next-token
+loss on the answer's tokens) stops as soon as the sampled reward reaches a target, so that RL still has something to
+improve. This is supervised learning on training rows, before the RL loop.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def warm_up(
     """Fine-tune ``model`` on reference answers until ``reward()`` reaches ``target``; returns the number of steps.
 
     ``answers`` maps a row to the assistant's text; by default the row's ``answer`` inside the tags that the
-    environment's ``XMLParser`` reads. ``reward`` measures the present model, every ``probe_every`` steps.
+    environment's ``XMLParser`` reads. ``reward`` evaluates the current model every ``probe_every`` steps.
     ``on_step(step, loss, reward or None)`` is called after each step. Gradients are cleared at the end.
 
     *Raises* ConfigError without training rows, and without ``answers`` when the parser is not an ``XMLParser``.
     """
     rows = [example.row for example in env.train_table or ()]
     if not rows:
-        raise ConfigError("a warm-up learns from training rows, and the environment has none: give it dataset=…")
+        raise ConfigError("the warm-up needs training rows, and the environment has none: pass dataset=…")
     answers = answers or tagged_answers(env)
     encoded = [_encode(tokenizer, row["prompt"], answers(row)) for row in rows]
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
@@ -57,10 +57,10 @@ def warm_up(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        reached = reward() if step % probe_every == 0 else None
+        latest_reward = reward() if step % probe_every == 0 else None
         if on_step is not None:
-            on_step(step, float(loss.detach()), reached)
-        if reached is not None and reached >= target:
+            on_step(step, float(loss.detach()), latest_reward)
+        if latest_reward is not None and latest_reward >= target:
             return step
     return max_steps
 
@@ -70,8 +70,8 @@ def tagged_answers(env: Environment) -> Callable[[dict[str, Any]], str]:
     parser = env.parser
     if not isinstance(parser, XMLParser):
         raise ConfigError(
-            f"a warm-up needs an environment whose parser is an XMLParser, not {type(parser).__name__}; or give it "
-            "answers=, a function from a row to the assistant's right text"
+            f"a warm-up needs an environment whose parser is an XMLParser, not {type(parser).__name__}; or pass "
+            "answers=, a function from a row to the correct assistant text"
         )
     tag = parser.answer_field
     return lambda row: f"<{tag}>{row['answer']}</{tag}>"

@@ -120,7 +120,7 @@ class TrainingRun:
         if not is_split:
             self.open_reference()
             return
-        fsdp.part_originals(self.model)
+        fsdp.untie_originals(self.model)
         # on the device that samples from it or sends it, else in host memory
         read_as_files = self.settings.server_url is not None and self.settings.weight_sync not in ("nccl", "ipc")
         device = torch.device("cpu") if read_as_files else self.settings.device
