@@ -390,7 +390,7 @@ def no_network(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["math", "math500", "aime2024", "aime2025"])
 def test_without_a_network_a_published_set_names_the_offline_choice(name):
     env = load(dataset_name=name)
-    with pytest.raises(vf.DatasetError, match="leave dataset_name out: math-python then plays the problems it ships"):
+    with pytest.raises(vf.DatasetError, match="leave dataset_name out: math-python then uses the problems it ships"):
         env.get_eval_dataset()
 
 
