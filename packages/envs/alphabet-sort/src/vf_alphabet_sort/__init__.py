@@ -86,7 +86,9 @@ def load_environment(
         "max_names_per_turn": max_names_per_turn,
     }
     preset, preset_power = PRESETS[difficulty]
-    settings = _check_settings(replace(preset, **{name: n for name, n in overrides.items() if n is not None}))
+    settings = _check_settings(
+        replace(preset, **{name: value for name, value in overrides.items() if value is not None})
+    )
     power = _check_power(preset_power if similarity_power is None else similarity_power)
     _check_whole("num_train_examples", num_train_examples, 1)
     _check_whole("num_eval_examples", num_eval_examples, 1)
