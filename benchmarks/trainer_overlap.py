@@ -109,7 +109,7 @@ def run(size: Size, lag: int, delay_s: float) -> Times:
 
     class Scripted(RLTrainer):
         def start_engine(self) -> None:
-            self.engine = self.engine or LatencyEngine()
+            self.server.engine = self.server.engine or LatencyEngine()
 
         def run_context(self, sampling_args: Any = None) -> Any:
             client = LatencyClient(self.engine, size.tokens, delay_s)
@@ -117,7 +117,7 @@ def run(size: Size, lag: int, delay_s: float) -> Times:
 
         def begin(self) -> None:
             super().begin()
-            self._self_tested = True  # what is scripted has not the log-probabilities of the model
+            self.sampler_is_checked = True  # what is scripted has not the log-probabilities of the model
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

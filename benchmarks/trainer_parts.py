@@ -111,7 +111,7 @@ def packing(quick: bool, report: Report, pairs: int) -> None:
             rows_R = pack(samples, weights, max_tokens=8192)
         seconds.append(watch.cost.cpu_s)
         with Stopwatch() as copying:
-            arrays = ("token_ids", "loss_mask", "logprobs", "versions", "advantages")
+            arrays = ("token_ids", "loss_mask", "sampler_logprobs", "versions", "advantages")
             copied = [np.concatenate([getattr(sample, name) for sample in samples]) for name in arrays]
         copies.append(copying.cost.cpu_s)
         del copied
@@ -126,7 +126,8 @@ def pipeline(quick: bool, report: Report, pairs: int) -> None:
     import verifiers as vf
     from verifiers.runs.runner import RunContext
     from verifiers.testing import ScriptedClient
-    from verifiers_trainer.pipeline.orchestrator import Orchestrator
+    from verifiers_trainer.pipeline.pipeline import Pipeline
+    from verifiers_trainer.pipeline.thread import PipelineThread
     from verifiers_trainer.settings.config import RLConfig
 
     def is_a(completion: Any, **_: Any) -> float:
@@ -154,19 +155,19 @@ def pipeline(quick: bool, report: Report, pairs: int) -> None:
     client = Answers(["a" * 63, "b" * 63], tokens=True)
     context = RunContext(client=client, model="m", require_tokens=True, seed=0)
     batches = 2 if quick else 4
-    orchestrator = Orchestrator(env, list(env.train_table), context, config)
-    orchestrator.start()
+    batches = PipelineThread(Pipeline(env, list(env.train_table), context, config))
+    batches.start()
     costs = []
     try:
         for _ in range(pairs):
             with Stopwatch() as watch:
                 for _ in range(batches):
-                    orchestrator.next_batch()
+                    batches.next_batch()
                     client.version += 1
-                    orchestrator.set_version(client.version)
+                    batches.set_version(client.version)
             costs.append(watch.cost)
     finally:
-        orchestrator.close()
+        batches.close()
     count = batches * config.batch_size
     print(f"pipeline: {statistics.median(count / cost.wall_s for cost in costs):.0f} rollouts/s of wall time")
     cpu_ms = statistics.median(cost.cpu_s for cost in costs) / count * 1e3
@@ -284,8 +285,7 @@ def _way(opening: Any, choice: Any, trainer: Any, engine: Any, settings: Any) ->
     from types import SimpleNamespace
 
     serving = SimpleNamespace(serving=SimpleNamespace(model="m"))
-    stand_in = SimpleNamespace(model=trainer.model, run=1, meeting=[serving])
-    return opening._made(choice, stand_in, settings, frozenset())
+    return opening._open(choice, trainer.model, settings, [serving], 1, frozenset())
 
 
 def checkpoint(quick: bool, report: Report, pairs: int) -> None:

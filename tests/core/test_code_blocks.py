@@ -293,5 +293,5 @@ def test_every_tool_environment_warns(caplog):
 def test_arguments():
     with pytest.raises(vf.ConfigError, match="code_from is 'fences'; it must be one of tool, blocks, auto"):
         make(code_from="fences")
-    with pytest.raises(vf.ConfigError, match="give it to load_environment"):
+    with pytest.raises(vf.ConfigError, match="pass it to load_environment"):
         make().set_kwargs(code_from="tool")

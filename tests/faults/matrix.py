@@ -512,7 +512,7 @@ ROWS: dict[int, Row] = {
         (
             *_in(WEIGHTS, "rollouts_older_than_the_lag_are_dropped_counted_and_never_trained"),
             *_in(
-                "trainer/test_orchestrator",
+                "trainer/test_pipeline",
                 "no_token_older_than_the_lag_is_trained_and_no_slow_rollout_is_left_behind",
             ),
         ),
@@ -523,9 +523,9 @@ ROWS: dict[int, Row] = {
         "a warning with a histogram for each such batch, and an end after so many; with the limit off it goes on",
         (
             *_in(TRAINER, "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end"),
-            *_in("trainer/test_orchestrator", "batches_without_any_signal_end_the_run_with_a_histogram"),
+            *_in("trainer/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
         ),
-        _in("trainer/test_orchestrator", "with_the_limit_off_a_run_without_signal_goes_on"),
+        _in("trainer/test_pipeline", "with_the_limit_off_a_run_without_signal_goes_on"),
     ),
     41: Row(
         "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of several",

@@ -23,7 +23,7 @@ def test_equal_rewards_are_a_warning_with_a_histogram_and_then_the_end(tmp_path,
     with pytest.raises(NoLearningSignal, match=r"in each of the last 3 batches no group had two different") as raised:
         small_trainer(tmp_path, same, no_signal_steps=3, oversample=1.0).train()
     assert set(raised.value.histogram) == {1.0}
-    assert caplog.text.count("a batch teaches nothing: no group had two different rewards (rewards: 1 x ") == 1
+    assert caplog.text.count("skipped batch: no group had two different rewards (rewards: 1 x ") == 1
 
 
 # --- numbers that are none ------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def steep(row):
 
 def test_without_the_check_a_gradient_that_is_no_number_ruins_every_weight(tmp_path, monkeypatch):
     trainer = small_trainer(tmp_path, loss=steep, max_steps=1, generation_timeout=10.0)
-    monkeypatch.setattr(RLTrainer, "_get_grad_norm", lambda self, model, grad_norm=None: grad_norm)
+    monkeypatch.setattr(RLTrainer, "scale_is_too_large", lambda self: True)
     run(trainer)
     ruined = [name for name, parameter in trainer.model.named_parameters() if parameter.isnan().all()]
     assert len(ruined) > 3
@@ -99,9 +99,9 @@ def known_number(completion, **_):
 def test_a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_half_is_replaced():
     policy = Policy(turn_of_each(lost))
     settings = {"max_off_policy_steps": 0, "min_group_fraction": 0.75, "max_error_fraction": 1.0}
-    with pipeline(policy, counting_env(reward=known_number), **settings) as orchestrator:
-        batch = orchestrator.next_batch()
-        advance(orchestrator, policy)
+    with pipeline(policy, counting_env(reward=known_number), **settings) as source:
+        batch = source.next_batch()
+        advance(source, policy)
     assert indices(batch) == [0, 2]  # 0 with three of four, 1 replaced by 2
     assert np.isnan(batch.groups[0].rewards).sum() == 1
     assert np.isnan(batch.advantages_G[0]).sum() == 1
@@ -117,16 +117,16 @@ def test_counted_as_zero_a_lost_sibling_lowers_the_baseline_of_the_others():
 
 
 def test_the_end_of_the_generator_is_the_end_of_training_within_a_second(monkeypatch):
-    from verifiers_trainer.pipeline import orchestrator as module
+    from verifiers_trainer.pipeline import pipeline as module
 
     async def gone(env, jobs, context, play):
         raise LookupError("the generator is gone")
 
     monkeypatch.setattr(module, "generate_group", gone)
-    with pipeline(Policy(), generation_timeout=60.0) as orchestrator:
+    with pipeline(Policy(), generation_timeout=60.0) as source:
         started = time.monotonic()
         with pytest.raises(LookupError, match="the generator is gone"):
-            orchestrator.next_batch()
+            source.next_batch()
     assert time.monotonic() - started < 5
 
 

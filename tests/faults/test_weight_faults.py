@@ -57,7 +57,7 @@ class Restarts(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         copied = {name: tensor.clone() for name, tensor in exported(self.trainer.model).items()}
         self.weights[state.global_step] = copied
-        turns = [t for group in self.trainer._batch.groups for r in group.rollouts for t in r.turns]
+        turns = [t for group in self.trainer.batch.groups for r in group.rollouts for t in r.turns]
         self.trained.append((state.global_step - 1, turns))
         if state.global_step == self.after_step:
             self.server.restart()
@@ -229,14 +229,14 @@ def test_a_plain_call_to_such_a_server_is_still_waiting():
 def overtaken(lag):
     """(ages of what the next batch trains, groups dropped) when everything finished is too old all of a sudden."""
     policy = Policy()
-    with pipeline(policy, max_off_policy_steps=lag) as orchestrator:
-        orchestrator.next_batch()
-        orchestrator.settle()
+    with pipeline(policy, max_off_policy_steps=lag) as source:
+        source.next_batch()
+        source.settle()
         for _ in range(lag + 1):
-            advance(orchestrator, policy)
-        batch = orchestrator.next_batch()
+            advance(source, policy)
+        batch = source.next_batch()
         turns = [turn for group in batch.groups for record in group.rollouts for turn in record.turns]
-        return [orchestrator.version - int(turn.version) for turn in turns], batch.stats["groups/dropped_stale"]
+        return [source.pipeline.version - int(turn.version) for turn in turns], batch.stats["groups/dropped_stale"]
 
 
 @pytest.mark.parametrize("lag", [1, 2])
@@ -248,9 +248,9 @@ def test_rollouts_older_than_the_lag_are_dropped_counted_and_never_trained(lag):
 
 def test_without_the_age_check_they_are_trained(monkeypatch):
     """The twin."""
-    from verifiers_trainer.pipeline.orchestrator import Orchestrator
+    from verifiers_trainer.pipeline.pipeline import Pipeline
 
-    monkeypatch.setattr(Orchestrator, "_drop_stale", lambda self: None)
+    monkeypatch.setattr(Pipeline, "_drop_stale", lambda self: None)
     ages, dropped = overtaken(1)
     assert max(ages) > 1
     assert dropped == 0

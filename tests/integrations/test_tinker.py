@@ -346,9 +346,10 @@ async def test_a_group_for_the_cookbook(monkeypatch):
 
 
 SHARED = (
-    "pipeline/orchestrator",
+    "pipeline/pipeline",
+    "pipeline/thread",
     "pipeline/schedule",
-    "run/meters",
+    "pipeline/health",
     "algorithm/batch",
     "algorithm/samples",
     "algorithm/advantages",

@@ -131,7 +131,7 @@ class Compares(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         step = state.global_step
         self.weights[step] = self.copied()
-        self.trained += [t for g in self.trainer._batch.groups for r in g.rollouts for t in r.turns]
+        self.trained += [t for g in self.trainer.batch.groups for r in g.rollouts for t in r.turns]
         prompt, tokens, served = ask(self.server, self.trainer.engine.served_model)
         self.differences.append(float((self.logprobs(step, prompt, tokens) - served).abs().max()))
         self.from_first.append(float((self.logprobs(0, prompt, tokens) - served).abs().max()))

@@ -141,7 +141,7 @@ class CurriculumGRPOTrainer(GRPOTrainer):
 
     def finish_step(self):
         super().finish_step()
-        prompts = [group.records[0].text["prompt"][-1]["content"] for group in self._batch.groups]
+        prompts = [group.records[0].text["prompt"][-1]["content"] for group in self.batch.groups]
         self.seen.append({data()[int(prompt[1:])]["difficulty"] for prompt in prompts})
 
 

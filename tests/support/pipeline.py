@@ -16,8 +16,9 @@ from verifiers.runs.runner import RunContext
 from verifiers.testing import ScriptedClient
 from verifiers.testing.replies import response_of
 from verifiers.types import ModelRequest, Response
-from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.settings.config import RLConfig
 
 GROUP = 4
@@ -107,36 +108,36 @@ def pipeline_config(**settings: Any) -> RLConfig:
 @contextmanager
 def pipeline(
     policy: Policy, env: Any = None, version: int = 0, state: PipelineState | None = None, **settings: Any
-) -> Iterator[Orchestrator]:
-    """A started orchestrator, closed at the end of the block."""
+) -> Iterator[PipelineThread]:
+    """A started pipeline, closed at the end of the block."""
     env = env if env is not None else counting_env()
     config = pipeline_config(**settings)
     context = RunContext(client=policy, model="policy", require_tokens=True, seed=config.seed, rollout_timeout_s=30.0)
-    orchestrator = Orchestrator(env, list(env.train_table), context, config)
+    batches = PipelineThread(Pipeline(env, list(env.train_table), context, config))
     policy.version = version
-    orchestrator.start(version, state)
+    batches.start(version, state)
     try:
-        yield orchestrator
+        yield batches
     finally:
         policy.held = False
-        orchestrator.close()
+        batches.close()
 
 
-def advance(orchestrator: Orchestrator, policy: Policy) -> None:
+def advance(batches: PipelineThread, policy: Policy) -> None:
     """What the trainer does after an optimizer step."""
     policy.version += 1
-    orchestrator.set_version(policy.version)
+    batches.set_version(policy.version)
 
 
-def steps(orchestrator: Orchestrator, policy: Policy, count: int) -> list[Any]:
+def steps(batches: PipelineThread, policy: Policy, count: int) -> list[Any]:
     """``count`` batches with a "step" after each."""
-    batches = []
+    taken = []
     for _ in range(count):
-        batches.append(orchestrator.next_batch())
-        if orchestrator.config.deterministic:
-            orchestrator.settle()
-        advance(orchestrator, policy)
-    return batches
+        taken.append(batches.next_batch())
+        if batches.pipeline.config.deterministic:
+            batches.settle()
+        advance(batches, policy)
+    return taken
 
 
 def indices(batch: Any) -> list[int]:

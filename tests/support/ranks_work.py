@@ -88,14 +88,15 @@ def break_pipeline(trainer: Any) -> None:
 
     def begin() -> None:
         plain()
-        if trainer.orchestrator is not None:
+        if trainer.batches is not None:
+            pipeline = trainer.batches.pipeline
 
             async def ended(index: int, progress: Any) -> None:
-                trainer.orchestrator._fail(KeyError("the generator is gone"))
-                async with trainer.orchestrator._changed:
-                    trainer.orchestrator._changed.notify_all()
+                pipeline.fail(KeyError("the generator is gone"))
+                async with pipeline._changed:
+                    pipeline._changed.notify_all()
 
-            trainer.orchestrator._play = ended
+            pipeline._run_group = ended
 
     trainer.begin = begin
 
@@ -126,7 +127,7 @@ SPOILERS: dict[str, Any] = {
 def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str, Any]:
     """Loss and gradient of a batch with a group for each list of lengths, rewarded 0, 1, 0, 1, ..."""
     trainer = small_trainer(Path(folder), **settings)
-    trainer._self_tested = True
+    trainer.sampler_is_checked = True
     install_logprob_forward(trainer.model)
     model = trainer.accelerator.prepare(trainer.model)
     batch = build(

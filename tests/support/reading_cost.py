@@ -39,7 +39,7 @@ class Recorder:
             threading.setprofile(None)
 
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call" or frame.f_code.co_name == "<module>" or not _begins(frame):
+        if event != "call" or frame.f_code.co_name in ("<module>", "find_spec") or not _begins(frame):
             return
         if (called := self._name(frame)) is None:
             return

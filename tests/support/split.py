@@ -48,7 +48,7 @@ def train(
     trainer = small_trainer(Path(folder), **settings)
     trainer.args.ddp_timeout = 60
     if spoil == "copy never renewed":
-        trainer.renew = lambda **_: None
+        trainer.training_run.renew = lambda **_: None
     if spoil == "norm of the own part":
         trainer._clip_grad_norm = lambda model: _clip_own(model, trainer.args.max_grad_norm)
     run(trainer, resume_from_checkpoint=resume)
@@ -91,7 +91,7 @@ def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[s
     if int(os.environ["WORLD_SIZE"]) > 1:
         as_launched()
     trainer = small_trainer(Path(folder), micro_batch_size=1, batch_size=12)
-    trainer._self_tested = True
+    trainer.sampler_is_checked = True
     install_logprob_forward(trainer.model, chunk_tokens=chunk_tokens)
     trainer.create_optimizer()
     trainer.model, _ = trainer.accelerator.prepare(trainer.model, trainer.optimizer)

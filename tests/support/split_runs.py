@@ -154,7 +154,7 @@ def taught_and_trained(folder: str, stale: bool = False, until: str = "", **sett
     launched()
     trainer = small_trainer(Path(folder), deterministic=True, max_steps=2, **settings)
     if stale:
-        type(trainer).whole_model = property(lambda self: self.whole.model if self.whole else self.model)
+        type(trainer.training_run).whole_model = property(lambda self: self.whole.model if self.whole else self.model)
     first = seen(trainer, "first")
     rewards = teach(trainer)
     taught = seen(trainer, "taught")
@@ -185,7 +185,7 @@ def best_at_first(folder: str, stale: bool = False, **settings: Any) -> dict[str
     trainer = BestAtFirst(small_policy(), toy_env(), config, build_tiny_tokenizer())
     if stale:
         load = trainer._load_best_model
-        trainer._load_best_model = lambda: without(trainer, "renew", load)
+        trainer._load_best_model = lambda: (load(), setattr(trainer.training_run, "renew", lambda **_: None))
     trainer.train()
     found = whole_weights(trainer)
     copied = dict(trainer.whole_model.named_parameters()) if trainer.ranks.is_main else found
@@ -209,15 +209,6 @@ def spoilt(folder: str, spoil: str, **settings: Any) -> dict[str, Any]:
 
 def saved_name(name: str) -> str:
     return name.replace(".default.", ".")
-
-
-def without(trainer: Any, name: str, act: Any) -> None:
-    """Act while a method of the trainer does nothing."""
-    setattr(trainer, name, lambda **_: None)
-    try:
-        act()
-    finally:
-        delattr(trainer, name)
 
 
 def resumed_by_the_same_trainer(folder: str, **settings: Any) -> dict[str, Any]:

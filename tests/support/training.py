@@ -108,8 +108,8 @@ def run(trainer: RLTrainer, **options: Any) -> StepLog:
 def first_batch(trainer: RLTrainer) -> TrainBatch:
     """Start engine and pipeline, and take the first batch, without training on it."""
     trainer.begin()
-    assert trainer.orchestrator is not None
-    return trainer.orchestrator.next_batch()
+    assert trainer.batches is not None
+    return trainer.batches.next_batch()
 
 
 def weights_hash(model: Any) -> str:

@@ -150,7 +150,7 @@ def test_gdpo_trains_and_takes_the_rubrics_weights(tmp_path):
     trainer = small_trainer(tmp_path, env, advantage="gdpo", max_steps=2, inference="embedded")
     log = run(trainer)
     assert all(math.isfinite(step["loss"]) for step in log.steps)
-    assert {tuple(group.weights.items()) for group in trainer._batch.groups} == {(("digits", 1.0), ("length", 0.5))}
+    assert {tuple(group.weights.items()) for group in trainer.batch.groups} == {(("digits", 1.0), ("length", 0.5))}
 
 
 def test_a_checkpoint_keeps_what_advantages_need(tmp_path):

@@ -29,7 +29,7 @@ def played(trainer, **options):
     steps = []
     log = StepLog()
     log.on_step_end = lambda *_, **__: steps.append(
-        [group.rollouts[0].text["prompt"][-1]["content"] for group in trainer._batch.groups]
+        [group.rollouts[0].text["prompt"][-1]["content"] for group in trainer.batch.groups]
     )
     trainer.add_callback(log)
     trainer.train(**options)
@@ -314,7 +314,7 @@ def test_a_list_of_environments_is_a_group_of_them(tmp_path):
 def test_weights_that_name_no_environment_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="env_weights names a, c, and the environments are: a, b"):
         small_trainer(tmp_path, pair(), env_weights={"a": 1, "c": 1}).train()
-    with pytest.raises(ConfigError, match="none, as this is no group"):
+    with pytest.raises(ConfigError, match="none: this is one environment"):
         small_trainer(tmp_path, env_weights={"a": 1}).train()
 
 
@@ -350,6 +350,7 @@ no_signal_steps = 0
 use_lora = false
 report_to = "none"
 inference = "embedded"
+deterministic = true # a batch takes the groups in the order of the schedule, not those that finish first
 """
 
 

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from support.embedded import ask, post, serving, small_model
-from verifiers_trainer.engines.embedded.requests import Generation, GenerationRequest, SamplingParams
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import completion_text
 from verifiers_trainer.engines.http.streaming import DONE, StreamedReply
 from verifiers_trainer.engines.http.tool_calls import resolve_tool_call_parser
 from verifiers_trainer.engines.http.wire import ChatBody, TextBody, decode_body
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, SamplingParams
 
 openai = pytest.importorskip("openai")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from verifiers_trainer.engines.embedded.requests import SamplingParams
 from verifiers_trainer.engines.embedded.sampling import SamplingTable, TokenCounts, draw, pick, streams, uniforms
+from verifiers_trainer.engines.requests import SamplingParams
 
 VOCABULARY = 12
 

@@ -17,7 +17,7 @@ from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, 
 from verifiers_trainer.engines.embedded import continuous, padded
 from verifiers_trainer.engines.embedded.continuous import ContinuousGenerator
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-from verifiers_trainer.engines.embedded.requests import GenerationRequest, SamplingParams
+from verifiers_trainer.engines.requests import GenerationRequest, SamplingParams
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.reference import Reference
 

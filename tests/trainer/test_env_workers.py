@@ -50,8 +50,8 @@ def pids(batches):
 
 def test_rollouts_are_played_and_scored_elsewhere_and_trained_here(game):
     policy = Policy()
-    with pipeline(policy, game, num_env_workers=2, max_off_policy_steps=0) as orchestrator:
-        batches = steps(orchestrator, policy, 4)
+    with pipeline(policy, game, num_env_workers=2, max_off_policy_steps=0) as source:
+        batches = steps(source, policy, 4)
         workers = pids(batches)
     assert len(workers) == 2
     assert os.getpid() not in workers
@@ -61,15 +61,15 @@ def test_rollouts_are_played_and_scored_elsewhere_and_trained_here(game):
     for worker in workers:  # none is left behind
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)
-    with pipeline(here := Policy(), game, max_off_policy_steps=0) as orchestrator:
-        assert pids(steps(orchestrator, here, 1)) == {os.getpid()}, "the twin"
+    with pipeline(here := Policy(), game, max_off_policy_steps=0) as source:
+        assert pids(steps(source, here, 1)) == {os.getpid()}, "the twin"
 
 
 def test_seeds_are_those_of_this_process_and_new_in_each_pass(game):
     def seeds(**settings):
         policy = Policy()
-        with pipeline(policy, game, max_off_policy_steps=0, **settings) as orchestrator:
-            steps(orchestrator, policy, 6)  # two passes over six examples
+        with pipeline(policy, game, max_off_policy_steps=0, **settings) as source:
+            steps(source, policy, 6)  # two passes over six examples
         return sorted(request.seed for request in policy.requests[: 12 * GROUP])
 
     mine = seeds()
@@ -88,12 +88,12 @@ def test_a_trainer_trains_so(tmp_path, game):
 def test_closing_with_rollouts_in_flight_is_quiet(game, capfd):
     policy = Policy()
     policy.held = True
-    with pipeline(policy, game, num_env_workers=1, max_off_policy_steps=2) as orchestrator:
+    with pipeline(policy, game, num_env_workers=1, max_off_policy_steps=2) as source:
         deadline = time.monotonic() + 20
         while policy.in_flight < 6 * GROUP and time.monotonic() < deadline:
             time.sleep(0.01)
         assert policy.in_flight == 6 * GROUP
-        orchestrator.close()
+        source.close()
     assert "socket" not in capfd.readouterr().err
 
 

@@ -8,7 +8,7 @@ import verifiers as vf
 from support.training import digits, metrics_of, rows, run, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, TooManyFaults
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.run.evaluation import play
+from verifiers_trainer.run.evaluation import run_rollouts
 
 
 def saved_rows(folder):
@@ -133,7 +133,7 @@ def test_the_best_checkpoint_is_kept_and_loaded_at_the_end(tmp_path):
 
 def test_playing_leaves_nothing_open(tmp_path):
     with small_trainer(tmp_path) as trainer:
-        results = play(trainer, inputs=[{"question": "a"}])
+        results = run_rollouts(trainer.training_run, trainer.run_context(), inputs=[{"question": "a"}])
         assert len(results) == 1
         assert not (tmp_path / "eval").exists()
     with pytest.raises(CheckpointError):

@@ -65,7 +65,7 @@ def test_rows_that_a_subclass_returns_are_what_is_played(tmp_path):
     trainer = trainer_of(OneLetterFirst, tmp_path, toy_env(count=4), max_steps=4, zero_variance="keep")
     trainer.calls, played = [], []
     log = StepLog()
-    log.on_step_end = lambda *_, **__: played.extend(questions(trainer._batch))
+    log.on_step_end = lambda *_, **__: played.extend(questions(trainer.batch))
     trainer.add_callback(log)
     trainer.train()
     assert played == [f"e{epoch}s{step}{row}" for epoch in (0, 1) for step in (0, 1) for row in "ab"]
@@ -88,7 +88,7 @@ def test_rows_may_be_sampled_from_a_part_of_the_data(tmp_path):
     trainer = trainer_of(Short, tmp_path, max_steps=3, zero_variance="keep")
     log = run(trainer)
     assert len(log.steps) == 3
-    assert {len(question) for question in questions(trainer._batch)} == {2}
+    assert {len(question) for question in questions(trainer.batch)} == {2}
 
 
 def test_sampling_takes_each_row_once_in_a_pass_in_an_order_of_the_seed(tmp_path):
@@ -97,7 +97,7 @@ def test_sampling_takes_each_row_once_in_a_pass_in_an_order_of_the_seed(tmp_path
     def order(seed):
         trainer = small_trainer(tmp_path, seed=seed)
         taken = []
-        for trainer._drawn in range(6):
+        for trainer._drawn_step in range(6):
             taken += trainer.sample_batch(rows)
         return taken
 
@@ -180,7 +180,7 @@ def test_rollouts_that_a_subclass_played_are_trained_on_the_tokens_that_were_sam
     assert all(step["sampler/log_ratio_abs"] < 1e-4 for step in log.steps)  # else the tokens were others
     assert [step["staleness/max"] for step in log.steps] == [0, 0]
     assert {line["policy_version"] for line in metrics_of(tmp_path)} == {1, 2}
-    group = trainer._batch.groups[0]
+    group = trainer.batch.groups[0]
     assert {record.oldest_version for record in group.rollouts} == {1}
     assert trainer.state.epoch == 4 / 40
 
@@ -211,7 +211,7 @@ class TwoTurns(vf.MultiTurnEnv):
 def test_several_turns_of_a_rollout_keep_their_tokens(tmp_path):
     trainer = trainer_of(PlaysItself, tmp_path, TwoTurns(), max_steps=1)
     log = run(trainer)
-    assert {len(record.turns) for group in trainer._batch.groups for record in group.rollouts} == {2}
+    assert {len(record.turns) for group in trainer.batch.groups for record in group.rollouts} == {2}
     assert log.steps[0]["sampler/log_ratio_abs"] < 1e-4
 
 
@@ -285,7 +285,7 @@ def test_weights_that_change_in_a_hook_change_rewards_and_score_nothing_again(tm
     calls, records = [], []
     trainer = trainer_of(Weighs, tmp_path, two_rubrics(calls), max_steps=6, zero_variance="keep")
     log = StepLog()
-    log.on_step_end = lambda *_, **__: records.extend((g.index, r) for g in trainer._batch.groups for r in g.rollouts)
+    log.on_step_end = lambda *_, **__: records.extend((g.index, r) for g in trainer.batch.groups for r in g.rollouts)
     trainer.add_callback(log)
     trainer.train()
     assert {index // 8 for index, _ in records} == {0, 1}

@@ -143,7 +143,7 @@ def test_a_tracker_that_fails_hangs_or_is_absent_costs_one_warning(tmp_path, mon
 def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch, caplog):
     monkeypatch.setitem(trackers.FACTORIES, "wandb", Hangs)
     monkeypatch.setattr(trackers, "QUEUE_SIZE", 4)
-    tracker = trackers.Sinks(["wandb"])
+    tracker = trackers.Trackers(["wandb"])
     state = type("State", (), {"global_step": 1})()
     tracker.on_train_begin(None, state, None)
     started = time.monotonic()
@@ -155,7 +155,7 @@ def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch
 
 
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch, caplog):
-    worker = trackers.Sinks(["trackio"])
+    worker = trackers.Trackers(["trackio"])
     worker.on_train_begin(None, type("State", (), {})(), None)
     worker.close()
     assert "trackio gets no more numbers" in caplog.text

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from verifiers_trainer.pipeline import thread as loop_thread
-from verifiers_trainer.pipeline.thread import LoopThread
+from verifiers_trainer.engines import loop_thread
+from verifiers_trainer.engines.loop_thread import LoopThread
 
 
 @pytest.fixture

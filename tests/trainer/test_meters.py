@@ -9,7 +9,9 @@ from support.pipeline import pipeline_config
 from verifiers.errors import ConfigError, TooManyFaults
 from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group
-from verifiers_trainer.run.meters import FaultMeter, RatioMeter, SignalMeter, alarms, flops_utilisation
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
+from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
+from verifiers_trainer.run.recorder import alarms, flops_utilisation
 from verifiers_trainer.run.sanity_checks import test_ratio as check_ratio
 
 
@@ -128,10 +130,10 @@ def test_a_batch_without_signal_is_said_once_and_its_end_is_said_too(caplog):
     same = Group(0, 0, tuple(Rollout((), 1.0, {}, None, "stop", False, {}) for _ in range(2)))
     meter.note_nothing([same])
     meter.note_batch()
-    assert [record.message[:22] for record in caplog.records] == ["a batch teaches nothin"]
+    assert [record.message[:22] for record in caplog.records] == ["skipped batch: no group"[:22]]
     for _ in range(5):
         meter.note_nothing([same])
     meter.note_batch()
     meter.note_batch()
     assert len(caplog.records) == 3
-    assert caplog.records[-1].message.startswith("5 batches in a row taught nothing")
+    assert caplog.records[-1].message.startswith("skipped 5 batches in a row without a learning signal")

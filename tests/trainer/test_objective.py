@@ -19,7 +19,7 @@ from verifiers_trainer.algorithm.losses import LOSSES, LossInput, Objective, kl_
 from verifiers_trainer.algorithm.packing import forward_arguments
 from verifiers_trainer.grpo import GRPOConfig
 from verifiers_trainer.policy.logprobs import install_logprob_forward
-from verifiers_trainer.run import arguments
+from verifiers_trainer.run.context import loss_parameters_of
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, ANCHORED_ON_SAMPLER
 
@@ -67,7 +67,7 @@ BY_NAME = {
 
 
 def gradient_of(config):
-    loss = resolve_loss(config.loss, **arguments.loss_parameters_of(config))
+    loss = resolve_loss(config.loss, **loss_parameters_of(config))
     return gradient(Objective.of(loss, config), row())[1]
 
 
@@ -97,13 +97,13 @@ def test_clips_of_ppo_reach_it():
 
 
 def test_a_loss_keeps_its_own_bounds_unless_others_are_given():
-    assert arguments.loss_parameters_of(settled(loss="gspo")) == {}
-    assert arguments.loss_parameters_of(settled(loss="gspo", epsilon=0.01)) == {
+    assert loss_parameters_of(settled(loss="gspo")) == {}
+    assert loss_parameters_of(settled(loss="gspo", epsilon=0.01)) == {
         "epsilon_low": 0.01
     }  # a bound of tokens, 0.2, would never clip the ratio of a sequence
-    assert arguments.loss_parameters_of(settled(GRPOConfig, loss_type="masked_is")) == {}
-    assert arguments.loss_parameters_of(settled(loss="dppo_kl")) == {"ratio_cap": 5.0}
-    assert "mask_ratio_low" in arguments.loss_parameters_of(settled(loss="cispo"))
+    assert loss_parameters_of(settled(GRPOConfig, loss_type="masked_is")) == {}
+    assert loss_parameters_of(settled(loss="dppo_kl")) == {"ratio_cap": 5.0}
+    assert "mask_ratio_low" in loss_parameters_of(settled(loss="cispo"))
 
 
 def test_without_its_cap_one_rare_token_carries_any_gradient():
@@ -245,7 +245,7 @@ def test_two_steps_on_a_batch_are_a_hand_written_ppo(tmp_path):
     trainer = small_trainer(tmp_path, **settings)
     model = copy.deepcopy(trainer.model)
     log = run(trainer)
-    rows = trainer._batch.rows_R[0]
+    rows = trainer.batch.rows_R[0]
 
     install_logprob_forward(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.999), weight_decay=0.0)
@@ -315,7 +315,7 @@ def test_a_single_step_needs_no_pass_of_its_own_for_the_anchor(tmp_path):
     """In the first step the policy of the batch is the policy: the gradient is -A, and the correction o/μ is 1."""
     trainer = small_trainer(tmp_path, loss="ppo", anchor="recomputed", tis_cap=2.0, max_steps=1)
     (step,) = run(trainer).steps
-    assert all(one.old_logprobs is None for one in trainer._batch.rows_R[0])
+    assert all(one.old_logprobs is None for one in trainer.batch.rows_R[0])
     assert step["correction/factor"] == pytest.approx(1, abs=1e-4)
 
 

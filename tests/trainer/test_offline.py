@@ -150,12 +150,12 @@ def test_single_answers_are_compared_with_the_mean_of_the_dataset(tmp_path, capl
     assert "0 of 8 prompts have two rollouts with known rewards: the baseline is the mean of the dataset" in caplog.text
     log = run(trainer)
     assert [step["reward/mean"] for step in log.steps] == [trainer_mean(trainer, n) for n in range(2)]
-    assert {float(a) for one in trainer._batch.advantages_G for a in one} <= {0.5, -0.5}
+    assert {float(a) for one in trainer.batch.advantages_G for a in one} <= {0.5, -0.5}
 
 
 def trainer_mean(trainer, place):
-    taken = trainer._offline._pass(0)[place]
-    mean = trainer._offline._mean
+    taken = trainer.training_run.offline._pass(0)[place]
+    mean = trainer.training_run.offline._mean
     return float(np.mean([group.rewards + mean for group in taken]))
 
 

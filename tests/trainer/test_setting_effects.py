@@ -484,7 +484,7 @@ def test_slow_rollouts_are_waited_for_or_dropped(tmp_path, policy_name, slow_one
     trained = []
 
     def note(*_, **__):
-        trained.extend(one.text["prompt"][-1]["content"] for one in records_of(trainer._batch))
+        trained.extend(one.text["prompt"][-1]["content"] for one in records_of(trainer.batch))
 
     log = StepLog()
     log.on_step_end = note

@@ -16,6 +16,7 @@ from support.embedded import small_model
 from support.fake_vllm import FakeVLLM, Workers
 from support.tiny_models import tiny_llama
 from verifiers.errors import ConfigError, WeightSyncError
+from verifiers_trainer.engines.loop_thread import LoopThread
 from verifiers_trainer.engines.vllm.control import Server, Serving
 from verifiers_trainer.engines.vllm.features import features_of, parse_version
 from verifiers_trainer.engines.vllm.weights.choice import Situation, choose, impossible
@@ -25,7 +26,6 @@ from verifiers_trainer.engines.vllm.weights.lora_dir import LoraDirSync
 from verifiers_trainer.engines.vllm.weights.nccl import NcclSync, packed_chunks
 from verifiers_trainer.engines.vllm.weights.opening import open_sync, require_whole
 from verifiers_trainer.engines.vllm.weights.protocol import Deadline, label_of, run_and_version
-from verifiers_trainer.pipeline.thread import LoopThread
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.settings.config import RLConfig
 
@@ -159,10 +159,9 @@ def one_of_two_ranks():
 def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks, tmp_path):
     model = small_model()
     whole = sum(parameter.numel() for parameter in model.parameters())
-    server = SimpleNamespace(serving=Serving(-1, "base-model"))
-    engine = SimpleNamespace(model=model, run=1, meeting=[server], _urls=["http://127.0.0.1:9"])
+    servers = [SimpleNamespace(url="http://127.0.0.1:9", serving=Serving(-1, "base-model"))]
     config = RLConfig(output_dir=str(tmp_path), weight_sync="reload", use_lora=False)
-    sync = open_sync(engine, config, features_of(parse_version("0.33.0")), "0.33.0")
+    sync = open_sync(model, config, servers, 1, features_of(parse_version("0.33.0")), "0.33.0")
     require_whole(model)
     sync.prepare(1)
 
@@ -170,7 +169,7 @@ def test_half_of_a_model_that_two_processes_hold_is_never_sent(one_of_two_ranks,
     with pytest.raises(ConfigError, match="sharded over processes by FSDP2"):
         sync.prepare(2)
     with pytest.raises(ConfigError, match="sharded over processes by FSDP2"):
-        open_sync(engine, config, features_of(parse_version("0.33.0")), "0.33.0")
+        open_sync(model, config, servers, 1, features_of(parse_version("0.33.0")), "0.33.0")
     assert [path.name for path in sync.folder.iterdir() if not path.name.startswith(".tmp")] == ["weights-v1"]
     held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]  # the twin: what would be sent
     assert sum(tensor.numel() for tensor in held) < 0.6 * whole

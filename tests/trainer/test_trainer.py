@@ -51,7 +51,7 @@ def test_constructing_starts_nothing_and_seeds_nothing(tmp_path):
     assert torch.equal(torch.rand(3), expected[0])
     assert (np.random.rand(3) == expected[1]).all()
     assert (threading.active_count(), len(psutil.Process().net_connections())) == (threads, connections)
-    assert trainer.engine is trainer.orchestrator is None
+    assert trainer.engine is trainer.batches is None
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
@@ -77,7 +77,7 @@ def test_what_is_set_on_the_configuration_afterwards_is_what_is_trained_with(tmp
     trainer = RLTrainer(small_policy(), toy_env(), config, build_tiny_tokenizer())
     batch = run(trainer)
     assert len(batch.steps) == 1
-    assert trainer._batch.rows_R[0][0].inv_temperature[0] == 2
+    assert trainer.batch.rows_R[0][0].inv_temperature[0] == 2
     assert any("eval_reward" in row for row in metrics_of(tmp_path))
 
 

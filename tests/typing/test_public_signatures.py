@@ -109,7 +109,7 @@ def test_the_options_of_subclasses_are_the_parameters_of_the_base():
 def test_a_rubric_takes_the_scoring_parameters_of_its_base(name):
     own = named_parameters(getattr(vf, name))
     for parameter in ("parallelize_scoring", "timeout_s"):
-        assert own[parameter] == named_parameters(vf.Rubric)[parameter].replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        assert own[parameter].default == named_parameters(vf.Rubric)[parameter].default
 
 
 def test_other_constructors_show_their_parameters():

@@ -247,6 +247,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("Parameters of `JudgeRubric`", JUDGE_PARAMETERS),
     ("Hooks of sandbox environments", SANDBOX_HOOKS),
     ("Methods of rubrics", RUBRIC_METHODS),
+    ("Methods of environments that older trainers call", ENVIRONMENT_METHODS),
     ("Parameters of `process_env_results`", TOKENIZER),
     ("Metrics of older files", METRICS),
     ("Keys of an endpoint registry", ENDPOINT_KEYS),

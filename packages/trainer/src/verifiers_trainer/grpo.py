@@ -2,7 +2,7 @@
 
 Nothing is implemented here but one rule of arithmetic: rollouts per step are ``per_device_train_batch_size`` x
 processes x ``gradient_accumulation_steps``, or ``batch_size`` x ``gradient_accumulation_steps`` when a batch size is
-given. Names are ``compat``'s, everything else is ``config``'s and ``trainer``'s.
+given. Other spellings of settings are in ``settings.compat``.
 """
 
 from __future__ import annotations
@@ -58,12 +58,14 @@ class GRPOConfig(RLConfig):
             if not self.is_given("micro_batch_size"):
                 fitting = [n for n in range(1, LARGEST_MICRO_BATCH + 1) if batch % (n * world_size) == 0]
                 self._set(micro_batch_size=max(fitting, default=micro))
-            said = f"batch_size {self.batch_size} x gradient_accumulation_steps {steps}"
+            product = f"batch_size {self.batch_size} x gradient_accumulation_steps {steps}"
         else:
             batch = micro * world_size * steps
-            said = f"per_device_train_batch_size {micro} x processes {world_size} x gradient_accumulation_steps {steps}"
+            product = (
+                f"per_device_train_batch_size {micro} x processes {world_size} x gradient_accumulation_steps {steps}"
+            )
         if batch != self.batch_size or steps != 1:
-            self.__dict__["batch_is"] = f" ({said})"
+            self.__dict__["batch_is"] = f" ({product})"
         self._set(batch_size=batch, gradient_accumulation_steps=1)
         self._given.add("batch_size")
 
@@ -111,5 +113,5 @@ def lora_defaults(r: int = 8, alpha: int = 16, **options: Any) -> LoraConfig:
     """A ``peft.LoraConfig`` over the attention projections; ``options`` are further fields of it."""
     from peft import LoraConfig
 
-    chosen: dict[str, Any] = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "task_type": "CAUSAL_LM"}
-    return LoraConfig(**{"r": r, "lora_alpha": alpha} | chosen | options)
+    defaults: dict[str, Any] = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "task_type": "CAUSAL_LM"}
+    return LoraConfig(**{"r": r, "lora_alpha": alpha} | defaults | options)

@@ -1,36 +1,39 @@
-"""transformers' training loop, fitted to ours: every private name of it that we depend on is in this module.
+"""``HFLoop``: transformers' training loop with the five places where reinforcement learning differs left open.
 
-One of its "batches" is one optimizer step. It has no epochs here, because the pipeline has no length; "epoch" in
-``eval_strategy`` and ``save_strategy`` means a pass over the examples. What a step does is ``trainer``'s, what a
-checkpoint holds is ``resuming``'s.
+Every private name of transformers and accelerate that the trainer depends on is in this module; it knows nothing of
+rollouts. A subclass defines five methods, beside what it overrides of transformers' public ones
+(``get_train_dataloader``, ``training_step``, ``compute_loss``, ``evaluate``, ``save_model``, ``log``)::
+
+    begin()              model and optimizer are prepared, a checkpoint is loaded; the first batch comes next
+    weight_update()      a context manager around ``optimizer.step()``
+    finish_step()        after each optimizer step, ``state.global_step`` counted
+    run_evaluation()     -> the numbers of an evaluation that the strategy asks for
+    save_checkpoint()    writes the checkpoint of the present step
+
+One "batch" of the loop is one optimizer step. The loop has no epochs, because the stream of batches has no length;
+"epoch" in ``eval_strategy`` and ``save_strategy`` means a pass over the examples, which ``finish_step`` counts in
+``state.epoch``.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
-from transformers import Trainer, TrainerCallback
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers.optimization import GreedyLR
 
-from verifiers.errors import VerifiersError
-from verifiers_trainer.algorithm.batch import TrainBatch
-from verifiers_trainer.distributed import batch_sharing, deepspeed, fsdp
+from verifiers.errors import ConfigError, VerifiersError
+from verifiers_trainer.distributed import deepspeed, fsdp
 from verifiers_trainer.distributed.ranks import Ranks
-from verifiers_trainer.pipeline import subclass_hooks
 from verifiers_trainer.policy import checkpoint_files, preparation
-from verifiers_trainer.policy.reference import Reference
-from verifiers_trainer.run import resume
-from verifiers_trainer.run.evaluation import numbers_of
-from verifiers_trainer.run.metrics_files import MetricsFile
 from verifiers_trainer.settings.config import RLConfig
-
-if TYPE_CHECKING:
-    from verifiers_trainer.trainer import RLTrainer
 
 log = logging.getLogger(__name__)
 
@@ -47,49 +50,32 @@ FORCED = {
 }
 """What the loop needs of transformers' own settings, set on the private copy."""
 
-
 DECISIONS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 """What a callback may ask for, and all ranks must do together."""
 
 
-class Batches:
-    """The pipeline as a loader without length."""
+class Steps(TrainerCallback):
+    """Calls the loop's methods in the order of a step, and lets "epoch" strategies act when a pass has ended."""
 
-    def __init__(self, trainer: RLTrainer):
-        self.trainer = trainer
-
-    def __iter__(self) -> Iterator[TrainBatch]:
-        while True:
-            trainer = self.trainer
-            bound_s = trainer.args.generation_timeout + trainer.ranks.timeout_s
-            batch = batch_sharing.next_batch(trainer.ranks, self._make, bound_s)
-            for _ in range(self.trainer.args.num_iterations):
-                yield batch
-
-    def _make(self) -> TrainBatch:
-        assert self.trainer.orchestrator is not None
-        return self.trainer.orchestrator.next_batch()
-
-
-class Loop(TrainerCallback):
-    """Calls the trainer's steps in their order."""
-
-    def __init__(self, trainer: RLTrainer):
-        self.trainer = trainer
+    def __init__(self, loop: HFLoop):
+        self.loop = loop
+        self.update = ExitStack()
+        """Holds the ``weight_update`` of the step being taken; entered by ``train``, so that an error leaves it too."""
         self._passes = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._passes = int(state.epoch or 0)
-        self.trainer.begin()
+        state.compute_steps(args, state.max_steps)  # a resumed state has the intervals of the run that wrote it
+        self.loop.begin()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.before_step()
+        self.update.enter_context(self.loop.weight_update())
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.after_step()
+        self.update.close()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        self.trainer.finish_step()
+        self.loop.finish_step()
         if int(state.epoch) > self._passes:
             self._passes = int(state.epoch)
             control.should_evaluate |= args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
@@ -97,28 +83,75 @@ class Loop(TrainerCallback):
         return control
 
 
-class LoopTrainer(Trainer):
-    """A ``Trainer`` whose batches, evaluations and checkpoints are ours; ``RLTrainer`` is the whole of it."""
+class HFLoop(Trainer):
+    """A ``transformers.Trainer`` whose batches, evaluations and checkpoints are a subclass's."""
 
     args: RLConfig
     model: Any
     processing_class: Any
     optimizer: Any
     lr_scheduler: Any
-    metrics_file: MetricsFile
-    ranks: Ranks
-    reference: Reference | None = None
-    """What ``beta`` holds the policy near; None without a penalty."""
     splits: bool = False
     """Whether the model is split over the processes once training begins."""
-    whole: fsdp.WholeCopy | None = None
-    """The whole policy on rank 0, where it is split."""
-    _batch: TrainBatch | None
+    grad_norm: float = 0.0
+    """Norm of the gradient of the newest step, before it was clipped."""
     _held_back = (False, False)
     _withheld: Any = None
     """DeepSpeed's engine of an earlier ``train``, until the next one begins."""
-    _step: dict[str, Any]
-    _between: dict[str, float]
+
+    def __init__(self, ranks: Ranks, callbacks: list[TrainerCallback], **keywords: Any):
+        self.ranks = ranks
+        self._steps = Steps(self)
+        super().__init__(callbacks=[self._steps, *callbacks], **keywords)
+        self.remove_callback(PrinterCallback)
+
+    # --- what a subclass defines --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Prepare the first batch; called once model and optimizer are prepared and a checkpoint is loaded."""
+        raise NotImplementedError
+
+    def weight_update(self) -> AbstractContextManager[Any]:
+        """Return what is entered around ``optimizer.step()``."""
+        raise NotImplementedError
+
+    def finish_step(self) -> None:
+        """Finish a step after the weights have changed and ``state.global_step`` counts it."""
+        raise NotImplementedError
+
+    def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
+        """Evaluate the present weights and return the numbers by name."""
+        raise NotImplementedError
+
+    def save_checkpoint(self) -> None:
+        """Write the checkpoint of the present step."""
+        raise NotImplementedError
+
+    # --- for a subclass -----------------------------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the step being taken."""
+        return float(self._get_learning_rate())
+
+    def gradients_exchanged(self, model: Any, exchanged: bool) -> AbstractContextManager[Any]:
+        """Around the forward and backward of a row: ranks exchange gradients once in a step, with the last row's.
+
+        Of a model that is split, with every row: gradients that are not exchanged would be held whole.
+        """
+        if deepspeed.is_used(self.accelerator):  # it exchanges with every row, and steps when told it is the last
+            self.accelerator.gradient_state._set_sync_gradients(exchanged)
+            return nullcontext()
+        exchanged = exchanged or self.splits
+        self.accelerator.gradient_state._set_sync_gradients(exchanged)
+        return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
+
+    def scale_is_too_large(self) -> bool:
+        """Whether non-finite gradients may be fp16's loss scale alone: its scaler skips the step and halves it."""
+        scaler = self.accelerator.scaler
+        return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
+
+    # --- the model and the optimizer ----------------------------------------------------------------------------
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -130,7 +163,16 @@ class LoopTrainer(Trainer):
         self.is_deepspeed_enabled = False  # transformers would read and write DeepSpeed's own checkpoints
         if deepspeed.is_used(self.accelerator):
             self._withheld = deepspeed.withheld(self.accelerator)
-        return super().train(*args, **keywords)
+        with self._steps.update:
+            return super().train(*args, **keywords)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new:
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+            deepspeed.remember(optimizer)
+        return optimizer
 
     def _prepare_for_training(self, *args: Any, **keywords: Any) -> Any:
         if deepspeed.is_used(self.accelerator):
@@ -141,84 +183,42 @@ class LoopTrainer(Trainer):
             self.accelerator.deepspeed_engine_wrapped, self._withheld = self._withheld, None
         return prepared
 
-    @property
-    def whole_model(self) -> Any:
-        """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
-        if self.whole is None:
-            return self.model
-        if not fsdp.is_managed(self.model):  # not yet: a warm-up may have changed the weights, which no step renews
-            self.whole.refresh(self.model, trained_only=False)
-        return self.whole.model
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        return fsdp.whole(norm) if isinstance(norm, Tensor) else norm
 
-    def renew(self, *, trained_only: bool = True) -> None:
-        """Bring ``whole_model`` up to the policy; every rank calls it. Nothing to do unless the model is split."""
-        if self.whole is not None:
-            self.whole.refresh(self.model, trained_only=trained_only)
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self.grad_norm = math.nan if norm is None else float(norm)
+        return norm
 
-    def open_reference(self) -> None:
-        """Keep the policy's present weights as the reference, if the settings ask for one; the first call counts."""
-        if self.reference is None:
-            self.reference = Reference.of(self.model, self.args)
-
-    @property
-    def last_step(self) -> dict[str, Any]:
-        """The numbers of the newest step, as in ``metrics.jsonl``."""
-        return {**(self._batch.stats if self._batch else {}), **self._step}
-
-    def get_train_dataloader(self) -> Any:
-        """Blocks for the next batch of the pipeline, for ever."""
-        return Batches(self)  # type: ignore[arg-type]
+    # --- a step -------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
         return [next(epoch_iterator)], None
 
-    def gradients_exchanged(self, model: Any, exchanged: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward of a row: ranks exchange gradients once in a step, with the last row's.
-
-        Of a model that is split, with every row: what is not exchanged would be held whole.
-        """
-        if deepspeed.is_used(
-            self.accelerator
-        ):  # it exchanges with every row by itself, and steps when told it is the last
-            self.accelerator.gradient_state._set_sync_gradients(exchanged)
-            return nullcontext()
-        exchanged = exchanged or self.splits
-        self.accelerator.gradient_state._set_sync_gradients(exchanged)
-        return nullcontext() if exchanged else self.accelerator.no_sync(model=model)
-
-    def mean_loss(self, total: Tensor) -> float:
-        """The loss of the step, of which ``total`` is this rank's part times the number of ranks."""
-        if self.ranks.world == 1:
-            return float(total)
-        return float(self.ranks.gather([float(total)], "the loss of the step").mean())
-
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As transformers does; the line of a step has all the numbers of ``metrics.jsonl``."""
-        if "loss" in logs:
-            logs = {name: value for name, value in self.last_step.items() if value == value} | logs
-        super().log(logs, start_time)
-
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]:
-        from verifiers_trainer.run.serving import ServingTrainer
-
         try:
-            if subclass_hooks.is_overridden(self, ServingTrainer, "evaluate"):
-                own: Any = self
-                found = self.ranks.share(
-                    lambda: numbers_of(subclass_hooks.call(own.evaluate, {"ignore_keys": ignore_keys_for_eval})),
-                    "the evaluation",
-                )
-                return own.take_evaluation(found)
-            return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+            metrics = self.run_evaluation(ignore_keys_for_eval)
         except VerifiersError as error:
             if self.args.eval_required:
                 raise
             log.warning("the evaluation at step %d failed, and training goes on: %s", self.state.global_step, error)
             self.control.should_evaluate = False
             return {}
+        self._report_to_hp_search(trial, self.state.global_step, metrics)
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau | GreedyLR) and not skip_scheduler:
+            metric = self.args.metric_for_best_model or "loss"
+            metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+            if metric not in metrics:
+                raise ConfigError(
+                    f"metric_for_best_model is {metric!r}, and the evaluation has {', '.join(metrics) or 'no numbers'}"
+                )
+            self.lr_scheduler.step(metrics[metric])
+        return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         return bool(metrics) and super()._determine_best_metric(metrics, trial)
@@ -235,45 +235,18 @@ class LoopTrainer(Trainer):
         control.should_save, control.should_training_stop = (False, False) if within else asked
         super()._maybe_log_save_evaluate(*args, **keywords)
 
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        started = time.perf_counter()
-        resume.save(self)  # type: ignore[arg-type]
-        self._between["time/checkpoint"] = time.perf_counter() - started
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        if self.whole is None:
-            super().save_model(output_dir, _internal_call)
-        else:  # transformers would write the parts of each process
-            self._save(output_dir)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Weights and tokenizer; the pickled arguments that transformers would add are left out."""
-        if not self.ranks.is_main:
-            return
-        folder = Path(output_dir) if output_dir else self.args.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        preparation.save_weights(self.whole_model, folder, state_dict)
-        self.processing_class.save_pretrained(folder)
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        if is_new:
-            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
-            deepspeed.remember(optimizer)
-        return optimizer
+        self.save_checkpoint()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if deepspeed.is_used(self.accelerator) and not any(map(deepspeed.holds, self.model.parameters())):
             return  # transformers is too early: DeepSpeed may round what it takes over
         preparation.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
-        self.open_reference()
-        if self.reference is not None:
-            self.reference.load(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         preparation.load_weights(self.model, Path(self.state.best_model_checkpoint or ""))
-        self.renew()
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
@@ -281,8 +254,6 @@ class LoopTrainer(Trainer):
                 self._load_from_checkpoint(checkpoint_folder)
             checkpoint_files.load_optimizer(Path(checkpoint_folder), self.optimizer)
             checkpoint_files.load_scheduler(Path(checkpoint_folder), self.lr_scheduler)
-            if self.ranks.is_main:
-                self.metrics_file.resume(self.state.global_step)
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
@@ -291,12 +262,3 @@ class LoopTrainer(Trainer):
     def _load_scaler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
             checkpoint_files.load_scaler(Path(checkpoint_folder), self.accelerator.scaler)
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
-        return fsdp.whole(norm) if isinstance(norm, Tensor) else norm
-
-    def scale_is_too_large(self) -> bool:
-        """Whether gradients that are no numbers may be fp16's scale alone: its scaler skips the step and halves it."""
-        scaler = self.accelerator.scaler
-        return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1

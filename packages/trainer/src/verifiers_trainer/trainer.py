@@ -2,15 +2,20 @@
 
 One "batch" of the underlying loop is one optimizer step::
 
-    batch = orchestrator.next_batch()            rollouts -> groups -> advantages -> samples -> rows
-    for row in batch.rows: backward(loss(row))   log-probs now against log-probs when sampled
-    with engine.pause(): optimizer.step()        the engine shares the parameters: nothing is sent
-    engine and orchestrator learn the new policy version; metrics are written; checkpoints, evaluations
+    begin()                         the engine and the pipeline start; rollouts are generated from here on
+    batch = batches.next_batch()    rollouts -> groups -> advantages -> samples -> packed rows
+    training_step(model, batch)     for row: backward(loss(log-probs now, log-probs when sampled))
+    with weight_update():           no token is sampled while
+        optimizer.step()            the weights change; the embedded engine shares them, so nothing is sent
+    finish_step()                   the pipeline learns the new policy version; the step's numbers are written
 
-What a rollout, a group, an advantage, a loss or a checkpoint is stands in the modules of those names; this one only
-joins them. A subclass may write ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate`` and ``compute_loss``
-(``hooks``). Constructing a trainer starts nothing: the engine starts with ``train`` or ``evaluate`` and ends with
-``close``, at the end of ``train``, or of the ``with`` block.
+The parts: ``TrainingRun`` (policy, settings, environments, processes), ``PolicyServer`` (engine and clients),
+``StepRecorder`` (numbers and completions), ``Checkpoints``, and a source of batches (``pipeline``). ``HFLoop`` is
+transformers' loop. What is minimised stands in ``algorithm``.
+
+A subclass may override ``get_batch``, ``sample_batch``, ``compute_rewards``, ``evaluate`` and ``compute_loss``.
+Constructing a trainer starts nothing: the engine starts with ``train`` or ``evaluate`` and ends with ``close``, at the
+end of ``train``, or of the ``with`` block.
 """
 
 from __future__ import annotations
@@ -18,46 +23,46 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import TrainOutput
 
 from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
-from verifiers.environments.registry import load_environment
 from verifiers.errors import NonFiniteLoss
+from verifiers.runs.runner import RunContext
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.packing import PackedRow, forward_arguments
-from verifiers_trainer.distributed import fsdp
-from verifiers_trainer.distributed.ranks import Ranks
+from verifiers_trainer.distributed import batch_sharing, fsdp
 from verifiers_trainer.engines.policy_client import PolicyClient
-from verifiers_trainer.hf_loop import FORCED, Loop
-from verifiers_trainer.pipeline import curriculum, custom_batches, rewards
-from verifiers_trainer.pipeline.custom_batches import ChosenRollouts, sample_rows
-from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
-from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.hf_loop import FORCED, HFLoop
+from verifiers_trainer.pipeline import curriculum, custom_batches, rewards, subclass_hooks
+from verifiers_trainer.pipeline.custom_batches import BatchSource
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.policy import checkpoint_files, preparation
 from verifiers_trainer.policy.logprobs import find_causal_lm, install_logprob_forward, uninstall
-from verifiers_trainer.run import arguments, resume, sanity_checks
-from verifiers_trainer.run.meters import RatioMeter, alarms, device_numbers
-from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, write_completions
-from verifiers_trainer.run.serving import ServingTrainer
-from verifiers_trainer.run.trackers import Sinks
+from verifiers_trainer.policy.reference import Reference
+from verifiers_trainer.run import context, evaluation, sanity_checks
+from verifiers_trainer.run.context import TrainingRun
+from verifiers_trainer.run.policy_server import PolicyServer
+from verifiers_trainer.run.recorder import StepRecorder
+from verifiers_trainer.run.resume import Checkpoints
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
 
 log = logging.getLogger(__name__)
 
 
-class RLTrainer(ServingTrainer):
+class RLTrainer(HFLoop):
     """Trains ``model`` in ``env``.
 
     ``model`` is a causal language model, a PEFT model, or a name (hub id, folder, ``builtin:tiny``); ``env`` an
@@ -97,100 +102,46 @@ class RLTrainer(ServingTrainer):
         advantage: Any = None,
     ):
         fsdp.require_launchable(optimizers)
-        given_args = arguments.either("args", args, "config", config)
-        settings = arguments.settled(
-            given_args, self.config_class, inference=arguments.server_of(client), loss=loss, advantage=advantage
-        )
-        self.env = arguments.environment_of(env)
-        self.eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or self.env)
-        self._offline: OfflineRollouts | None = None
-        if not (is_offline := holds_rollouts(dataset)):
-            arguments.check_environment(self.env, settings.num_env_workers)
-        given = arguments.either("processing_class", processing_class, "tokenizer", tokenizer)
-        self._dataset, self.eval_rows = dataset, eval_dataset
-        self._examples: Sequence[Example] | None = None
-        self.metrics_file = MetricsFile(settings.folder)
-        self.engine: Any = None
-        self.orchestrator: Orchestrator | ChosenRollouts | OfflineRollouts | None = None
-        self._client: PolicyClient | None = None
-        self._drawn = 0
-        self.ranks = Ranks.of(settings)
-        self.sinks = Sinks(trackers(settings.report_to) if self.ranks.is_main else ())
-        self._pipeline = PipelineState()
-        self._pause: Any = None
-        self._paused_at = self._step_began = 0.0
-        self._step: dict[str, Any] = {}
-        self._between: dict[str, float] = {}
-        self._batch: TrainBatch | None = None
-        self._self_tested = False
-        self._alarmed: set[str] = set()
+        args = context.either("args", args, "config", config)
+        server = context.server_of(client)
+        settings = context.final_settings(args, self.config_class, inference=server, loss=loss, advantage=advantage)
+        report_to = trackers(settings.report_to)  # the loop reports to none: ours run on threads
         settings.__dict__.update(FORCED)
         with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
-            model, tokenizer = preparation.load(model, given, settings)
-            if is_offline:
-                self._use_rollouts(dataset, tokenizer, settings)
-            preparation.require_chat_template(tokenizer, self.env)
-            preparation.probe_template(tokenizer, self.env, settings)
-            model = preparation.prepare(model, settings, peft_config)
-            if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
-                settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
-            if settings.max_steps < 0 or settings.is_given("num_train_epochs"):
-                examples = len(self._read_examples(tokenizer, settings))
-                batches = None if self._offline is None else self._offline.num_batches
-                settings.max_steps = settings.steps_for(examples, batches)
-            loss = resolve_loss(settings.loss, **arguments.loss_parameters_of(settings))
-            self.criterion = Objective.of(loss, settings)
+            self.training_run = run = TrainingRun.open(
+                model,
+                env,
+                settings,
+                tokenizer=context.either("processing_class", processing_class, "tokenizer", tokenizer),
+                dataset=dataset,
+                eval_env=eval_env,
+                eval_rows=eval_dataset,
+                peft_config=peft_config,
+            )
+            self.criterion = Objective.of(resolve_loss(settings.loss, **context.loss_parameters_of(settings)), settings)
+            self.server = PolicyServer(run)
+            self.recorder = StepRecorder(run, report_to)
+            self.checkpoints = Checkpoints(run, self.recorder.file)
+            self.batches: BatchSource | None = None
+            """Gives the batch of each step while a training runs, on rank 0."""
+            self.sampler_is_checked = False
+            """Whether sampler and trainer were found to agree on a token's log-probability."""
+            self._start = PipelineState()
+            self._resumed_from: Path | None = None
+            self._drawn_step = 0
             super().__init__(
-                model=model,
+                ranks=run.ranks,
+                model=run.model,
                 args=settings,
-                processing_class=tokenizer,
+                processing_class=run.tokenizer,
                 train_dataset=None,
-                eval_dataset=[] if settings.eval_strategy != "no" else None,  # what is played, evaluate() decides
-                callbacks=[Loop(self), self.sinks, *(callbacks or [])],
+                eval_dataset=[] if settings.eval_strategy != "no" else None,  # ``evaluate`` decides on what
+                callbacks=[self.recorder.trackers, *(callbacks or [])],
                 optimizers=optimizers,
             )
-        self.remove_callback(PrinterCallback)
-        if self.splits:
-            fsdp.part_originals(self.model)
-            self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=self._device_of_copy())
-        else:
-            self.open_reference()
+        run.copy_policy(self.splits)
 
-    def _device_of_copy(self) -> torch.device:
-        """Where rank 0 keeps the whole policy: where it is computed with or sent from, else in the host's memory."""
-        read_as_files = self.args.server_url is not None and self.args.weight_sync not in ("nccl", "ipc")
-        return torch.device("cpu") if read_as_files else self.args.device
-
-    def _use_rollouts(self, dataset: Any, tokenizer: Any, settings: RLConfig) -> None:
-        """Train on finished rollouts; without an environment a stand-in holds their prompts."""
-        groups = read_groups(dataset, tokenizer, settings)
-        self._offline, self._dataset = OfflineRollouts(groups, settings), rows_of(groups)
-        if self.env is None:
-            self.env = self.eval_env = stand_in(self._dataset)
-
-    # --- what users call ----------------------------------------------------------------------------------------
-
-    @property
-    def examples(self) -> Sequence[Example]:
-        """The examples that are trained on; read on first use. Raises ``DatasetError`` when there are none."""
-        return self._read_examples(self.processing_class, self.args)
-
-    def _read_examples(self, tokenizer: Any, settings: RLConfig) -> Sequence[Example]:
-        if self._examples is None:
-            read = arguments.examples_of(self.env, self._dataset)
-            self._examples = preparation.within_prompt_limit(read, tokenizer, self.env, settings)
-        return self._examples
-
-    @property
-    def first_draw(self) -> int:
-        """The number of the step whose batch is to be chosen first."""
-        pipeline, groups = self._pipeline, self.args.batch_size // self.args.rollouts_per_example
-        return min([pipeline.next_index, *pipeline.requeue]) // groups
-
-    @property
-    def num_steps_per_epoch(self) -> int:
-        """Optimizer steps of one pass over the examples."""
-        return math.ceil(len(self.examples) * self.args.rollouts_per_example / self.args.batch_size)
+    # --- train --------------------------------------------------------------------------------------------------
 
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | bool | None = None, **keywords: Any
@@ -204,71 +155,85 @@ class RLTrainer(ServingTrainer):
             return self._train(resume_from_checkpoint, keywords)
 
     def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
-        self._pipeline, self._self_tested = PipelineState(), False
-        folder, step = resume.starting_point(self, resume_from_checkpoint)
+        folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
+        self._resumed_from, self.sampler_is_checked = folder, False
         if folder is not None and step >= self.args.max_steps:
             log.warning("%s is of step %d, and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
             preparation.load_weights(self.model, folder)
-            self.renew()
+            self.training_run.renew()
             self.state.global_step = step
             return TrainOutput(step, math.nan, {})
         set_seed(self.args.seed)
         install_logprob_forward(self.model)
         try:
-            return super().train(resume_from_checkpoint=str(folder) if folder else None, **keywords)
+            output = super().train(resume_from_checkpoint=str(folder) if folder else None, **keywords)
+            if self.args.load_best_model_at_end:
+                self.training_run.renew()
+            return output
         finally:
             uninstall(self.model)
             self.close()
 
-    # --- what a subclass may decide -----------------------------------------------------------------------------
-
-    def get_batch(self, epoch: int = 0, step: int = 0) -> Any:
-        """What the ``step``-th step of a pass trains on: rows to play, or rollouts that were played here.
-
-        Rollouts are (prompts, completions, rewards), the completions of one prompt together, or ``Group`` objects.
-        """
-        return self.sample_batch(self.current_rows())
-
-    def current_rows(self) -> list[Any]:
-        """The rows that the step whose batch is being chosen may take: all, or those of the present difficulty."""
-        return custom_batches.current_rows(self)
-
-    def get_current_difficulty(self, epoch: int = 0, step: int = 0) -> Any:
-        """The difficulty of the rows to train on at a step of a pass; None = all rows (``difficulty_schedule``)."""
-        return curriculum.difficulty_at(self.args.difficulty_schedule, epoch + step / self.num_steps_per_epoch)
-
-    def sample_batch(self, rows: Iterable[Any]) -> list[Any]:
-        """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
-        return sample_rows(list(rows), self._drawn, self.args)
-
-    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **known: Any) -> Sequence[Any]:
-        """The reward of each completion: its recorded scores under the weights that the rubric has now."""
-        return rewards.recorded(self.env, completions, prompts)
-
     def begin(self) -> None:
         """Start the engine and the pipeline with the weights as they are now."""
-        self.state.compute_steps(self.args, self.state.max_steps)  # a resumed state has the intervals of its time
-        self.open_reference()
+        run = self.training_run
+        run.model = self.model  # the object that the launcher's split made of it
+        run.open_reference()
+        if self._resumed_from is not None:
+            if run.reference is not None:
+                run.reference.load(self._resumed_from)
+            if self.ranks.is_main:
+                self.recorder.file.resume(self.state.global_step)
         sanity_checks.check_forward(self.model, self.args)
-        self.renew(trained_only=False)
-        self._step_began = time.perf_counter()
+        run.renew(trained_only=False)
+        self.recorder.begin()
         if not self.ranks.is_main:
             return
-        if self._offline is None or self.args.eval_strategy != "no":
+        if run.offline is None or self.args.eval_strategy != "no":
             self.start_engine()
             self.engine.check_shared()
             self.engine.set_version(self.policy_version)
-        self.orchestrator = self._offline or custom_batches.open_pipeline(self, RLTrainer)
-        self.orchestrator.start(self.policy_version, self._pipeline)
+        self.batches = run.offline or self._open_batches()
+        self.batches.start(self.policy_version, self._start)
 
-    # --- one optimizer step -------------------------------------------------------------------------------------
+    def _open_batches(self) -> BatchSource:
+        """The pipeline, or what a subclass's ``get_batch`` returns; with its ``compute_rewards``, if it has one."""
+        run = self.training_run
+        draws = self.args.difficulty_schedule or subclass_hooks.is_overridden(
+            self, RLTrainer, *custom_batches.DRAWING_METHODS
+        )
+        rewards_are_own = subclass_hooks.is_overridden(self, RLTrainer, "compute_rewards")
+        return custom_batches.open_batches(
+            run.env,
+            run.examples,
+            self.run_context(),
+            self.args,
+            run.num_steps_per_epoch,
+            draw=self._draw if draws else None,
+            first_step=self.first_draw,
+            turns_of=lambda completion, name: self.client.turns_of(completion, name),
+            compute_rewards=self.compute_rewards if rewards_are_own else None,
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """The batches of the run without end, one per optimizer step; each comes ``num_iterations`` times."""
+        timeout_s = self.args.generation_timeout + self.ranks.timeout_s
+
+        def next_batch() -> TrainBatch:
+            assert self.batches is not None
+            return self.batches.next_batch()
+
+        while True:
+            batch = batch_sharing.next_batch(self.ranks, next_batch, timeout_s)
+            for _ in range(self.args.num_iterations):
+                yield batch
 
     def training_step(  # type: ignore[override]
         self, model: Any, inputs: TrainBatch, num_items_in_batch: Any = None
     ) -> Tensor:
         """Forward and backward of every row; the weights of the tokens already make it one mean over the step."""
         started = time.perf_counter()
-        self._batch = inputs
+        self.recorder.batch = inputs
         rows = inputs.rows_R[self.accelerator.process_index]
         needs_old = old_logprobs.needs_old(rows, self.args.num_iterations, self.args.anchor)
         if self.args.num_iterations > 1:  # of a model that is split, every rank runs the forward pass or none does
@@ -291,17 +256,14 @@ class RLTrainer(ServingTrainer):
             total += loss.detach()
         if self.ranks.world > 1:
             meter.merge(lambda numbers: self.ranks.gather(numbers, "the ratios of the step"))
-        if not self._self_tested and meter.num_current:
-            own = find_causal_lm(self.model).get_output_embeddings().weight.dtype
-            on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
-            sanity_checks.test_ratio(meter, self.args, own, on_server)
-            self._self_tested = True
-        spent = time.perf_counter() - started
-        self._step = {
-            "loss": self.mean_loss(total),
+        self._check_sampler(meter)
+        mean_loss = float(self.ranks.gather([float(total)], "the loss of the step").mean())
+        seconds = time.perf_counter() - started
+        self.recorder.numbers = {
+            "loss": mean_loss,
             **meter.summary(),
-            "time/train": spent,
-            "throughput/train_tokens_per_s": sum(row.num_tokens for row in rows) / spent,
+            "time/train": seconds,
+            "throughput/train_tokens_per_s": sum(row.num_tokens for row in rows) / seconds,
         }
         return total
 
@@ -317,79 +279,267 @@ class RLTrainer(ServingTrainer):
         row = inputs.to_tensors(self.args.device)
         out = model(**forward_arguments(row))
         tokens = LossInput.of(row, out.logprobs, self.args.anchor)
-        made = self.criterion(tokens, row.get("reference_logprobs"))
-        loss = (row["weight"] * made.losses).sum() * self.args.world_size
+        token_losses = self.criterion(tokens, row.get("reference_logprobs"))
+        loss = (row["weight"] * token_losses.losses).sum() * self.args.world_size
         if meter is not None:
-            meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, made.metrics)
+            meter.add(out.logprobs.detach(), tokens.log_mu, out.entropy, row, token_losses.metrics)
         return (loss, out) if return_outputs else loss
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        value = float(norm) if norm is not None else math.nan
-        if not math.isfinite(value) and not self.scale_is_too_large():
-            assert self._batch is not None
-            raise self._non_finite("gradient norm", self._batch.rows_R[self.accelerator.process_index])
-        self._step["grad_norm"] = value
-        return norm
+    @contextmanager
+    def weight_update(self) -> Iterator[None]:
+        """Around ``optimizer.step()``: the gradient is finite, and the engine stands still until it has the weights."""
+        if not math.isfinite(self.grad_norm) and not self.scale_is_too_large():
+            assert self.batch is not None
+            raise self._non_finite("gradient norm", self.batch.rows_R[self.accelerator.process_index])
+        self.recorder.numbers |= {"grad_norm": self.grad_norm, "learning_rate": self.learning_rate}
+        if self.batches is not None and self.args.deterministic:
+            self.batches.settle()
+        with self.server.weight_update(self.policy_version + 1) as times:
+            yield
+        self.recorder.numbers |= times
+
+    def finish_step(self) -> None:
+        """Tell the pipeline the new policy version, and write the step's numbers."""
+        assert self.batch is not None
+        if self.reference is not None:
+            self.reference.after_step(self.state.global_step)
+        self.state.epoch = (max(group.index for group in self.batch.groups) + 1) / len(self.examples)
+        if self.batches is not None:
+            self.batches.set_version(self.policy_version, self.server.version)
+            self.recorder.finish_step(self.state.global_step)
+
+    def _check_sampler(self, meter: RatioMeter) -> None:
+        """Once in a run: tokens sampled by the present weights have the log-probabilities that training computes."""
+        if self.sampler_is_checked or not meter.num_current:
+            return
+        dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
+        on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
+        sanity_checks.test_ratio(meter, self.args, dtype, on_server)
+        self.sampler_is_checked = True
 
     def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
         return sanity_checks.non_finite(key, rows, self.state.global_step + 1, folder)
 
-    def before_step(self) -> None:
-        """The optimizer is about to change the weights: nobody may be computing with them."""
-        self._step["learning_rate"] = self._get_learning_rate()
-        if not self.ranks.is_main:
-            return
-        assert self.orchestrator is not None
-        if self.args.deterministic:
-            self.orchestrator.settle()
-        self._paused_at = time.perf_counter()
-        self._pause = nullcontext() if self.engine is None else self.engine.pause()
-        self._pause.__enter__()
+    # --- what a subclass may decide -----------------------------------------------------------------------------
 
-    def after_step(self) -> None:
-        """The weights are those of the next policy version."""
+    def get_batch(self, epoch: int = 0, step: int = 0) -> Any:
+        """What the ``step``-th step of a pass trains on: rows to run rollouts of, or rollouts that were run here.
+
+        Rollouts are (prompts, completions, rewards), the completions of one prompt together, or ``Group`` objects.
+        """
+        return self.sample_batch(self.current_rows())
+
+    def current_rows(self) -> list[Any]:
+        """The rows that the step whose batch is being drawn may take: all, or those of the present difficulty."""
+        place = custom_batches.place_of(self._drawn_step, self.num_steps_per_epoch)
+        difficulty = subclass_hooks.call(self.get_current_difficulty, place)
+        return curriculum.rows_of([example.row for example in self.examples], difficulty, self.args.difficulty_key)
+
+    def get_current_difficulty(self, epoch: int = 0, step: int = 0) -> Any:
+        """The difficulty of the rows to train on at a step of a pass; None = all rows (``difficulty_schedule``)."""
+        return curriculum.difficulty_at(self.args.difficulty_schedule, epoch + step / self.num_steps_per_epoch)
+
+    def sample_batch(self, rows: Iterable[Any]) -> list[Any]:
+        """Rows for one step, without repetition in a pass over ``rows``, shuffled by the seed."""
+        return custom_batches.sample_rows(list(rows), self._drawn_step, self.args)
+
+    def compute_rewards(self, completions: Sequence[Any], prompts: Sequence[Any], **known: Any) -> Sequence[Any]:
+        """The reward of each completion: its recorded scores under the weights that the rubric has now."""
+        return rewards.recorded(self.env, completions, prompts)
+
+    def _draw(self, step: int) -> Any:
+        """The batch of the ``step``-th step of the run, as ``get_batch`` returns it."""
+        self._drawn_step = step
+        return subclass_hooks.call(self.get_batch, custom_batches.place_of(step, self.num_steps_per_epoch))
+
+    @property
+    def first_draw(self) -> int:
+        """The number of the step whose batch is drawn first."""
+        groups = self.args.batch_size // self.args.rollouts_per_example
+        return min([self._start.next_index, *self._start.requeue]) // groups
+
+    # --- the policy as it is now --------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> PolicyClient:
+        """The present policy as a client, for code that runs rollouts itself; starts the engine."""
+        self.start_engine()
+        return self.server.client
+
+    def generate(self, prompts: Sequence[Any]) -> list[Any]:
+        """One completion by the present policy for each prompt (messages, text, or a row); blocks until all are in."""
+        return evaluation.complete(self.client, self.env, prompts)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        *,
+        num_examples: int | None = None,
+    ) -> dict[str, float]:
+        """Evaluate the present weights; returns ``eval_reward`` and its like, and logs them.
+
+        ``eval_dataset``: rows to run in place of the evaluation set, once each. ``ignore_keys`` is transformers' and
+        has no meaning. An override may return one number, or numbers by name.
+        """
+        count = num_examples if num_examples is not None else self.args.eval_num_examples
+
+        def evaluated() -> dict[str, float]:
+            reached_by = self.run_context(self.args.eval_sampling_args)
+            return evaluation.evaluate(
+                self.training_run, reached_by, self.policy_version, count, rows=eval_dataset, prefix=metric_key_prefix
+            )
+
+        return self._record_evaluation(self.ranks.share(evaluated, "the evaluation"))
+
+    def run_evaluation(self, ignore_keys: list[str] | None) -> dict[str, float]:
+        """The evaluation that ``eval_strategy`` asks for; an override of ``evaluate`` runs on rank 0 alone."""
+        if not subclass_hooks.is_overridden(self, RLTrainer, "evaluate"):
+            return self.evaluate(ignore_keys=ignore_keys)
+
+        def evaluated() -> dict[str, float]:
+            hook: Any = self.evaluate  # it may take fewer arguments
+            return evaluation.numbers_of(subclass_hooks.call(hook, {"ignore_keys": ignore_keys}))
+
+        return self._record_evaluation(self.ranks.share(evaluated, "the evaluation"))
+
+    def _record_evaluation(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Write an evaluation's numbers and tell the callbacks, unless it was recorded already."""
+        if self.recorder.record_evaluation(self.state.global_step, metrics):
+            self.log(dict(metrics))
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As transformers does; the line of a step has all the numbers of ``metrics.jsonl``."""
+        if "loss" in logs:
+            logs = {name: value for name, value in self.last_step.items() if value == value} | logs
+        super().log(logs, start_time)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False, *, merged: bool = False) -> None:
+        """Write model (of an adapter: the adapter alone, unless ``merged``) and tokenizer to a folder."""
+        self.training_run.save_model(Path(output_dir) if output_dir else self.args.folder, merged=merged)
+        if self.args.push_to_hub and not _internal_call and not merged:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def save_checkpoint(self) -> None:
+        """Write the checkpoint of the present step to ``checkpoint-<step>``; every rank calls it."""
         started = time.perf_counter()
-        self.renew()
-        if not self.ranks.is_main:
-            return
-        if self.engine is not None:
-            self.engine.set_version(self.policy_version + 1)
-        self._step["time/sync"] = time.perf_counter() - started
-        pause, self._pause = self._pause, None
-        pause.__exit__(None, None, None)
-        self._step["time/pause"] = time.perf_counter() - self._paused_at
 
-    def finish_step(self) -> None:
-        """Tell the pipeline, and write the step's numbers."""
-        assert self._batch is not None
-        if self.reference is not None:
-            self.reference.after_step(self.state.global_step)
-        self.state.epoch = (max(group.index for group in self._batch.groups) + 1) / len(self.examples)
-        if not self.ranks.is_main:
-            return
-        assert self.orchestrator is not None
-        self.orchestrator.set_version(self.policy_version, getattr(self.engine, "version", None))
-        now = time.perf_counter()
-        self._step |= {"time/step": now - self._step_began, **self._between}
-        self._step["throughput/generated_tokens_per_s"] = (
-            self._batch.stats["tokens/completion"] / self._step["time/step"]
+        def snapshot() -> PipelineState:
+            assert self.batches is not None
+            return self.batches.snapshot()
+
+        self.checkpoints.save(
+            self.state,
+            self.optimizer,
+            self.lr_scheduler,
+            self.accelerator.scaler,
+            write_model=lambda folder: self.save_model(str(folder), _internal_call=True),
+            snapshot=snapshot,
         )
-        self._step |= device_numbers(self.model, self._step["throughput/train_tokens_per_s"])
-        self._step_began, self._between = now, {}
-        self._raise_alarms()
-        self.metrics_file.write(self.state.global_step, self.policy_version, self.last_step)
-        if self.args.log_completions:
-            step, first_only = self.state.global_step, self.args.log_unique_prompts
-            write_completions(self.args.folder, step, self._batch, first_only)
-            if self.args.num_completions_to_print and step % self.args.logging_steps == 0:
-                print_completions(self._batch, step, self.args.num_completions_to_print, first_only)
+        self.recorder.spent("time/checkpoint", time.perf_counter() - started)
 
-    def _raise_alarms(self) -> None:
-        """Say what is out of order, once for as long as it is."""
-        found = alarms(self.last_step)
-        for name in found.keys() - self._alarmed:
-            log.warning("step %d: %s", self.state.global_step, found[name])
-        self._alarmed = set(found)
-        self._step |= {f"alarm/{name}": 1 for name in found}
+    # --- engine -------------------------------------------------------------------------------------------------
+
+    def start_engine(self) -> None:
+        """Serve the present weights, if they are not served yet. Raises ``ConfigError`` on any rank but 0."""
+        self.server.start(self.policy_version)
+
+    def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
+        """How rollouts reach the engine: its client, and what every request asks for; starts the engine."""
+        self.start_engine()
+        return self.server.run_context(sampling_args)
+
+    def close(self) -> None:
+        """Stop generating and the engine; calling it again does nothing."""
+        batches, self.batches = self.batches, None
+        try:
+            if batches is not None:
+                batches.close()
+        finally:
+            self.server.stop()
+            self.recorder.trackers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what a user may read -----------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> RLConfig:
+        """The settings in force."""
+        return self.args
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
+        return self.processing_class
+
+    @property
+    def env(self) -> Any:
+        """The environment that is trained in."""
+        return self.training_run.env
+
+    @env.setter
+    def env(self, env: Any) -> None:
+        self.training_run.env = env
+
+    @property
+    def eval_env(self) -> Any:
+        """The environment that is evaluated in."""
+        return self.training_run.eval_env
+
+    @eval_env.setter
+    def eval_env(self, env: Any) -> None:
+        self.training_run.eval_env = env
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """The examples that are trained on; read on first use. Raises ``DatasetError`` when there are none."""
+        return self.training_run.examples
+
+    @property
+    def eval_dataloader(self) -> list[dict[str, list[Any]]]:
+        """The evaluation set in parts of ``per_device_eval_batch_size``: ``prompts answers infos examples``."""
+        return evaluation.parts(self.training_run)
+
+    @property
+    def num_steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass over the examples."""
+        return self.training_run.num_steps_per_epoch
+
+    @property
+    def policy_version(self) -> int:
+        """How many optimizer steps the present weights have had."""
+        return self.state.global_step
+
+    @property
+    def engine(self) -> Any:
+        """The inference engine; None while none runs."""
+        return self.server.engine
+
+    @property
+    def batch(self) -> TrainBatch | None:
+        """The batch of the newest step."""
+        return self.recorder.batch
+
+    @property
+    def last_step(self) -> dict[str, Any]:
+        """The numbers of the newest step, as in ``metrics.jsonl``."""
+        return self.recorder.last_step
+
+    @property
+    def reference(self) -> Reference | None:
+        """The policy that ``beta`` penalises the distance to; None without a penalty."""
+        return self.training_run.reference
+
+    @property
+    def whole_model(self) -> Any:
+        """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
+        return self.training_run.whole_model

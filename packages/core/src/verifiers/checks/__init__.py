@@ -13,7 +13,7 @@ What it does not do: it cannot tell whether a task is worth learning, and what n
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from verifiers.checks.data import Data, check_data, check_same_again, fingerprint, first_rows
 from verifiers.checks.loading import Loaded, load
@@ -23,6 +23,7 @@ from verifiers.checks.report import CheckReport, Finding, Findings, raised_at, r
 from verifiers.checks.rubrics import check_format_rewards, check_functions, check_rewards, check_scoring
 from verifiers.checks.watched import Hanging, run_watched
 from verifiers.clients import client_and_model
+from verifiers.clients.protocol import ClientLike, ModelLike
 from verifiers.environments.base import Environment
 from verifiers.environments.group import EnvGroup
 from verifiers.errors import ConfigError
@@ -34,7 +35,13 @@ LEAST_HOLD_S = 2.0
 
 
 def check_environment(
-    env_or_id: Any, *, n: int = 3, client: Any = None, seed: int = 0, timeout_s: float = 60.0, model: Any = None
+    env_or_id: Environment | str | Callable[[], Environment],
+    *,
+    n: int = 3,
+    client: ClientLike | None = None,
+    seed: int = 0,
+    timeout_s: float = 60.0,
+    model: ModelLike | None = None,
 ) -> CheckReport:
     """Everything wrong with an environment: an id, an ``Environment``, or a function that returns one. Blocks.
 
@@ -63,7 +70,13 @@ def check_environment(
 
 
 async def a_check_environment(
-    env_or_id: Any, *, n: int = 3, client: Any = None, seed: int = 0, timeout_s: float = 60.0, model: Any = None
+    env_or_id: Environment | str | Callable[[], Environment],
+    *,
+    n: int = 3,
+    client: ClientLike | None = None,
+    seed: int = 0,
+    timeout_s: float = 60.0,
+    model: ModelLike | None = None,
 ) -> CheckReport:
     """``check_environment`` as a coroutine, in the caller's event loop.
 
@@ -74,7 +87,14 @@ async def a_check_environment(
     return check.findings.report(check.loaded.name)
 
 
-def _begin(env_or_id: Any, n: int, client: Any, seed: int, timeout_s: float, model: Any) -> _Check:
+def _begin(
+    env_or_id: Environment | str | Callable[[], Environment],
+    n: int,
+    client: ClientLike | None,
+    seed: int,
+    timeout_s: float,
+    model: ModelLike | None,
+) -> _Check:
     """Check the arguments and build the environment, on the caller's thread: a constructor may need the main one."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ConfigError(f"n is {n!r}; it must be a whole number, at least 1", key="n")
@@ -90,7 +110,14 @@ class _Check:
     """One check, after the environment was built."""
 
     def __init__(
-        self, loaded: Loaded, findings: Findings, n: int, client: Any, seed: int, timeout_s: float, model: Any
+        self,
+        loaded: Loaded,
+        findings: Findings,
+        n: int,
+        client: ClientLike | None,
+        seed: int,
+        timeout_s: float,
+        model: ModelLike | None,
     ):
         self.loaded, self.findings = loaded, findings
         self.n, self.client, self.seed, self.timeout_s, self.model = n, client, seed, timeout_s, model

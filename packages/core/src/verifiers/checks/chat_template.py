@@ -123,7 +123,7 @@ class ContextReport:
 
 
 def check_increasing_context(
-    tokenizer: Any, messages: Sequence[Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: object, messages: Sequence[Any] | None = None, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> ContextReport:
     """Whether every rendering of a growing conversation begins with the rendering before it, token by token.
 

@@ -51,7 +51,7 @@ class Loaded:
     """Built here, so closed here."""
 
 
-def load(env_or_id: Any, findings: Findings) -> Loaded:
+def load(env_or_id: object, findings: Findings) -> Loaded:
     """Build what is to be checked. Raises ``UnknownEnvironment`` for an id that leads nowhere, else reports."""
     if isinstance(env_or_id, Environment):
         findings.note("the loader and the constructor were not checked: give the environment's id instead of an object")

@@ -139,7 +139,7 @@ def _check_row(state: State, findings: Findings) -> None:
             findings.note(f"state[{name!r}] holds objects: it can be used in hooks, but not saved (state_columns)")
 
 
-def _markers(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _markers(value: object, path: str) -> Iterator[tuple[str, str]]:
     """(dotted path, type name) of what could not be written."""
     if isinstance(value, Mapping):
         if set(value) == {UNSERIALIZABLE}:

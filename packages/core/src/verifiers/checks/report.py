@@ -92,7 +92,7 @@ class Findings:
             findings.append(finding)
 
 
-def place_of(definition: Any) -> str:
+def place_of(definition: object) -> str:
     """Where a function or class is written: ``file:line (name)``; its name alone when that is not known."""
     while isinstance(definition, functools.partial):
         definition = definition.func
@@ -106,7 +106,7 @@ def place_of(definition: Any) -> str:
         return name
 
 
-def method_place(owner: Any, name: str) -> str:
+def method_place(owner: object, name: str) -> str:
     """``place_of`` a method of an object, or its class and name when it has no such method."""
     method: Callable[..., Any] | None = getattr(type(owner), name, None)
     return place_of(method) if callable(method) else f"{type(owner).__name__}.{name}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from verifiers.checks.policies import PLAIN_TEXT
 from verifiers.checks.report import Findings, place_of, raised_at
@@ -176,5 +175,5 @@ def _needs_somebody(error: BaseException) -> bool:
     return any(isinstance(link, ModelError | MissingKeyError | ConfigError) for link in error_chain(error))
 
 
-def _is_known(reward: Any) -> bool:
+def _is_known(reward: object) -> bool:
     return isinstance(reward, int | float) and math.isfinite(reward)

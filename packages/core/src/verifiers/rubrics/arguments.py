@@ -93,7 +93,7 @@ class ArgumentResolver:
         self.provided: dict[int, Mapping[str, Any]] = {}
         """Provider objects by ``id`` of the rubric whose providers returned them."""
 
-    def arguments(self, parameters: Parameters, rubric: Any, name: str) -> dict[str, Any]:
+    def arguments(self, parameters: Parameters, rubric: object, name: str) -> dict[str, Any]:
         """Keyword arguments for one call. *Raises* ScoringError naming a required parameter that has no source."""
         if parameters.takes_all:
             values = self._all_arguments(rubric)

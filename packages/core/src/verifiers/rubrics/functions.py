@@ -41,7 +41,7 @@ class RewardFunction:
 
     @classmethod
     def of(
-        cls, function: Callable[..., Any], name: str, weight: float, rubric: Any, isolated: bool, stage: str | None
+        cls, function: Callable[..., Any], name: str, weight: float, rubric: object, isolated: bool, stage: str | None
     ) -> RewardFunction:
         """*Raises* ConfigError for an invalid weight or signature."""
         if not callable(function):
@@ -92,7 +92,7 @@ def finite_weight(weight: Any, name: str) -> float:
     return number
 
 
-def finite_value(value: Any, name: str) -> float:
+def finite_value(value: object, name: str) -> float:
     """The value as a float. *Raises* ScoringError when it is not a finite number."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -107,7 +107,7 @@ def finite_value(value: Any, name: str) -> float:
     return number
 
 
-def value_list(values: Any, size: int, name: str) -> Sequence[Any]:
+def value_list(values: object, size: int, name: str) -> Sequence[Any]:
     """The values of a group function. *Raises* ScoringError when they are not a list of group length."""
     if isinstance(values, np.ndarray):
         values = list(values)
@@ -141,6 +141,6 @@ def scoring_error(error: BaseException, name: str) -> ScoringError:
     return failure
 
 
-def _short_repr(value: Any) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__name__} ({text[:57]}…)"

@@ -107,7 +107,7 @@ def fence_for(texts: Sequence[str]) -> str:
     return "`" * max(3, longest + 1)
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """An answer as text for a judge: text unchanged, None as "", lists and dicts as JSON."""
     if value is None:
         return ""
@@ -129,7 +129,7 @@ def whole_text(messages: Any) -> str:
     return "\n\n".join(f"{role}: {text}" for role, text in texts)
 
 
-def _message_and_calls(message: Any) -> str:
+def _message_and_calls(message: object) -> str:
     lines = [message_text(message)]
     for call in field(message, "tool_calls") or ():
         function = field(call, "function") or call

@@ -59,7 +59,7 @@ class MathVerifier:
         self.max_workers = max_workers or max(2, min(MAX_DEFAULT_WORKERS, os.cpu_count() or 1))
         self.max_verify_chars = max_verify_chars
 
-    async def compare(self, gold: Any, answer: str) -> Outcome:
+    async def compare(self, gold: object, answer: str) -> Outcome:
         r"""Compare ``answer`` with ``gold``; a ``\boxed{…}`` in either is replaced by its content.
 
         *Raises* ScoringError when the worker process died or could not import the engine.

@@ -159,7 +159,7 @@ class Rubric(Identified):
         """Add a function whose value is recorded and, at weight 0, does not affect the reward."""
         self.add_reward_func(func, weight, isolated, stage)
 
-    def add_class_object(self, name: str, obj: Any) -> None:
+    def add_class_object(self, name: str, obj: object) -> None:
         """Functions that declare a parameter ``name`` receive ``obj``."""
         self.class_objects[name] = obj
 

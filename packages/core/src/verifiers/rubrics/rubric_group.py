@@ -72,7 +72,7 @@ class RubricGroup(Rubric):
         """Add a function to the first child; its metric gets a distinct name if another child uses the name."""
         self.rubrics[0].add_reward_func(func, *args, **kwargs)
 
-    def add_class_object(self, name: str, obj: Any) -> None:
+    def add_class_object(self, name: str, obj: object) -> None:
         """Add an object to the first child."""
         self.rubrics[0].add_class_object(name, obj)
 

@@ -134,7 +134,7 @@ def leave_unscored(states: Sequence[State]) -> None:
 # --- rubrics that override score_rollout or score_group
 
 
-def overrides(owner: Any, base: type, name: str) -> bool:
+def overrides(owner: object, base: type, name: str) -> bool:
     """Whether the class of ``owner`` replaces a method of ``base``."""
     return getattr(type(owner), name) is not getattr(base, name)
 
@@ -286,7 +286,7 @@ async def _bounded(function: RewardFunction, resolver: ArgumentResolver, started
 
 
 async def _provide(
-    rubrics: Sequence[Any], attribute: str, resolver: ArgumentResolver, subject: Any
+    rubrics: Sequence[Any], attribute: str, resolver: ArgumentResolver, subject: object
 ) -> dict[int, ScoringError]:
     """Call the object providers; return ``id`` of the rubric -> error for failed providers."""
     errors: dict[int, ScoringError] = {}

@@ -280,7 +280,7 @@ def _is_same_run(stored: Mapping[str, Any], given_fingerprint: str, given: Mappi
     return is_untouched and not resume_differences(stored["config"], given)
 
 
-def _shown(old: Any, new: Any) -> tuple[str, str]:
+def _shown(old: object, new: object) -> tuple[str, str]:
     """Two values, each in at most 80 characters; of long texts the place where they begin to differ."""
     if isinstance(old, str) and isinstance(new, str):
         pairs = enumerate(zip(old, new, strict=False))

@@ -130,7 +130,7 @@ def frozen_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return frozen
 
 
-def _whole_numbers(value: Any) -> Any:
+def _whole_numbers(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _whole_numbers(member) for key, member in value.items()}
     if isinstance(value, list):
@@ -151,7 +151,7 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield name, value
 
 
-def _is_code_of_two_pythons(key: str, before: Any, now: Any) -> bool:
+def _is_code_of_two_pythons(key: str, before: object, now: object) -> bool:
     if key.rpartition(".")[2] != "code" or not isinstance(before, str) or not isinstance(now, str):
         return False
     matches = _CODE.fullmatch(before), _CODE.fullmatch(now)
@@ -221,7 +221,7 @@ class _Arguments(dict[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _Arguments, ()
 
-    def __deepcopy__(self, memo: Any) -> _Arguments:
+    def __deepcopy__(self, memo: object) -> _Arguments:
         return self
 
 
@@ -313,7 +313,7 @@ def _annotations(owner: Any) -> Mapping[str, Any]:
         return {}
 
 
-def is_free(annotation: Any) -> bool:
+def is_free(annotation: object) -> bool:
     """Whether an annotation holds a ``Free`` mark; one kept as text is searched, because its names may not resolve."""
     if isinstance(annotation, str):
         return _FREE.search(annotation) is not None
@@ -331,19 +331,19 @@ def _is_our_property(cls: type, name: str) -> bool:
 # --- any value as JSON --------------------------------------------------------------------------------------------
 
 
-def type_name(cls: Any) -> str:
+def type_name(cls: object) -> str:
     """``module.qualname``; of our own packages ``verifiers.Name``, because their modules may move."""
     return _qualified(getattr(cls, "__module__", None), getattr(cls, "__qualname__", type(cls).__qualname__))
 
 
-def _qualified(module: Any, name: str) -> str:
+def _qualified(module: object, name: str) -> str:
     top = str(module or "").partition(".")[0]
     if top in _OUR_PACKAGES:
         return f"{top}.{name}"
     return name if module in (None, "builtins") else f"{module}.{name}"
 
 
-def describe(value: Any, name: str = "") -> Any:
+def describe(value: object, name: str = "") -> Any:
     """A value as JSON: equal for equal values in every process, without addresses and secrets. Never raises.
 
     A part is its identity, a function its name and a hash of its bytecode, a class its name; what has no stable
@@ -371,7 +371,7 @@ def describe(value: Any, name: str = "") -> Any:
         _in_progress.reset(token)
 
 
-def _described(value: Any, name: str) -> Any:
+def _described(value: object, name: str) -> Any:
     if isinstance(value, enum.Enum):
         return f"{type_name(type(value))}.{value.name}"
     if isinstance(value, str | int | float):  # a subclass
@@ -420,18 +420,18 @@ def _text(text: str, name: str = "") -> Any:
     return text if len(text) <= MAX_STORED_CHARS else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
 
 
-def _plain(told: Any) -> Any:
+def _plain(told: object) -> Any:
     """What an ``identity()`` told, made JSON: an author's may hold anything."""
     if isinstance(told, Mapping):
         return {_key(key): _plain(member) for key, member in told.items()}
     return [_plain(member) for member in told] if isinstance(told, list) else describe(told)
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     return key if isinstance(key, str) else str(describe(key))
 
 
-def _bounded(members: Any, length: int) -> Any:
+def _bounded(members: object, length: int) -> Any:
     """The members, or their hash where they are long."""
     encoded = canonical_json(members)
     return members if len(encoded) <= MAX_STORED_CHARS else _hashed(encoded, length)
@@ -444,7 +444,7 @@ def _hashed(content: bytes, length: int) -> dict[str, Any]:
 # --- functions ----------------------------------------------------------------------------------------------------
 
 
-def _function(value: Any) -> dict[str, Any] | None:
+def _function(value: object) -> dict[str, Any] | None:
     """A callable's name, its code, and what it was bound to; None for what is no function."""
     if isinstance(value, functools.partial):
         bound = {"args": describe(value.args), "keywords": describe(value.keywords)}
@@ -498,7 +498,7 @@ def _code_content(code: types.CodeType) -> tuple[Any, ...]:
     return code.co_code, code.co_exceptiontable, names, counts, tuple(_constant(const) for const in code.co_consts)
 
 
-def _constant(value: Any) -> Any:
+def _constant(value: object) -> Any:
     if isinstance(value, types.CodeType):
         return _code_content(value)
     if isinstance(value, tuple):

@@ -191,7 +191,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return found
 
 
-def _known(value: Any) -> float | None:
+def _known(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

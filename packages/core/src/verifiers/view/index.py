@@ -181,7 +181,7 @@ class RowIndex:
                     return found, number + 1
         return found, len(self)
 
-    def _stored(self, file: Any, number: int) -> dict[str, Any]:
+    def _stored(self, file: object, number: int) -> dict[str, Any]:
         row = decode_row(self._line(file, number))
         row.pop("crc32", None), row.pop("write_part", None)
         return row
@@ -262,7 +262,7 @@ def _facts(head: _Head) -> dict[str, Any]:
     }
 
 
-def _measure(completion: Any) -> tuple[int, int]:
+def _measure(completion: object) -> tuple[int, int]:
     """(turns of the model, characters it wrote) of a completion."""
     if not isinstance(completion, list):
         return (1, len(completion)) if isinstance(completion, str) else (0, 0)
@@ -299,7 +299,7 @@ def _head_of(row: Mapping[str, Any], metric_names: Sequence[str]) -> _Head:
     )
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     return value if isinstance(value, int | float) else math.nan
 
 
@@ -311,7 +311,7 @@ def _searched_text(row: Mapping[str, Any]) -> str:
     return "\n".join(pieces)
 
 
-def _collect(value: Any, pieces: list[str]) -> None:
+def _collect(value: object, pieces: list[str]) -> None:
     if isinstance(value, str):
         if not value.startswith("data:"):
             pieces.append(value)

@@ -53,7 +53,7 @@ def page(row: RolloutOutput, weights: Mapping[str, float], pieces: Pieces | None
     return ready
 
 
-def preview(prompt: Any, completion: Any) -> dict[str, str]:
+def preview(prompt: object, completion: object) -> dict[str, str]:
     """The line of a rollout in a table: its newest question before it began, and its last reply."""
     return {"question": _last(prompt, "user"), "reply": _last(completion, "assistant")}
 
@@ -71,7 +71,7 @@ def _last(messages: Any, role: str) -> str:
     return ""
 
 
-def _call_text(call: Any) -> str:
+def _call_text(call: object) -> str:
     function = field(call, "function") or call
     return f"{field(function, 'name')}({field(function, 'arguments') or ''})"
 
@@ -93,7 +93,7 @@ def _messages(messages: Any, place: str) -> list[dict[str, Any]]:
     return [_message(message, place) for message in messages or []]
 
 
-def _message(message: Any, place: str) -> dict[str, Any]:
+def _message(message: object, place: str) -> dict[str, Any]:
     made: dict[str, Any] = {"role": str(field(message, "role") or "?"), "place": place}
     made["parts"] = _parts(field(message, "content"))
     if thought := field(message, "reasoning_content") or _thinking(field(message, "thinking_blocks")):
@@ -106,20 +106,20 @@ def _message(message: Any, place: str) -> dict[str, Any]:
     return made
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _call(call: object) -> dict[str, Any]:
     function = field(call, "function") or call
     arguments = field(function, "arguments")
     return {"id": field(call, "id"), "name": str(field(function, "name") or ""), "arguments": arguments}
 
 
-def _thinking(blocks: Any) -> str:
+def _thinking(blocks: object) -> str:
     if not isinstance(blocks, list):
         return ""
     texts = (field(block, "thinking") for block in blocks)
     return "\n\n".join(text for text in texts if isinstance(text, str))
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
+def _parts(content: object) -> list[dict[str, Any]]:
     if content is None or content == "":
         return []
     if isinstance(content, str):
@@ -127,7 +127,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
     return [_part(part) for part in (content if isinstance(content, list) else [content])]
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _part(part: object) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = field(part, "type")

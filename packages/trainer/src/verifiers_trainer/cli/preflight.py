@@ -46,6 +46,7 @@ def preflight(model: Any, env: Any, config: RLConfig, folder: Path, tokenizer: A
     settings = config.private_copy()
     settings.problems(settings.world_size)
     trainer = _Probe(model, env, _small(settings, folder), tokenizer)
+    trainer.recorder.warns = False  # the numbers of so few rollouts are always out of order
     with trainer:
         for name, check in CHECKS:
             try:
@@ -103,9 +104,6 @@ class _Probe(RLTrainer):
         self.rows = inputs.rows_R[0]
         self.rollout_s = inputs.stats["time/wait_generation"]
         return super().training_step(model, inputs, num_items_in_batch)
-
-    def _raise_alarms(self) -> None:
-        """Warn of nothing: the numbers of so few rollouts mean nothing."""
 
     def logprobs(self) -> torch.Tensor:
         """Of the tokens that were sampled, by the weights as they are."""

@@ -31,7 +31,7 @@ from verifiers_trainer.policy.builtin_models import TINY
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.loading import get_model_and_tokenizer
 from verifiers_trainer.policy.warmup import warm_up
-from verifiers_trainer.run.evaluation import play
+from verifiers_trainer.run.evaluation import run_rollouts
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 from verifiers_trainer.run.plot import draw_learning_curve
 from verifiers_trainer.settings.config import RLConfig
@@ -215,7 +215,7 @@ def _warm_up(trainer: RLTrainer, console: Console, preset: Preset) -> int:
     rows = [example.row for example in (trainer.env.train_table or [])[:64]]
 
     def reward() -> float:
-        return play(trainer, inputs=rows).metadata["avg_reward"]
+        return _run_rollouts(trainer, rows).metadata["avg_reward"]
 
     def show(step: int, loss: float, reached: float | None) -> None:
         if reached is not None and (step % 20 == 0 or reached >= preset.target):
@@ -237,13 +237,18 @@ def _warm_up(trainer: RLTrainer, console: Console, preset: Preset) -> int:
 
 def _measure(trainer: RLTrainer, name: str, preset: Preset, console: Console) -> GenerateOutputs:
     rows = [row for row in _held_out(trainer.env) for _ in range(EVAL_ROLLOUTS)]
-    results = play(trainer, inputs=rows, folder=Path(str(trainer.args.output_dir)) / "eval" / name)
+    results = _run_rollouts(trainer, rows, Path(str(trainer.args.output_dir)) / "eval" / name)
     step = "2/4" if name == "before" else "4/4"
     console.print(
         f"{step} {name}: {len(results)} rollouts on {len(set(results['example_ids']))} held-out {preset.noun}, "
         f"mean reward {results.metadata['avg_reward']:.3f}"
     )
     return results
+
+
+def _run_rollouts(trainer: RLTrainer, rows: list[Any], folder: Path | None = None) -> GenerateOutputs:
+    context = trainer.run_context(trainer.args.eval_sampling_args)
+    return run_rollouts(trainer.training_run, context, inputs=rows, folder=folder)
 
 
 def _held_out(env: vf.Environment) -> list[dict[str, Any]]:

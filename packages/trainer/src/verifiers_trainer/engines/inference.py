@@ -45,7 +45,7 @@ def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) 
         url,
         model,
         tokenizer,
-        lambda engine, features, version: open_sync(engine, config, features, version),
+        lambda servers, run, features, version: open_sync(model, config, servers, run, features, version),
         in_chat=env.message_type == "chat",
         sync_timeout_s=config.sync_timeout,
         sync_every=config.sync_every,
@@ -125,7 +125,7 @@ def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment
 
 
 def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Any, config: RLConfig) -> Client:
-    """The client that rollouts are played with: as ``policy_client``, or by token ids (``history="exact"``).
+    """The client that rollouts use: as ``policy_client``, or by token ids (``history="exact"``).
 
     Raises ``ConfigError`` for an engine that takes no token ids.
     """

@@ -11,6 +11,7 @@ rLLM is on no package index. ``examples/verifiers_env`` shows the scripts.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from typing import Any
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, OverlongPromptError
-from verifiers_trainer.integrations.common import limit, worth
+from verifiers_trainer.integrations.common import generate_group, limit, row_of, worth
 from verifiers_trainer.integrations.peers import Peer
 from verifiers_trainer.integrations.token_client import TokenClient
 
@@ -201,12 +202,74 @@ def _reason(rollout: Mapping[str, Any], env: Environment) -> Any:
     return getattr(reasons, STOPS.get(stop, "ENV_DONE"))
 
 
-def __getattr__(name: str) -> Any:
-    """``VerifiersWorkflow`` and ``VerifiersAgentFlow``, made when they are asked for."""
-    if name not in ("VerifiersWorkflow", "VerifiersAgentFlow"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from verifiers_trainer.integrations import rllm_flows
+# --- what a script names ----------------------------------------------------------------------------------------------
 
-    if name == "VerifiersAgentFlow":
-        return rllm_flows.VerifiersAgentFlow
-    return rllm_flows.workflow_class(RLLM.load("workflows.workflow").Workflow)
+
+@functools.cache
+def workflow_class(base: type) -> type:
+    """``VerifiersWorkflow`` on the peer's ``Workflow``."""
+
+    class VerifiersWorkflow(base):
+        """Plays one task of an environment and returns its episode.
+
+        vf_env: the environment. sampling_args: of every model call, beside what the engine sets itself.
+        max_retries: how often a rollout is played again whose failure may pass.
+        """
+
+        def __init__(
+            self,
+            rollout_engine: Any,
+            vf_env: Environment,
+            sampling_args: Mapping[str, Any] | None = None,
+            max_retries: int = 0,
+            **given: Any,
+        ):
+            super().__init__(rollout_engine=rollout_engine, **given)
+            self.engine, self.vf_env = rollout_engine, vf_env
+            self.sampling_args, self.max_retries = dict(sampling_args or {}), max_retries
+
+        async def run(self, task: dict[str, Any], uid: str, **_: Any) -> Any:
+            """The episode of one rollout; a failed one says so in its reason, and is not raised."""
+            self.reset(task, uid)
+            client = rollout_engine_client(self.engine, _model_of(self.engine), lambda: uid)
+            row = row_of(task, self.vf_env.message_type)
+            (rollout,) = await generate_group(
+                self.vf_env, [row], client, _model_of(self.engine), self.sampling_args, self.max_retries
+            )
+            return to_episode(rollout, self.vf_env, task, uid)
+
+    return VerifiersWorkflow
+
+
+def _model_of(engine: Any) -> str:
+    return str(getattr(engine, "model_name", None) or getattr(engine, "model", None) or "policy")
+
+
+class VerifiersAgentFlow:
+    """An ``AgentFlow``: plays a task through the gateway at ``config.base_url``, which keeps the tokens.
+
+    The episode has a trajectory without steps of its own: the gateway adds those it recorded for ``session_uid``.
+    """
+
+    def __init__(self, vf_env: Environment, sampling_args: Mapping[str, Any] | None = None, max_retries: int = 0):
+        self.vf_env, self.sampling_args, self.max_retries = vf_env, dict(sampling_args or {}), max_retries
+
+    async def arun(self, task: Any, config: Any) -> Any:
+        """The episode of one rollout."""
+        import openai
+
+        fields = task if isinstance(task, Mapping) else task.metadata
+        row = row_of(fields, self.vf_env.message_type)
+        async with openai.AsyncOpenAI(base_url=config.base_url, api_key="none") as client:
+            output = await self.vf_env.run_rollout(
+                row, client, config.model, sampling_args=self.sampling_args, max_retries=self.max_retries,
+                state_columns=["trajectory"],
+            )  # fmt: skip
+        return to_episode({**output, "trajectory": []}, self.vf_env, fields, config.session_uid)
+
+
+def __getattr__(name: str) -> Any:
+    """``VerifiersWorkflow``, made on the peer's class when it is asked for."""
+    if name != "VerifiersWorkflow":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return workflow_class(RLLM.load("workflows.workflow").Workflow)

@@ -1,8 +1,8 @@
-"""What changes while a run goes on: which rows are hard enough, and how much each reward function counts.
+"""Schedules over a run: the difficulty of the rows, and the weight of each reward function.
 
-Both are functions of the place in the run alone (epoch, step), so a resumed run goes on as it would have. The rows of a
-difficulty are sampled as any others (``chosen``); rewards are weighed anew from recorded scores and never scored again
-(``rewards``).
+Both are functions of the place in the run alone (epoch, step), so a resumed run continues exactly. The rows of a
+difficulty are sampled like any others (``custom_batches``); rewards are weighted again from recorded scores and never
+scored again (``rewards``).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check_difficulties(rows: Sequence[Any], schedule: Sequence[Sequence[Any]], k
 class RewardWeights:
     """The weights of the reward functions by epoch: ``RewardWeights(env, {0: [1, 0], "default": {"style": 0.5}})``.
 
-    A list gives the weights of a group's rubrics, or of the functions of a rubric that is no group, in their order; a
+    A list gives the weights of a group's rubrics, or of the functions of a single rubric, in their order; a
     mapping gives them by name. Epochs that are not named have the weights of "default", or else the rubric's own.
     Raises ``ConfigError`` for weights that do not fit a rubric of ``env``.
     """
@@ -133,5 +133,5 @@ def effective_weights(rubric: Rubric, given: Any) -> dict[str, float]:
 
 
 def members(env: Environment) -> list[Environment]:
-    """The environments that play: those of a group, also of groups in groups, or the one itself."""
+    """The environments that run rollouts: the members of a group, also of nested groups, or the one itself."""
     return [inner for member in env.envs for inner in members(member)] if isinstance(env, EnvGroup) else [env]

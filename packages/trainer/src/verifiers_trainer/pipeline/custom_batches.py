@@ -1,14 +1,13 @@
-"""Batches that a subclass chooses by its own ``get_batch``: rows to play, or rollouts that it played itself.
+"""Batches that a subclass draws by its own ``get_batch``: rows to run rollouts of, or rollouts that it ran itself.
 
-Rows are played by the pipeline like any others (``ChosenRows`` stands in for the schedule). Rollouts are taken as they
-come, on the trainer's thread, when the step needs them (``ChosenRollouts`` stands in for the pipeline): the present
-policy sampled them, and their number is the batch size. Which of the two it is, the first batch tells.
+Rollouts of rows are run by the pipeline like any others (``CustomRows`` stands in for the schedule). Finished rollouts
+are taken as they come, on the trainer's thread, when the step needs them (``CustomRollouts`` stands in for the
+pipeline): the present policy sampled them, and their number is the batch size. The first batch decides which it is.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import math
 import random
@@ -18,91 +17,109 @@ from dataclasses import replace
 from typing import Any
 
 from verifiers.data.examples import Example, RowFormat, examples_from
+from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError, DatasetError
 from verifiers.rollouts.state import State
+from verifiers.runs.runner import RunContext
 from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, TrainBatch, build
 from verifiers_trainer.pipeline import curriculum, rewards, subclass_hooks
 from verifiers_trainer.pipeline.curriculum import RewardWeights
+from verifiers_trainer.pipeline.health import SignalMeter
 from verifiers_trainer.pipeline.mixture import MixtureSchedule
-from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.offline import OfflineRollouts
+from verifiers_trainer.pipeline.pipeline import DecideRewards, Pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
-from verifiers_trainer.run.meters import SignalMeter
+from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
 
-NOTHING_ELSE = {
+WITHOUT_PIPELINE = {
     "batch/short": 0,
     "groups/dropped_stale": 0,
     "staleness/mean": 0.0,
     "staleness/max": 0,
     "time/pack": 0.0,
 }
-"""What the pipeline would count, where there is none."""
-
-CHOOSING = ("get_batch", "sample_batch", "current_rows", "get_current_difficulty")
-"""Methods that decide which rows a step takes."""
+"""The pipeline's numbers of a step, where there is no pipeline."""
+DRAWING_METHODS = ("get_batch", "sample_batch", "current_rows", "get_current_difficulty")
+"""Methods of a trainer that decide which rows a step takes."""
 Draw = Callable[[int], Any]
-"""The batch of the n-th step, as ``get_batch`` gives it."""
+"""The batch of the n-th step, as ``get_batch`` returns it."""
 TurnsOf = Callable[[Any, str], tuple[Turn, ...]]
+"""The turns of a completion as the policy sampled them, given its name for an error."""
 
 
-def open_pipeline(trainer: Any, base: type) -> Orchestrator | ChosenRollouts:
-    """What gives the trainer its batches; ``base`` is the class whose methods are no subclass's."""
-    settings, schedule = trainer.args, None
-    mixed: MixtureSchedule | None = None
+def open_batches(
+    env: Environment,
+    examples: Sequence[Example],
+    context: RunContext,
+    settings: RLConfig,
+    steps_per_epoch: int,
+    *,
+    draw: Draw | None = None,
+    first_step: int = 0,
+    turns_of: TurnsOf,
+    compute_rewards: Callable[..., Any] | None = None,
+) -> BatchSource:
+    """Open what gives each step its batch; nothing is begun yet.
+
+    draw: decides what each step takes, from ``first_step`` on; None takes the examples in their order, or by
+    ``env_weights``. compute_rewards: a hook that decides the rewards; None leaves them to the rubric.
+    Raises ``ConfigError`` for settings that contradict each other or the rows.
+    """
+    schedule: Schedule | None = None
     if settings.difficulty_schedule:
-        rows = [example.row for example in trainer.examples]
+        rows = [example.row for example in examples]
         curriculum.check_difficulties(rows, settings.difficulty_schedule, settings.difficulty_key)
-    if settings.difficulty_schedule or subclass_hooks.is_overridden(trainer, base, *CHOOSING):
-        draw, step = functools.partial(_draw, trainer), trainer.first_draw
-        first = draw(step)
+    if draw is not None:
+        first = draw(first_step)
         if subclass_hooks.holds_rollouts(first):
-            return ChosenRollouts(draw, trainer.client.turns_of, settings, (step, first))
-        schedule = ChosenRows(draw, trainer.env.row_format, trainer.examples, settings)
-        schedule.put(step, first)
+            return CustomRollouts(draw, turns_of, settings, (first_step, first))
+        custom = schedule = CustomRows(draw, env.row_format, examples, settings)
+        custom.put(first_step, first)
     elif settings.env_weights:
-        mixed = MixtureSchedule(
-            trainer.env, trainer.examples, settings.env_weights, settings.seed, settings.shuffle_dataset
-        )
-    decide: Any = None
-    if subclass_hooks.is_overridden(trainer, base, "compute_rewards"):
+        schedule = MixtureSchedule(env, examples, settings.env_weights, settings.seed, settings.shuffle_dataset)
+    decide = _decide_rewards(env, settings, steps_per_epoch, compute_rewards)
+    return PipelineThread(Pipeline(env, examples, context, settings, schedule, decide))
+
+
+def _decide_rewards(
+    env: Environment, settings: RLConfig, steps_per_epoch: int, hook: Callable[..., Any] | None
+) -> DecideRewards | None:
+    """What changes the rewards of a finished group, called with its index; None when the rubric's stand."""
+
+    def place(index: int) -> dict[str, int]:
+        return place_of(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
+
+    if hook is not None:
         if settings.reward_weights_schedule:
             raise ConfigError("compute_rewards and reward_weights_schedule both decide the rewards: use one of them")
-        decide = functools.partial(_decide, trainer)
-    elif settings.reward_weights_schedule:
-        weights = RewardWeights(trainer.env, settings.reward_weights_schedule)
-        decide = functools.partial(_weigh, trainer, weights)
-    return Orchestrator(trainer.env, trainer.examples, trainer.run_context(), settings, schedule or mixed, decide)
+
+        async def by_hook(index: int, states: Sequence[State]) -> None:
+            await rewards.decide(hook, states, place(index))
+
+        return by_hook
+    if settings.reward_weights_schedule:
+        weights = RewardWeights(env, settings.reward_weights_schedule)
+
+        async def by_schedule(index: int, states: Sequence[State]) -> Mapping[str, float]:
+            epoch = place(index)["epoch"]
+            weights.decide(epoch, states)
+            return weights.weights_of(epoch, states[0])
+
+        return by_schedule
+    return None
 
 
-def _draw(trainer: Any, step: int) -> Any:
-    trainer._drawn = step
-    return subclass_hooks.call(trainer.get_batch, _place(trainer, step))
+def place_of(step: int, steps_per_epoch: int) -> dict[str, int]:
+    """The pass that a step of the run belongs to, and its number in the pass.
 
-
-async def _decide(trainer: Any, index: int, states: Sequence[State]) -> None:
-    step = index * trainer.args.rollouts_per_example // trainer.args.batch_size
-    await rewards.decide(trainer.compute_rewards, states, _place(trainer, step))
-
-
-async def _weigh(trainer: Any, weights: RewardWeights, index: int, states: Sequence[State]) -> Mapping[str, float]:
-    epoch = _place(trainer, index * trainer.args.rollouts_per_example // trainer.args.batch_size)["epoch"]
-    weights.decide(epoch, states)
-    return weights.weights_of(epoch, states[0])
-
-
-def current_rows(trainer: Any) -> list[Any]:
-    """The rows of the difficulty that the trainer is at, in the step whose batch is being chosen."""
-    rows = [example.row for example in trainer.examples]
-    difficulty = subclass_hooks.call(trainer.get_current_difficulty, _place(trainer, trainer._drawn))
-    return curriculum.rows_of(rows, difficulty, trainer.args.difficulty_key)
-
-
-def _place(trainer: Any, step: int) -> dict[str, int]:
-    """The pass that a step belongs to, and its number in the pass."""
-    epoch, step = divmod(step, trainer.num_steps_per_epoch)
+    >>> place_of(7, 3)
+    {'epoch': 2, 'step': 1}
+    """
+    epoch, step = divmod(step, steps_per_epoch)
     return {"epoch": epoch, "step": step}
 
 
@@ -121,31 +138,31 @@ def sample_rows(rows: Sequence[Any], step: int, config: RLConfig) -> list[Any]:
     return sampled
 
 
-class ChosenRows(Schedule):
+class CustomRows(Schedule):
     """The rows that ``draw`` gives for each step, in their order; the n-th step's are groups n·P to (n+1)·P - 1.
 
-    Groups that teach nothing are replaced from the rows of the steps to come, so those are asked for earlier.
+    Groups without a learning signal are replaced from the rows of the steps to come, so those are asked for earlier.
     """
 
-    may_skip = False  # whoever chooses the rows wants them played
+    may_skip = False  # a subclass that draws rows means each of them
 
     def __init__(self, draw: Draw, row_format: RowFormat, examples: Sequence[Example], config: RLConfig):
         super().__init__(examples, config.seed, shuffle=False)
         self._draw, self._row_format = draw, row_format
         self._per_step = config.batch_size // config.rollouts_per_example
         self._steps: dict[int, list[Example]] = {}
-        self._said = False
+        self._warned = False
 
     def put(self, step: int, rows: Any) -> None:
-        """Use ``rows`` for a step: those after the P-th are left out, fewer are played several times."""
+        """Use ``rows`` for a step: those after the P-th are left out, fewer are used several times."""
         try:
             found = examples_from(list(rows), self._row_format)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"get_batch returned {type(rows).__name__}, not rows of the dataset: {error}") from error
         if not found:
             raise DatasetError("get_batch returned no rows: there is nothing to train on")
-        if len(found) != self._per_step and not self._said:
-            self._said = True
+        if len(found) != self._per_step and not self._warned:
+            self._warned = True
             log.warning("get_batch returned %d rows, and a step takes %d", len(found), self._per_step)
         self._steps[step] = found
 
@@ -161,8 +178,8 @@ class ChosenRows(Schedule):
         return self.seed * 1_000_003 + index  # a row may come several times in a pass
 
 
-class ChosenRollouts:
-    """What ``draw`` gives for each step as a batch; has the methods of ``Orchestrator``."""
+class CustomRollouts:
+    """The rollouts that ``draw`` gives for each step, as a batch; has the methods of ``PipelineThread``."""
 
     def __init__(self, draw: Draw, turns_of: TurnsOf, config: RLConfig, first: tuple[int, Any]):
         self._draw, self._turns_of, self.config = draw, turns_of, config
@@ -187,7 +204,7 @@ class ChosenRollouts:
             if batch.num_tokens:
                 self._signal.note_batch()
                 self.state.delivered += 1
-                batch.stats.update(NOTHING_ELSE, **{"time/wait_generation": waited})
+                batch.stats.update(WITHOUT_PIPELINE, **{"time/wait_generation": waited})
                 return batch
             self._signal.note_nothing(groups)
 
@@ -259,3 +276,8 @@ def _rollout(prompt: Any, completion: Any, reward: float | None, turns: tuple[Tu
 
 def _row(prompt: Any) -> Mapping[str, Any]:
     return prompt if isinstance(prompt, Mapping) else {}
+
+
+BatchSource = PipelineThread | CustomRollouts | OfflineRollouts
+"""What gives the trainer the batch of each step: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``,
+``close``."""

@@ -1,4 +1,4 @@
-"""Several environments in one run: which of them the n-th group plays, so that each gets its share.
+"""Several environments in one run: which of them the n-th group uses, so that each gets its share.
 
 Shares are of the groups that are begun, exact to one group at every moment: the environment furthest below its share
 comes next. Which rows of an environment come, and in which order, is as with one environment alone.
@@ -48,7 +48,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def member_of(env: Environment, row: Mapping[str, Any]) -> str:
-    """Under which name of a group a row is played; "" where there is no group."""
+    """The member of a group of environments that a row belongs to; "" where there is no group."""
     return (route_of(row) or [""])[0] if isinstance(env, EnvGroup) else ""
 
 
@@ -64,7 +64,7 @@ class MixtureSchedule(Schedule):
         super().__init__(examples, seed, shuffle)
         names = list(env.env_names) if isinstance(env, EnvGroup) else []
         if set(weights) != set(names):
-            there = ", ".join(names) or "none, as this is no group"
+            there = ", ".join(names) or "none: this is one environment"
             raise ConfigError(f"env_weights names {', '.join(weights)}, and the environments are: {there}")
         self.names = names
         self._rows: dict[str, list[Example]] = {name: [] for name in names}
@@ -93,8 +93,8 @@ class MixtureSchedule(Schedule):
 
     def _place(self, index: int) -> tuple[str, int]:
         while len(self._places) <= index:
-            owed = self._shares * (len(self._places) + 1) - self._counts
-            chosen = int(np.argmax(owed))
-            self._places.append((self.names[chosen], int(self._counts[chosen])))
-            self._counts[chosen] += 1
+            deficits = self._shares * (len(self._places) + 1) - self._counts
+            member = int(np.argmax(deficits))
+            self._places.append((self.names[member], int(self._counts[member])))
+            self._counts[member] += 1
         return self._places[index]

@@ -1,9 +1,9 @@
-"""Training on rollouts that were finished before: of a saved run, of results in memory, or of columns of a dataset.
+"""Train on finished rollouts: of a saved run, of results in memory, or of columns of a dataset.
 
 Rollouts with recorded token ids and log-probabilities are trained on these, with the recorded policy as the anchor: how
 far the trained policy is from it shows in ``ratio/*``, and the loss bounds what that does. Text from elsewhere has no
 sampled ids: it is tokenised once with the chat template, and anchored on the policy when the batch is built, so its
-ratio is 1 and the loss is likelihood weighted by the advantage. Which of the two, ``offline/recorded`` says.
+ratio is 1 and the loss is likelihood weighted by the advantage. ``offline/recorded`` is the share of the first kind.
 
 Rows with equal prompts are siblings. ``OfflineRollouts`` stands in for the pipeline; nothing is generated.
 """
@@ -97,8 +97,10 @@ def _from_columns(dataset: Any, tokenizer: Any) -> Iterator[tuple[Any, Rollout]]
     columns = {name: list(dataset[name]) for name in COLUMNS if name in _names(dataset)}
     sizes = {name: len(values) for name, values in columns.items()}
     if set(sizes) != set(COLUMNS) or len(set(sizes.values())) > 1:
-        said = ", ".join(f"{size} {name}" for name, size in sizes.items())
-        raise ConfigError(f"finished rollouts need prompts, completions and rewards, as many of each; there are {said}")
+        counts = ", ".join(f"{size} {name}" for name, size in sizes.items())
+        raise ConfigError(
+            f"finished rollouts need prompts, completions and rewards, as many of each; there are {counts}"
+        )
     for prompt, completion, reward in zip(*columns.values(), strict=True):
         turns = _tokenised(prompt, completion, tokenizer)
         text = {"prompt": prompt, "completion": completion, "answer": ""}
@@ -110,13 +112,13 @@ def _names(dataset: Any) -> Sequence[str]:
 
 
 def _of_another_run(turn: Turn) -> Turn:
-    """Its tokens as recorded: their policy's number is another run's, and without log-probs nobody's."""
+    """Its tokens as recorded; their version is another run's, and without log-probabilities they were not sampled."""
     recorded = bool(np.any(turn.sampler_logprobs)) or not len(turn.completion_ids)
     return replace(turn, version=OF_UNKNOWN_AGE if recorded else NOT_SAMPLED)
 
 
 def _tokenised(prompt: Any, completion: Any, tokenizer: Any, tools: Any = None) -> tuple[Turn, ...]:
-    """The turns of a text; what a template adds after the end token is no part of what is trained."""
+    """The turns of a text; what a template adds after the end token is not trained."""
     turns = []
     for tokens in text_turns(prompt, completion or "", tools, tokenizer):
         prompt_ids, ids, logprobs = tokens.arrays()
@@ -147,7 +149,7 @@ def stand_in(rows: Sequence[Mapping[str, Any]]) -> SingleTurnEnv:
 
 
 class OfflineRollouts:
-    """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has ``Orchestrator``'s methods.
+    """The groups as batches of at least ``batch_size`` rollouts, pass after pass; has ``PipelineThread``'s methods.
 
     Where fewer than half of the groups have two known rewards, the baseline is the mean of the dataset.
     """
@@ -175,8 +177,8 @@ class OfflineRollouts:
         tokens = sum(len(turn.completion_ids) for turn in turns)
         count = sum(len(turn.completion_ids) for turn in turns if np.max(turn.version) != NOT_SAMPLED)
         self._recorded = count / max(1, tokens)
-        said = "recorded" if count == tokens else "recomputed" if not count else "recorded and recomputed"
-        log.info("offline/anchor = %s: %d of %d tokens have recorded log-probabilities", said, count, tokens)
+        anchor = "recorded" if count == tokens else "recomputed" if not count else "recorded and recomputed"
+        log.info("offline/anchor = %s: %d of %d tokens have recorded log-probabilities", anchor, count, tokens)
 
     @property
     def num_batches(self) -> int:

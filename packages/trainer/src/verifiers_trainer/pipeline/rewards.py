@@ -1,4 +1,4 @@
-"""What rollouts are worth once the rubric has measured them: the hook ``compute_rewards`` and its default.
+"""Rewards of scored rollouts: the hook ``compute_rewards`` and its default.
 
 A rollout is scored once, and its raw scores are kept. A reward is their weighted sum under the weights that the rubric
 has now, so weights may change during training without scoring anything again. The rubric itself is core's.
@@ -64,7 +64,7 @@ def recorded(env: Environment, completions: Sequence[Any], prompts: Sequence[Any
 def reward_of(env: Environment, state: State) -> float:
     """The weighted sum of a rollout's scores with the present weights; NaN when one that counts is unknown.
 
-    A rubric that scores in a way of its own keeps the reward it gave.
+    A rubric that overrides scoring keeps the reward it computed.
     """
     rubric = env.for_row(state).rubric
     if overrides(rubric, Rubric, "score_rollout") or overrides(rubric, Rubric, "score_group"):

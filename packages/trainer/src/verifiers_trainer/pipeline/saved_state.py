@@ -1,7 +1,8 @@
 """The pipeline's part of a checkpoint: its counters, the configuration, and the rollouts that wait to be trained.
 
 Rollouts of an older policy cannot be sampled again, so those that are finished but not trained are saved with their
-tokens, log-probabilities and versions. JSON alone; nothing read here is executed. The files are ``checkpoint``'s.
+tokens, log-probabilities and versions. JSON alone; nothing read here is executed. How files
+are written is in ``policy.checkpoint_files``.
 """
 
 from __future__ import annotations

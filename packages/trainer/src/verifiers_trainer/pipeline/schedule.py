@@ -1,8 +1,8 @@
-"""The place of a training run in its data: which example the n-th group plays, which examples are solved, and what a
-checkpoint keeps of it all.
+"""The place of a training run in its data: the example of the n-th group, the solved examples, and what a checkpoint
+keeps of them.
 
-Which example a group plays is a function of its index alone, so a resumed run continues the same order. When groups
-are begun, and which of them a batch takes, is decided in ``orchestrator``.
+The example of a group is a function of its index alone, so a resumed run continues the same order. When groups are
+begun, and which of them a batch takes, is decided in ``pipeline``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOLVED_TIMES = 2
 
 
 class Schedule:
-    """Which example the n-th group plays: pass after pass over the examples, each shuffled by (seed, pass)."""
+    """Chooses the example of the n-th group: pass after pass over the examples, each shuffled by (seed, pass)."""
 
     may_skip = True
     """Whether groups may be left out of the order."""
@@ -96,9 +96,9 @@ class PipelineState:
     ready: list[Group] = field(default_factory=list)
     """Finished groups not yet trained."""
     discarded: list[Group] = field(default_factory=list)
-    """Groups that teach nothing, kept until a batch has counted them."""
+    """Finished groups without a learning signal, kept until a batch has counted them."""
     requeue: list[int] = field(default_factory=list)
-    """Indices of groups that were being played; they are played anew."""
+    """Indices of groups whose rollouts were running when the run stopped; they are run again."""
     skipped: list[int] = field(default_factory=list)
     """Indices from ``base`` on that were left out, because their examples are solved."""
     solved: Solved = field(default_factory=Solved)

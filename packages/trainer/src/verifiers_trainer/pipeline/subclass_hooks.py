@@ -1,7 +1,7 @@
 """Calls the methods that a subclass of the trainer may write, with as much of what is known as they ask for.
 
 A hook may name any of ``epoch step prompts completions states answers`` as parameters, or none of them. What a hook
-returned is told apart here; what is done with it is ``chosen``'s and ``rewards``'.
+returned is classified here; ``custom_batches`` and ``rewards`` use it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def call(hook: Callable[..., Any], known: Mapping[str, Any]) -> Any:
 
 
 def holds_rollouts(batch: Any) -> bool:
-    """Whether what ``get_batch`` returned was played already: groups, or (prompts, completions, rewards)."""
+    """Whether ``get_batch`` returned finished rollouts: groups, or (prompts, completions, rewards)."""
     if isinstance(batch, tuple) and len(batch) == 3:
         return True
     return isinstance(batch, Sequence) and bool(batch) and all(isinstance(member, Group) for member in batch)

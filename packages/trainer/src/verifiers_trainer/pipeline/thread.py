@@ -1,79 +1,94 @@
-"""``LoopThread``: an event loop in a thread of its own, and what it does when somebody waits for it in vain.
+"""``PipelineThread``: the pipeline on an event loop in a thread, with blocking calls for the trainer's thread.
 
-Every wait is bounded. A loop that does not even answer is blocked by code that should have awaited, and the line it
-stands at is known. What runs on the loop, and what to say of it, is the caller's.
+Every wait is bounded by ``generation_timeout``, and its error names what was awaited: the rollouts, or the line of an
+environment's code that blocks the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import TimeoutError as FutureTimeout
+import logging
+import time
+from collections.abc import Coroutine
 from typing import Any
 
-ANSWER_S = 5.0
-"""How long a loop may take to answer before it counts as blocked, and its thread to end."""
+from verifiers.errors import GenerationStalled
+from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.engines.loop_thread import LoopThread
+from verifiers_trainer.pipeline.pipeline import Pipeline
+from verifiers_trainer.pipeline.schedule import PipelineState
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 30.0
+BLOCKED = "all rollouts stand still, because code of the environment blocks their event loop"
 
 
-class LoopThread:
-    """``start``, then ``wait`` for coroutines from other threads, then ``stop``; starts nothing when constructed."""
+class PipelineThread:
+    """Runs ``pipeline``: ``start`` before ``next_batch``, ``close`` at the end."""
 
-    def __init__(self, name: str):
-        self._name = name
-        self._thread: threading.Thread | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        """Set once started, and kept when stopped."""
+    def __init__(self, pipeline: Pipeline):
+        self.pipeline = pipeline
+        self.thread = LoopThread("verifiers-pipeline")
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it was started and not stopped."""
-        return self._thread is not None
+    def start(self, version: int = 0, state: PipelineState | None = None) -> None:
+        """Begin generating; ``state`` continues an earlier pipeline."""
+        self.thread.start()
+        self._wait(self.pipeline.open(version, state), "the pipeline has not started")
 
-    def start(self) -> None:
-        """Begin; returns when the loop runs."""
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(ready,), name=self._name, daemon=True)
-        self._thread.start()
-        ready.wait()
+    def next_batch(self) -> TrainBatch:
+        """The next batch, as soon as its rollouts are finished.
 
-    def wait(self, work: Coroutine[Any, Any, Any], timeout_s: float, late: Callable[[], BaseException]) -> Any:
-        """What ``work`` returns or raises; when that takes longer than ``timeout_s``, raises what ``late`` makes."""
-        assert self.loop is not None
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        Raises the error of a failed pipeline at once, ``GenerationStalled`` after ``generation_timeout`` seconds
+        without a batch, ``NoLearningSignal`` and ``TooManyFaults`` when going on makes no sense.
+        """
+        started = time.monotonic()
+        batch = self._wait(self.pipeline.next_batch(), "no batch")
+        batch.stats["time/wait_generation"] = time.monotonic() - started
+        return batch
+
+    def set_version(self, version: int, served: int | None = None) -> None:
+        """The trainer has made policy ``version``, and ``served`` samples now; begin what that allows."""
+        self._wait(
+            self.pipeline.advance(version, version if served is None else served), "the pipeline does not answer"
+        )
+
+    def settle(self) -> None:
+        """Wait until everything that may run at this version has finished (deterministic mode, before a step)."""
+        self._wait(self.pipeline.settle(), "the rollouts of this policy version have not finished")
+
+    def snapshot(self) -> PipelineState:
+        """The pipeline's state at this moment, in which running groups are to be run again.
+
+        In deterministic mode they are finished first.
+        """
+        if self.pipeline.config.deterministic:
+            self.settle()
+        return self._wait(self.pipeline.snapshot(), "the pipeline does not answer")
+
+    def close(self) -> None:
+        """Cancel what runs and end the thread; calling it again does nothing."""
+        if not self.thread.is_running:
+            return
+        self.pipeline.closing = True  # from this thread: the loop may be blocked
         try:
-            return future.result(timeout=timeout_s)
-        except FutureTimeout:
-            if future.done():  # a TimeoutError of the work itself
-                raise
-            future.cancel()
-            raise late() from None
+            self.thread.wait(self.pipeline.close(), CLOSE_S, lambda: TimeoutError(self.pipeline.waiting_for()))
+        except TimeoutError as error:
+            log.warning("rollouts could not be stopped within %g s: %s", CLOSE_S, error)
+        finally:
+            self.thread.stop()
 
-    def where_blocked(self) -> str | None:
-        """The place, as "file:line (function)", that keeps the loop from going on; None when it does go on."""
-        assert self.loop is not None
-        answered = threading.Event()
-        self.loop.call_soon_threadsafe(answered.set)
-        if answered.wait(ANSWER_S) or self._thread is None or self._thread.ident is None:
-            return None
-        frame = sys._current_frames().get(self._thread.ident)
-        if frame is None:
-            return "an unknown place"
-        return f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+    def _wait(self, work: Coroutine[Any, Any, Any], problem: str) -> Any:
+        """What ``work`` returns on the pipeline's loop; ``problem`` begins the error when it takes too long."""
+        timeout_s = self.pipeline.config.generation_timeout
 
-    def stop(self) -> None:
-        """End the loop and, unless it is blocked, the thread; calling it again does nothing."""
-        thread, self._thread = self._thread, None
-        if thread is not None and self.loop is not None:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            thread.join(timeout=ANSWER_S)
+        def stalled() -> GenerationStalled:
+            place = self.thread.where_blocked()
+            awaited = self.pipeline.waiting_for() if place is None else f"{BLOCKED} at {place}"
+            return GenerationStalled(
+                f"{problem} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or look at why they take "
+                "so long",
+                waiting_for=awaited,
+                elapsed_s=timeout_s,
+            )
 
-    def _serve(self, ready: threading.Event) -> None:
-        self.loop = loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        loop.call_soon(ready.set)
-        loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+        return self.thread.wait(work, timeout_s, stalled)

@@ -13,19 +13,26 @@ from typing import Any
 from verifiers.data.examples import examples_from, format_row
 from verifiers.data.messages import normalize_messages
 from verifiers.results import GenerateOutputs
+from verifiers.runs.runner import RunContext
 from verifiers.runtime.sync_async import blocking
 from verifiers.types import ModelRequest
+from verifiers_trainer.engines.policy_client import PolicyClient
+from verifiers_trainer.run.context import TrainingRun
 
 
-def play(
-    trainer: Any, *, num_examples: int = -1, inputs: Sequence[Any] | None = None, folder: Path | None = None
+def run_rollouts(
+    run: TrainingRun,
+    context: RunContext,
+    *,
+    num_examples: int = -1,
+    inputs: Sequence[Any] | None = None,
+    folder: Path | None = None,
 ) -> GenerateOutputs:
-    """Play ``num_examples`` of the evaluation set (or the rows ``inputs``, once each) with the present weights.
+    """Run rollouts of ``num_examples`` of the evaluation set, or of the rows ``inputs``, once each; block until done.
 
-    Blocks until done. Results are saved in ``folder`` when it is given.
+    context: how they reach the policy. folder: where the results are saved; None saves nothing.
     """
-    trainer.start_engine()
-    settings, context = trainer.args, trainer.run_context(trainer.args.eval_sampling_args)
+    settings = run.settings
     options = {
         "client": context.client,
         "model": context.model,
@@ -37,24 +44,30 @@ def play(
         "results_path": None if folder is None else str(_fresh(folder)),
     }
     if inputs is not None:
-        return trainer.env.generate_sync(inputs, **options)
-    return trainer.eval_env.evaluate_sync(
+        return run.env.generate_sync(inputs, **options)
+    return run.eval_env.evaluate_sync(
         num_examples=num_examples, rollouts_per_example=settings.eval_rollouts_per_example, **options
     )
 
 
 def evaluate(
-    trainer: Any, num_examples: int, *, rows: Sequence[Any] | None = None, prefix: str = "eval"
+    run: TrainingRun,
+    context: RunContext,
+    step: int,
+    num_examples: int,
+    *,
+    rows: Sequence[Any] | None = None,
+    prefix: str = "eval",
 ) -> dict[str, float]:
     """The statistics of ``num_examples`` of the evaluation set (or of ``rows``), under the names that training logs.
 
-    Results are saved under ``<output_dir>/<prefix>/step-<n>``. Unknown rewards are counted and in no mean.
+    Results are saved under ``<output_dir>/<prefix>/step-<step>``. Unknown rewards are counted and in no mean.
     """
     started = time.perf_counter()
-    folder = Path(trainer.args.output_dir) / prefix / f"step-{trainer.state.global_step}"
-    if rows is None and trainer.eval_rows is not None:
-        rows = list(itertools.islice(trainer.eval_rows, num_examples if num_examples >= 0 else None))
-    results = play(trainer, num_examples=num_examples, inputs=rows, folder=folder)
+    folder = run.folder / prefix / f"step-{step}"
+    if rows is None and run.eval_rows is not None:
+        rows = list(itertools.islice(run.eval_rows, num_examples if num_examples >= 0 else None))
+    results = run_rollouts(run, context, num_examples=num_examples, inputs=rows, folder=folder)
     metadata = results.metadata
     metrics = {
         "reward": metadata["avg_reward"],
@@ -79,11 +92,10 @@ def _concurrency(settings: Any) -> int:
     )
 
 
-def parts(trainer: Any) -> list[dict[str, list[Any]]]:
+def parts(run: TrainingRun) -> list[dict[str, list[Any]]]:
     """The first ``eval_num_examples`` of the evaluation set, in parts of ``per_device_eval_batch_size`` rows."""
-    settings = trainer.args
-    env = trainer.eval_env
-    table = env.eval_table if trainer.eval_rows is None else examples_from(trainer.eval_rows, env.row_format)
+    settings, env = run.settings, run.eval_env
+    table = env.eval_table if run.eval_rows is None else examples_from(run.eval_rows, env.row_format)
     rows = [example.row for example in table][: settings.eval_num_examples if settings.eval_num_examples >= 0 else None]
     size = settings.per_device_eval_batch_size
     return [
@@ -92,9 +104,8 @@ def parts(trainer: Any) -> list[dict[str, list[Any]]]:
     ]
 
 
-def complete(trainer: Any, prompts: Sequence[Any]) -> list[Any]:
+def complete(client: PolicyClient, env: Any, prompts: Sequence[Any]) -> list[Any]:
     """One completion for each prompt by the present policy: a list of one message, or text where prompts are text."""
-    client, env = trainer.client, trainer.env
 
     async def one(prompt: Any) -> Any:
         prompt = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
@@ -122,7 +133,7 @@ def numbers_of(outcome: Any) -> dict[str, float]:
 
 
 def _fresh(folder: Path) -> Path:
-    """``folder``, or ``folder-2``, …: an evaluation is a run of its own, also when a step is evaluated twice."""
+    """``folder``, or ``folder-2``, …: two evaluations of one step never share a folder."""
     number, path = 1, folder
     while path.exists():
         number += 1

@@ -2,7 +2,7 @@
 
 A line of ``metrics.jsonl`` is one optimizer step (or one evaluation), flushed when written; NaN is null. Resuming a run
 from step n drops the lines after n, so the file reads as one run. The learning curve is drawn from this file. Trackers
-such as wandb get the same numbers through ``sinks``.
+such as wandb get the same numbers through ``trackers``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a trainer writes into a checkpoint, and when a checkpoint may be continued.
+"""``Checkpoints``: what a training run writes into a checkpoint, and when a run may resume from one.
 
-Files and folders are ``checkpoint``'s, the pipeline's part is ``pending``'s; this module knows what of a trainer goes
-into them, and compares the configuration a checkpoint was made under with the present one.
+How files and folders are written is in ``policy.checkpoint_files``, the pipeline's part in ``pipeline.saved_state``;
+this module puts the parts together, and compares the configuration of a checkpoint with the present one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from verifiers.errors import CheckpointError, RunMismatch
 from verifiers.runtime.failpoints import failpoint
@@ -18,139 +18,153 @@ from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS
-
-if TYPE_CHECKING:
-    from verifiers_trainer.trainer import RLTrainer
+from verifiers_trainer.run.context import TrainingRun
+from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile
 
 log = logging.getLogger(__name__)
 
 WEIGHTS_ONLY = "weights_only"
 
 
-def configuration(trainer: RLTrainer) -> dict[str, Any]:
-    """What must be the same when a checkpoint is resumed, in values that JSON keeps."""
-    env, table = trainer.env, trainer.examples
+def configuration(run: TrainingRun) -> dict[str, Any]:
+    """What must be equal for a run to resume from a checkpoint, in values that JSON keeps."""
+    env, table = run.env, run.examples
     return {
         "env_id": env.env_id,
         "env_args": {key: str(value) for key, value in env.env_args.items()},
         "num_examples": len(table),
         "examples": digest(table),
-        "chat_template": hashlib.sha256(str(trainer.processing_class.chat_template).encode()).hexdigest()[:16],
-        "vocabulary": len(trainer.processing_class),
-        **trainer.args.resume_values(),
+        "chat_template": hashlib.sha256(str(run.tokenizer.chat_template).encode()).hexdigest()[:16],
+        "vocabulary": len(run.tokenizer),
+        **run.settings.resume_values(),
     }
 
 
-def save(trainer: RLTrainer) -> None:
-    """Write the checkpoint of the present step, then remove those that ``save_total_limit`` no longer covers.
+class StartingPoint(NamedTuple):
+    """Where a training begins: at a checkpoint, or afresh with ``folder`` None and step 0."""
 
-    Rank 0 writes, with the random generators of every rank. Raises ``CheckpointError``, on every rank, when it cannot.
-    """
-    ranks = trainer.ranks
-    failpoint("checkpoint.before_sending")
-    rngs = ranks.collect(checkpoint_files.rng_to_bytes(), "the states of the random generators")
-
-    optimizer = reference = None
-    if not trainer.args.save_only_model:
-        optimizer = fsdp.whole_state(trainer.optimizer, keep=ranks.is_main)
-        reference = None if trainer.reference is None else trainer.reference.state(keep=ranks.is_main)
-
-    def write() -> str | None:
-        _write(trainer, rngs, optimizer, reference)
-        return trainer.state.best_model_checkpoint
-
-    trainer.state.best_model_checkpoint = ranks.share(write, "the checkpoint to be written")
+    folder: Path | None
+    step: int
+    pipeline: PipelineState
+    """On rank 0; empty on the others."""
 
 
-def _write(
-    trainer: RLTrainer, rngs: Sequence[bytes], optimizer: dict[str, Any] | None, reference: dict[str, Any] | None
-) -> None:
-    assert trainer.orchestrator is not None
-    args, state, output = trainer.args, trainer.state, trainer.args.folder
-    folder = output / f"{checkpoint_files.PREFIX}{state.global_step}"
-    best = output / f"{checkpoint_files.PREFIX}{state.best_global_step}" if state.best_global_step else None
-    if best is not None and args.load_best_model_at_end and (best == folder or best.is_dir()):
-        state.best_model_checkpoint = str(best)
-    pipeline = trainer.orchestrator.snapshot()
-    settings = configuration(trainer) | ({WEIGHTS_ONLY: True} if args.save_only_model else {})
-    with checkpoint_files.writing(folder) as temporary:
-        trainer.save_model(str(temporary), _internal_call=True)
-        if not args.save_only_model:
-            checkpoint_files.save_optimizer(temporary, trainer.optimizer, optimizer)
-            checkpoint_files.save_scheduler(temporary, trainer.lr_scheduler)
-            checkpoint_files.save_scaler(temporary, trainer.accelerator.scaler)
-            for rank, rng in enumerate(rngs):
-                checkpoint_files.save_rng(temporary, rng, rank)
-            if trainer.reference is not None:
-                trainer.reference.save(temporary, reference)
-        save_pipeline(temporary, pipeline, trainer.policy_version, settings)
-        state.save_to_json(str(temporary / "trainer_state.json"))
-    checkpoint_files.prune(folder, args.save_total_limit, protected=best, keep_every=args.keep_every)
+class Checkpoints:
+    """Writes the checkpoints of ``run``, removes old ones, and finds the one to resume from."""
 
+    def __init__(self, run: TrainingRun, metrics_file: MetricsFile):
+        self.run, self.metrics_file = run, metrics_file
 
-def starting_point(trainer: RLTrainer, wanted: str | bool | None) -> tuple[Path | None, int]:
-    """(checkpoint to continue, its step), (None, 0) to start afresh; the pipeline is set, what is in the way moved.
+    # --- save ---------------------------------------------------------------------------------------------------
 
-    Rank 0 decides for all. Raises what ``resolve`` and ``load`` raise, on every rank.
-    """
+    def save(
+        self,
+        state: Any,
+        optimizer: Any,
+        scheduler: Any,
+        scaler: Any,
+        write_model: Callable[[Path], None],
+        snapshot: Callable[[], PipelineState],
+    ) -> None:
+        """Write ``checkpoint-<step>``, then remove those that ``save_total_limit`` no longer covers.
 
-    def decide() -> list[Any]:
-        folder, step = resolve(trainer, wanted), 0
+        Every rank calls it; rank 0 writes, with the random generators of every rank.
+        state: transformers' ``TrainerState``, whose ``best_model_checkpoint`` is set; scaler: fp16's, or None;
+        snapshot: gives the pipeline's state. Raises ``CheckpointError``, on every rank, when it cannot write.
+        """
+        run, ranks = self.run, self.run.ranks
+        failpoint("checkpoint.before_sending")
+        rngs = ranks.collect(checkpoint_files.rng_to_bytes(), "the states of the random generators")
+
+        optimizer_state = reference_state = None
+        if not run.settings.save_only_model:
+            optimizer_state = fsdp.whole_state(optimizer, keep=ranks.is_main)
+            reference_state = None if run.reference is None else run.reference.state(keep=ranks.is_main)
+
+        def write() -> str | None:
+            folder = run.folder / f"{checkpoint_files.PREFIX}{state.global_step}"
+            best = run.folder / f"{checkpoint_files.PREFIX}{state.best_global_step}" if state.best_global_step else None
+            if best is not None and run.settings.load_best_model_at_end and (best == folder or best.is_dir()):
+                state.best_model_checkpoint = str(best)
+            pipeline = snapshot()
+            settings = configuration(run) | ({WEIGHTS_ONLY: True} if run.settings.save_only_model else {})
+            with checkpoint_files.writing(folder) as temporary:
+                write_model(temporary)
+                if not run.settings.save_only_model:
+                    checkpoint_files.save_optimizer(temporary, optimizer, optimizer_state)
+                    checkpoint_files.save_scheduler(temporary, scheduler)
+                    checkpoint_files.save_scaler(temporary, scaler)
+                    for rank, rng in enumerate(rngs):
+                        checkpoint_files.save_rng(temporary, rng, rank)
+                    if run.reference is not None:
+                        run.reference.save(temporary, reference_state)
+                save_pipeline(temporary, pipeline, state.global_step, settings)
+                state.save_to_json(str(temporary / "trainer_state.json"))
+            checkpoint_files.prune(
+                folder, run.settings.save_total_limit, protected=best, keep_every=run.settings.keep_every
+            )
+            return state.best_model_checkpoint
+
+        state.best_model_checkpoint = ranks.share(write, "the checkpoint to be written")
+
+    # --- resume -------------------------------------------------------------------------------------------------
+
+    def starting_point(self, requested: str | bool | None) -> StartingPoint:
+        """Find the checkpoint to resume from: a path, or the newest valid one for True; without one, start afresh.
+
+        Starting afresh moves what an earlier run left in the output folder aside. Rank 0 decides for all. Raises
+        ``RunMismatch`` listing every difference for a checkpoint of another configuration, and ``CheckpointError`` for
+        one that is damaged, missing, or holds only weights; on every rank.
+        """
+        pipeline = PipelineState()
+
+        def decide() -> list[Any]:
+            nonlocal pipeline
+            folder, step = self._requested(requested), 0
+            if folder is None:
+                self._start_afresh()
+            else:
+                pipeline, step = self._load(folder)
+            return [str(folder) if folder else None, step]
+
+        folder, step = self.run.ranks.share(decide, "the checkpoint to begin from")
+        return StartingPoint(Path(folder) if folder else None, step, pipeline)
+
+    def _requested(self, requested: str | bool | None) -> Path | None:
+        requested = self.run.settings.resume_from_checkpoint if requested is None else requested
+        if not requested:
+            return None
+        folder = checkpoint_files.newest_valid(self.run.folder) if requested is True else Path(requested)
         if folder is None:
-            start_afresh(trainer)
-        else:
-            trainer._pipeline, step = load(trainer, folder)
-        return [str(folder) if folder else None, step]
+            raise CheckpointError(
+                f"{self.run.folder} holds no valid checkpoint to resume from", path=str(self.run.folder)
+            )
+        checkpoint_files.verify(folder)
+        return folder
 
-    folder, step = trainer.ranks.share(decide, "the checkpoint to begin from")
-    return (Path(folder) if folder else None), step
+    def _load(self, folder: Path) -> tuple[PipelineState, int]:
+        """(pipeline, step) of a checkpoint of this run's configuration."""
+        pipeline, version, saved = load_pipeline(folder)
+        if saved.pop(WEIGHTS_ONLY, False):
+            raise CheckpointError(
+                f"{folder} holds weights only (save_only_model=True), so training cannot be resumed from it; give the "
+                "folder as the model to start afresh with these weights",
+                path=str(folder),
+            )
+        _require_same(saved, configuration(self.run), folder)
+        return pipeline, version
 
-
-def resolve(trainer: RLTrainer, wanted: str | bool | None) -> Path | None:
-    """The checkpoint to continue: a path, or the newest valid one for True; None to start afresh.
-
-    Raises ``CheckpointError`` when it is damaged or there is none.
-    """
-    if wanted is None:
-        wanted = trainer.args.resume_from_checkpoint
-    if not wanted:
-        return None
-    output = trainer.args.folder
-    folder = checkpoint_files.newest_valid(output) if wanted is True else Path(wanted)
-    if folder is None:
-        raise CheckpointError(f"{output} holds no valid checkpoint to resume from", path=str(output))
-    checkpoint_files.verify(folder)
-    return folder
-
-
-def load(trainer: RLTrainer, folder: Path) -> tuple[PipelineState, int]:
-    """(pipeline, step) of a checkpoint of this run's configuration.
-
-    Raises ``RunMismatch`` listing every difference, ``CheckpointError`` for one that holds only weights.
-    """
-    pipeline, version, saved = load_pipeline(folder)
-    if saved.pop(WEIGHTS_ONLY, False):
-        raise CheckpointError(
-            f"{folder} holds weights only (save_only_model=True), so training cannot be resumed from it; give the "
-            "folder as the model to start afresh with these weights",
-            path=str(folder),
-        )
-    _require_same(saved, configuration(trainer), folder)
-    return pipeline, version
-
-
-def start_afresh(trainer: RLTrainer) -> None:
-    """Move what an earlier run left in the output folder aside: two runs are never mixed, and nothing is lost."""
-    output = trainer.args.folder
-    if earlier := bool(checkpoint_files.steps_in(output) or trainer.metrics_file.holds_earlier):
-        aside = checkpoint_files.set_aside(output, (METRICS, COMPLETIONS))
-        log.warning(
-            "%s holds an earlier run, now in %s; train(resume_from_checkpoint=True) would have continued it",
-            output,
-            aside,
-        )
-    trainer.metrics_file.start(anew=earlier)
+    def _start_afresh(self) -> None:
+        """Move what an earlier run left in the output folder aside: two runs are never mixed, and nothing is lost."""
+        output = self.run.folder
+        if earlier := bool(checkpoint_files.steps_in(output) or self.metrics_file.holds_earlier):
+            aside = checkpoint_files.set_aside(output, (METRICS, COMPLETIONS))
+            log.warning(
+                "%s holds an earlier run, now in %s; train(resume_from_checkpoint=True) would have continued it",
+                output,
+                aside,
+            )
+        self.metrics_file.start(anew=earlier)
 
 
 def _require_same(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""What must hold before the optimizer may touch the weights: numbers are numbers, and sampler and trainer agree.
+"""Sanity checks run before an optimizer step: all inputs are finite, and sampler and trainer agree.
 
-A mask or a bound on a ratio can hide a NaN from the loss, so inputs are looked at themselves. Nothing here changes a
-batch or a weight.
+A mask or a bound on a ratio can hide a NaN from the loss, so the inputs are checked too. Nothing here changes a batch
+or a weight.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from verifiers.errors import ConfigError, NonFiniteLoss
 from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.algorithm.packing import PackedRow
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import HALF_TOLERANCE, check_head, check_packing, check_sharing
 from verifiers_trainer.policy.logprobs import install_logprob_forward
-from verifiers_trainer.run.meters import RatioMeter
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.fields import RESHAPING
 

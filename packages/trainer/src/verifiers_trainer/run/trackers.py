@@ -1,8 +1,8 @@
 """Trackers (wandb, trackio, tensorboard) get a training run's numbers without being able to disturb it.
 
 Each tracker is transformers' own reporting callback, run on a thread of this object behind a bounded queue. A tracker
-that is not installed, raises or hangs is given up with one warning, and training goes on; nobody is asked to log in.
-``metrics.jsonl`` (``loggers``) holds the same numbers and does not depend on any of this.
+that is not installed, raises or hangs is dropped with one warning, and training continues; none asks for a login.
+``metrics.jsonl`` (``metrics_files``) holds the same numbers and does not depend on any of this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FACTORIES: dict[str, Callable[[], TrainerCallback]] = {}
 """Trackers beside those that transformers knows: name -> what makes the callback."""
 
 
-class Sinks(TrainerCallback):
+class Trackers(TrainerCallback):
     """Forwards the loop's events to ``names``; a thread per tracker, started when training begins."""
 
     def __init__(self, names: Sequence[str]):
@@ -58,7 +58,7 @@ class Sinks(TrainerCallback):
 
 
 class _Worker:
-    """One tracker on a thread of its own."""
+    """Runs one tracker on its own thread."""
 
     def __init__(self, name: str):
         self.name = name
@@ -88,7 +88,7 @@ class _Worker:
             while (event := self._queue.get()) is not None and not self.gave_up:
                 name, args, state, control, others = event
                 getattr(tracker, name)(args, state, control, **others)
-        except BaseException as error:  # noqa: BLE001 - whatever a tracker does, training goes on; it is said once
+        except BaseException as error:  # noqa: BLE001 - an error of a tracker is logged once and must not stop training
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, reason: str) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
-from verifiers_trainer.engines.embedded.requests import Generation, GenerationRequest, PromptLogprobs
 from verifiers_trainer.engines.embedded.sampling import SamplingTable, TokenCounts, draw
 from verifiers_trainer.engines.embedded.transcript import Decode, Transcript
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, PromptLogprobs
 
 _COMPACT_BELOW = 0.75
 

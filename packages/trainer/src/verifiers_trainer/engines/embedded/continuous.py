@@ -36,7 +36,9 @@ from verifiers_trainer.engines.embedded.model_inputs import (
     attends_to_everything,
     interruptible_parts,
 )
-from verifiers_trainer.engines.embedded.requests import (
+from verifiers_trainer.engines.embedded.sampling import SamplingTable, TokenCounts, draw
+from verifiers_trainer.engines.embedded.transcript import NOT_FINITE, Decode, alternatives, completed_stop_text
+from verifiers_trainer.engines.requests import (
     Alternatives,
     Generation,
     GenerationRequest,
@@ -44,8 +46,6 @@ from verifiers_trainer.engines.embedded.requests import (
     SamplingParams,
     Unsupported,
 )
-from verifiers_trainer.engines.embedded.sampling import SamplingTable, TokenCounts, draw
-from verifiers_trainer.engines.embedded.transcript import NOT_FINITE, Decode, alternatives, completed_stop_text
 
 _MAX_INTERRUPTIONS = 3
 """How often one step is given up."""

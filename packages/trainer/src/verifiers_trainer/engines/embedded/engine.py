@@ -21,11 +21,11 @@ import torch
 from verifiers.errors import ConfigError, EndpointUnreachable
 from verifiers_trainer.engines import protocol
 from verifiers_trainer.engines.embedded.padded import PaddedGenerator
-from verifiers_trainer.engines.embedded.requests import Generator
 from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
 from verifiers_trainer.engines.http.chat import ChatFormat, shows_tools
 from verifiers_trainer.engines.http.endpoint import Endpoint, Serving
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
+from verifiers_trainer.engines.requests import Generator
 
 Mode = Literal["auto", "continuous", "padded", "deterministic"]
 

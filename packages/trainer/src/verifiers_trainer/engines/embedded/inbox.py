@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from verifiers_trainer.engines.embedded.requests import GenerationRequest
+from verifiers_trainer.engines.requests import GenerationRequest
 
 _QUIET_S = 0.002
 _GATHER_S = 0.020

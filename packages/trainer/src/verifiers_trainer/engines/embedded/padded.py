@@ -31,8 +31,8 @@ from verifiers_trainer.engines.embedded.inbox import Inbox
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
 from verifiers_trainer.engines.embedded.model_inputs import ForwardPass, Interrupted
 from verifiers_trainer.engines.embedded.prompt_logprobs import score_prompt
-from verifiers_trainer.engines.embedded.requests import Generation, GenerationRequest, OnFinished, PromptLogprobs
 from verifiers_trainer.engines.embedded.transcript import Decode
+from verifiers_trainer.engines.requests import Generation, GenerationRequest, OnFinished, PromptLogprobs
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 
 from verifiers_trainer.engines.embedded.kv_cache import BatchCache
 from verifiers_trainer.engines.embedded.model_inputs import ForwardPass
-from verifiers_trainer.engines.embedded.requests import Alternatives, GenerationRequest, PromptLogprobs
+from verifiers_trainer.engines.requests import Alternatives, GenerationRequest, PromptLogprobs
 
 _PIECE = 256
 

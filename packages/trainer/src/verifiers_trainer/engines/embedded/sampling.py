@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from verifiers_trainer.engines.embedded.requests import SamplingParams
+from verifiers_trainer.engines.requests import SamplingParams
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MASK64 = (1 << 64) - 1

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from verifiers_trainer.engines.embedded.requests import (
+from verifiers_trainer.engines.embedded.sampling import Drawn
+from verifiers_trainer.engines.requests import (
     Alternatives,
     FinishReason,
     Generation,
     GenerationRequest,
     PromptLogprobs,
 )
-from verifiers_trainer.engines.embedded.sampling import Drawn
 
 Decode = Callable[[list[int]], str]
 

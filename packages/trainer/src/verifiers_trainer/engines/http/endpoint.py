@@ -23,18 +23,18 @@ import numpy as np
 from aiohttp import web
 
 from verifiers.errors import EndpointUnreachable, ModelUnavailable
-from verifiers_trainer.engines.embedded.requests import (
+from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
+from verifiers_trainer.engines.http.replies import chat_reply, text_reply
+from verifiers_trainer.engines.http.streaming import StreamedReply, event
+from verifiers_trainer.engines.http.tool_calls import ToolCallParser
+from verifiers_trainer.engines.http.wire import ChatBody, TextBody, decode_body, error_body, fit_prompt, sampling_params
+from verifiers_trainer.engines.requests import (
     Generation,
     GenerationRequest,
     Generator,
     OnToken,
     Unsupported,
 )
-from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
-from verifiers_trainer.engines.http.replies import chat_reply, text_reply
-from verifiers_trainer.engines.http.streaming import StreamedReply, event
-from verifiers_trainer.engines.http.tool_calls import ToolCallParser
-from verifiers_trainer.engines.http.wire import ChatBody, TextBody, decode_body, error_body, fit_prompt, sampling_params
 
 _MAX_BODY_BYTES = 64 * 2**20
 

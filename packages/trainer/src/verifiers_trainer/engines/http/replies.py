@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from verifiers_trainer.engines.embedded.requests import Alternatives, Generation, PromptLogprobs
 from verifiers_trainer.engines.http.chat import ChatFormat
 from verifiers_trainer.engines.http.reasoning import split_reasoning
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser
 from verifiers_trainer.engines.http.wire import ChatBody, GenerateBody, TextBody, version_spans
+from verifiers_trainer.engines.requests import Alternatives, Generation, PromptLogprobs
 
 _LEAST_LOGPROB = -9999.0
 """What OpenAI writes for a token that cannot be drawn; JSON has no infinity."""

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from verifiers_trainer.engines.embedded.requests import Alternatives, Generation, GenerationRequest
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.replies import (
     choice_fields,
@@ -26,6 +25,7 @@ from verifiers_trainer.engines.http.replies import (
 )
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser
 from verifiers_trainer.engines.http.wire import ChatBody, TextBody
+from verifiers_trainer.engines.requests import Alternatives, Generation, GenerationRequest
 
 DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\ufffd"

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from verifiers_trainer.engines.embedded.requests import SamplingParams
 from verifiers_trainer.engines.http.chat import BadRequest
+from verifiers_trainer.engines.requests import SamplingParams
 
 _NEUTRAL: dict[str, tuple] = {
     "best_of": (None, 1),

@@ -18,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
-from verifiers_trainer.pipeline.thread import LoopThread
+from verifiers_trainer.engines.loop_thread import LoopThread
 
 SHOWN = 400
 """Characters of an answer that an error shows."""

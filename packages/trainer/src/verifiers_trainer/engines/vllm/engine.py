@@ -17,17 +17,18 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.round_robin import RoundRobinClient
-from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
-from verifiers.types import Response
+from verifiers.errors import ConfigError, EndpointUnreachable, ModelNotFound, ModelUnavailable, WeightSyncError
+from verifiers.types import ModelRequest, Response
 from verifiers_trainer.engines import protocol
-from verifiers_trainer.engines.vllm.client import VersionedClient, understood, version_in_label
+from verifiers_trainer.engines.loop_thread import LoopThread
 from verifiers_trainer.engines.vllm.control import Server, Serving, server_urls, unreachable
 from verifiers_trainer.engines.vllm.features import (
     OLDEST,
@@ -38,17 +39,19 @@ from verifiers_trainer.engines.vllm.features import (
 )
 from verifiers_trainer.engines.vllm.labels import LabelReader
 from verifiers_trainer.engines.vllm.probe import check_server
-from verifiers_trainer.engines.vllm.weights.protocol import Deadline, WeightSync
-from verifiers_trainer.pipeline.thread import LoopThread
+from verifiers_trainer.engines.vllm.weights.protocol import Deadline, WeightSync, run_and_version
 
 log = logging.getLogger(__name__)
 
 API_KEY_VAR = "VLLM_API_KEY"
 LABEL_TIMEOUT_S = 30.0
 ASK_TIMEOUT_S = 10.0
+MAX_REPAIRS = 3
+"""How often one request may lead to a repair."""
+MAX_RETRIES = 3
 
-OpenSync = Callable[["VLLMEngine", frozenset[str], str], WeightSync]
-"""Makes the way weights move, of the engine, what all servers can do, and the oldest server's version."""
+OpenSync = Callable[[Sequence[Server], int, frozenset[str], str], WeightSync]
+"""Chooses how weights move, given the servers, the run's number, what all servers can do, and the oldest's version."""
 
 
 class VLLMEngine:
@@ -81,8 +84,6 @@ class VLLMEngine:
         """Tells this run's weights from those of any other that the servers may have had."""
         self.servers: list[Server] = []
         """Those found; empty before ``start``."""
-        self.meeting: list[Server] = []
-        """As ``servers``, and already while they are being looked at."""
         self._thread = LoopThread("verifiers-vllm")
         self._lock = threading.RLock()
         self._sync: WeightSync | None = None
@@ -140,18 +141,19 @@ class VLLMEngine:
             return
         deadline = Deadline.after(deadline_s)
         self._thread.start()
+        servers: list[Server] = []
         try:
-            self.meeting = servers = [Server(url, self._api_key, self._thread) for url in self._urls]
+            servers = [Server(url, self._api_key, self._thread) for url in self._urls]
             versions = [self._meet(server, deadline) for server in servers]
             oldest = min(versions, key=lambda text: (parse_version(text) is None, parse_version(text) or 0))
             self._features = features_of(parse_version(oldest))
-            self._sync = self._open_sync(self, self._features, oldest)
+            self._sync = self._open_sync(servers, self.run, self._features, oldest)
             for server in servers:
                 if (note := check_server(server, server.serving.model, self._tokenizer, self._in_chat)) is not None:
                     log.warning("%s", note)
                 self._labels[server.url] = LabelReader(self._reader(server))
         except BaseException:
-            for server in self.meeting:
+            for server in servers:
                 server.close()
             self._thread.stop()
             raise
@@ -341,3 +343,90 @@ class VLLMEngine:
             version,
             time.monotonic() - started,
         )
+
+
+class VersionedClient:
+    """A core ``Client`` of one of the engine's servers."""
+
+    def __init__(self, engine: VLLMEngine, server: Server):
+        self._engine, self._server = engine, server
+        self._client = OpenAIChatCompletionsClient(
+            base_url=server.base_url, api_key=server.api_key, max_retries=MAX_RETRIES
+        )
+
+    @property
+    def base_url(self) -> str:
+        return self._server.base_url
+
+    @property
+    def model(self) -> str:
+        """What the present policy is called here."""
+        return self._server.serving.model
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """One completion by the policy being served; see ``Client.complete`` for what it raises.
+
+        Raises ``WeightSyncError`` too, when the server does not come back with the right weights in time.
+        """
+        fault: BaseException | str = ""
+        for _ in range(MAX_REPAIRS + 1):
+            serving = self._server.serving
+            try:
+                response = await self._client.complete(self._addressed(request, serving))
+                found = await self._engine.sampled_by(self._server, serving, response)
+            except (ModelNotFound, ModelUnavailable) as error:
+                fault = error
+            else:
+                if isinstance(found, int):
+                    return _stamped(response, found)
+                fault = found
+            await self._repaired(serving, fault)
+        if isinstance(fault, ModelUnavailable):
+            raise fault
+        raise WeightSyncError(
+            f"{self._server.url} has other weights again after {MAX_REPAIRS} repairs ({fault})",
+            stage="repairing the server's weights",
+            url=self._server.url,
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    def _addressed(self, request: ModelRequest, serving: Serving) -> ModelRequest:
+        arguments = self._engine.understood(request.sampling_args)
+        return replace(request, model=serving.model, sampling_args=arguments)
+
+    async def _repaired(self, seen: Serving, fault: BaseException | str) -> None:
+        if (repair := self._engine.repair(self._server, seen, fault)) is not None:
+            await asyncio.shield(asyncio.wrap_future(repair))
+
+
+def _stamped(response: Response, version: int) -> Response:
+    tokens = None if response.tokens is None else replace(response.tokens, version=version)
+    return replace(response, version=version, tokens=tokens)
+
+
+def understood(arguments: Mapping[str, Any], has_spans: bool) -> dict[str, Any]:
+    """Sampling arguments as vLLM spells them.
+
+    >>> understood({"temperature": 1.0, "guided_regex": "a+", "return_weight_versions": True}, has_spans=False)
+    {'temperature': 1.0, 'structured_outputs': {'regex': 'a+'}}
+    """
+    spelled = dict(arguments)
+    if not has_spans:
+        spelled.pop("return_weight_versions", None)
+    if (regex := spelled.pop("guided_regex", None)) is not None:
+        spelled["structured_outputs"] = {"regex": regex}
+    return spelled
+
+
+def version_in_label(label: str, run: int) -> int | None:
+    """The policy version in a server's label, when this run gave it; None otherwise.
+
+    >>> version_in_label("3145735", run=3), version_in_label("3145735", run=4), version_in_label("default", run=3)
+    (7, None, None)
+    """
+    if not label.isdigit():
+        return None
+    owner, version = run_and_version(int(label))
+    return version if owner == run else None

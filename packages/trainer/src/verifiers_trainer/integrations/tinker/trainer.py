@@ -2,10 +2,10 @@
 
 One step::
 
-    batch = orchestrator.next_batch()                 rollouts -> groups -> advantages -> samples
+    batch = batches.next_batch()                      rollouts -> groups -> advantages -> samples
     training.forward_backward(data, loss); optim_step(adam)             sent together, then waited for
     sampler = training.save_weights_and_get_sampling_client()           new requests are sampled by it
-    orchestrator.set_version(n)                                         and begin as far as the lag allows
+    batches.set_version(n)                                              and begin as far as the lag allows
 
 Promise: the same pipeline, advantages, aggregation and staleness bound as ``RLTrainer``, and a run that was killed
 goes on from its newest checkpoint: a state saved at the service, our counters, and the rollouts not yet trained. No
@@ -27,11 +27,12 @@ from verifiers_trainer.algorithm.batch import TrainBatch
 from verifiers_trainer.integrations.tinker.client import TINKER, TinkerClient
 from verifiers_trainer.integrations.tinker.data import datum, ratio_stats
 from verifiers_trainer.integrations.tinker.settings import TinkerConfig
-from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
+from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.run import arguments
+from verifiers_trainer.run.context import check_environment, environment_of, examples_of
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile, write_completions
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,9 @@ class TinkerTrainer:
     def __init__(
         self, env: Environment | str | list[Any], config: TinkerConfig, *, service: Any = None, tokenizer: Any = None
     ):
-        self.env: Environment = arguments.environment_of(env)
-        arguments.check_environment(self.env)
-        self.config, self.examples = config, arguments.examples_of(self.env)
+        self.env: Environment = environment_of(env)
+        check_environment(self.env)
+        self.config, self.examples = config, examples_of(self.env)
         self.step = 0
         """Optimizer steps taken; also the policy version."""
         self.metrics_file = MetricsFile(config.folder)
@@ -61,7 +62,7 @@ class TinkerTrainer:
         """The service's training client, once the run has begun."""
         self.client: TinkerClient | None = None
         """The present policy."""
-        self._orchestrator: Orchestrator | None = None
+        self._batches: PipelineThread | None = None
 
     def train(self, resume_from_checkpoint: bool | str | Path = False) -> dict[str, Any]:
         """Run to ``max_steps``; the numbers of the last step. ``True`` resumes from the newest valid checkpoint.
@@ -87,9 +88,9 @@ class TinkerTrainer:
 
     def close(self) -> None:
         """Stop the pipeline; calling it again does nothing. The client stays usable."""
-        orchestrator, self._orchestrator = self._orchestrator, None
-        if orchestrator is not None:
-            orchestrator.close()
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.close()
 
     # --- the service ----------------------------------------------------------------------------------------------
 
@@ -115,8 +116,9 @@ class TinkerTrainer:
             max_seq_len=self.config.max_seq_len, history=self.config.history,
             tool_call_parser=self.config.tool_call_parser, model=self.config.model,
         )  # fmt: skip
-        self._orchestrator = Orchestrator(self.env, self.examples, self._context(), self.config)  # type: ignore[arg-type]
-        self._orchestrator.start(self.step, pipeline)
+        pipeline_of_run = Pipeline(self.env, self.examples, self._context(), self.config)  # type: ignore[arg-type]
+        self._batches = PipelineThread(pipeline_of_run)
+        self._batches.start(self.step, pipeline)
 
     def _own_tokenizer(self) -> Any:
         if self._tokenizer is None and self.config.tokenizer is not None:
@@ -136,15 +138,15 @@ class TinkerTrainer:
         )
 
     def _one_step(self) -> dict[str, Any]:
-        assert self._orchestrator is not None
+        assert self._batches is not None
         assert self.client is not None
         began = time.monotonic()
-        batch = self._orchestrator.next_batch()
+        batch = self._batches.next_batch()
         numbers = {**batch.stats, **self._train_on(batch)}
         self.step += 1
         sampler = self.training.save_weights_and_get_sampling_client()
         self.client.set_sampling_client(sampler, self.step)
-        self._orchestrator.set_version(self.step)
+        self._batches.set_version(self.step)
         numbers["time/step"] = time.monotonic() - began
         self.metrics_file.write(self.step, self.step, numbers)
         if self.config.log_completions:
@@ -178,8 +180,8 @@ class TinkerTrainer:
 
     def save(self) -> Path:
         """Write ``checkpoint-<step>``: the service's state first, then our part, which appears whole or not at all."""
-        assert self._orchestrator is not None
-        pipeline = self._orchestrator.snapshot()
+        assert self._batches is not None
+        pipeline = self._batches.snapshot()
         path = self.training.save_state(f"step-{self.step}").result().path
         folder = self.config.folder / f"{checkpoint_files.PREFIX}{self.step}"
         with checkpoint_files.writing(folder) as temporary:

@@ -74,6 +74,6 @@ def unservable_adapter(model: Any) -> str | None:
         if getattr(peft, "bias", "none") != "none":
             return "it trains biases"
         targets = set(peft.target_modules or ())
-        if found := sorted(targets & {"embed_tokens", "lm_head", "wte"}):
+        if found := sorted(targets & {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}):
             return f"it adapts {', '.join(found)}"
     return None

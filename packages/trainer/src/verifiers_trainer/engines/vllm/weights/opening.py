@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -13,14 +14,11 @@ from yarl import URL
 
 from verifiers.clients.http import is_loopback
 from verifiers.errors import ConfigError
+from verifiers_trainer.engines.vllm.control import Server
 from verifiers_trainer.engines.vllm.weights.choice import Choice, Situation, choose
 from verifiers_trainer.engines.vllm.weights.export import apart, exported, unservable_adapter
 from verifiers_trainer.engines.vllm.weights.protocol import WeightSync
-from verifiers_trainer.policy import preparation
 from verifiers_trainer.settings.config import RLConfig
-
-if TYPE_CHECKING:
-    from verifiers_trainer.engines.vllm.engine import VLLMEngine
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +26,14 @@ INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
 """Variable by which a launcher says which devices the servers have, as in ``CUDA_VISIBLE_DEVICES``."""
 
 
-def open_sync(engine: VLLMEngine, config: RLConfig, features: frozenset[str], version: str) -> WeightSync:
-    """The way weights move in this run; one line of the log says which and why. Raises ``ConfigError``."""
-    model = engine.model
+def open_sync(
+    model: Any, config: RLConfig, servers: Sequence[Server], run: int, features: frozenset[str], version: str
+) -> WeightSync:
+    """Choose how the weights of ``model`` reach ``servers``; one line of the log says which way and why.
+
+    run: number that tells this run's weights from another's; features: what every server can do; version: vLLM's, of
+    the oldest server. Raises ``ConfigError``.
+    """
     require_whole(model)  # and again in every push: a launcher may split the model later
     situation = Situation(
         features=features,
@@ -38,25 +41,26 @@ def open_sync(engine: VLLMEngine, config: RLConfig, features: frozenset[str], ve
         has_adapter=hasattr(model, "peft_config"),
         adapter_refused=unservable_adapter(model),
         on_cuda=next(model.parameters()).is_cuda,
-        same_device=shares_device(engine._urls, next(model.parameters()).device),
+        same_device=shares_device([server.url for server in servers], next(model.parameters()).device),
     )
     choice = choose(config.weight_sync, situation)
     log.info("weights reach the server by %s: %s", choice.method, choice.reason)
-    return _made(choice, engine, config, features)
+    return _open(choice, model, config, servers, run, features)
 
 
-def _made(choice: Choice, engine: VLLMEngine, config: RLConfig, features: frozenset[str]) -> WeightSync:
-    model = engine.model
+def _open(
+    choice: Choice, model: Any, config: RLConfig, servers: Sequence[Server], run: int, features: frozenset[str]
+) -> WeightSync:
     folder = Path(config.sync_dir) if config.sync_dir else config.folder / "sync"
     if choice.method == "lora_dir":
         from verifiers_trainer.engines.vllm.weights.lora_dir import LoraDirSync
 
         def write_adapter(target: Path) -> None:
             require_whole(model)
-            preparation.save_weights(model, target)
+            model.save_pretrained(target, save_embedding_layers=False)  # an adapter on embeddings is not served
 
-        return LoraDirSync(folder, engine.run, write_adapter, keep=config.max_off_policy_steps + 1)
-    served = _served_model(engine)
+        return LoraDirSync(folder, run, write_adapter, keep=config.max_off_policy_steps + 1)
+    served = _served_model(servers)
 
     def weights() -> dict[str, torch.Tensor]:
         require_whole(model)
@@ -69,15 +73,15 @@ def _made(choice: Choice, engine: VLLMEngine, config: RLConfig, features: frozen
             save_file(apart(weights()), target / "model.safetensors", metadata={"format": "pt"})
             model.config.save_pretrained(target)
 
-        return ReloadSync(folder, engine.run, served, write_all)
+        return ReloadSync(folder, run, served, write_all)
     if choice.method == "nccl":
         from verifiers_trainer.engines.vllm.weights.nccl import NcclSync
         from verifiers_trainer.engines.vllm.weights.nccl_library import NcclLibrary
 
-        return NcclSync(engine.run, served, weights, features, NcclLibrary())
+        return NcclSync(run, served, weights, features, NcclLibrary())
     from verifiers_trainer.engines.vllm.weights.ipc import IpcSync
 
-    return IpcSync(engine.run, served, weights, features)
+    return IpcSync(run, served, weights, features)
 
 
 def require_whole(model: Any) -> None:
@@ -103,9 +107,9 @@ def _split_by(part: Any) -> str | None:
     return "FSDP" if type(part).__name__ in ("FullyShardedDataParallel", "FlatParameter") else None
 
 
-def _served_model(engine: VLLMEngine) -> str:
+def _served_model(servers: Sequence[Server]) -> str:
     """The name of the base model. Raises ``ConfigError`` when the servers disagree on it."""
-    names = {server.serving.model for server in engine.meeting}
+    names = {server.serving.model for server in servers}
     if len(names) > 1:
         raise ConfigError(f"the inference servers serve different models: {', '.join(sorted(names))}")
     return names.pop()

@@ -37,9 +37,10 @@ from verifiers.errors import (
 from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.pipeline import saved_state
-from verifiers_trainer.pipeline.custom_batches import ChosenRows
-from verifiers_trainer.pipeline.orchestrator import Orchestrator
+from verifiers_trainer.pipeline.custom_batches import CustomRows
+from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.pipeline.schedule import Solved
+from verifiers_trainer.pipeline.thread import PipelineThread
 
 RECORD = Rollout((), 0.0, {}, None, "stop", False, {})
 
@@ -58,21 +59,21 @@ def eventually(condition, timeout_s=5.0):
 def test_what_runs_at_once_follows_from_the_lag(lag):
     policy = Policy()
     policy.held = True
-    with pipeline(policy, max_off_policy_steps=lag) as orchestrator:
+    with pipeline(policy, max_off_policy_steps=lag) as source:
         eventually(lambda: policy.in_flight == 2 * (lag + 1) * GROUP)
         policy.held = False
-        orchestrator.next_batch()
-        eventually(lambda: not orchestrator.running)
-        begun = orchestrator.state.next_index
+        source.next_batch()
+        eventually(lambda: not source.pipeline.running)
+        begun = source.pipeline.state.next_index
         assert begun == 2 * (lag + 1)  # nothing more before the weights have changed
-        advance(orchestrator, policy)
-        assert orchestrator.state.next_index == begun + 2
+        advance(source, policy)
+        assert source.pipeline.state.next_index == begun + 2
 
 
 def test_no_more_than_max_concurrent_rollouts_are_in_flight():
     policy = Policy(delay=lambda request: 0.002)
-    with pipeline(policy, max_off_policy_steps=2, max_concurrent=9) as orchestrator:
-        steps(orchestrator, policy, 4)
+    with pipeline(policy, max_off_policy_steps=2, max_concurrent=9) as source:
+        steps(source, policy, 4)
     assert policy.max_in_flight == 8  # whole groups of four
 
 
@@ -87,8 +88,8 @@ def slow_one_in_five(seed):
 @pytest.mark.parametrize(("lag", "seed"), [(0, 1), (1, 2), (2, 3), (3, 4)])
 def test_no_token_older_than_the_lag_is_trained_and_no_slow_rollout_is_left_behind(lag, seed):
     policy = Policy(delay=slow_one_in_five(seed))
-    with pipeline(policy, max_off_policy_steps=lag) as orchestrator:
-        batches = steps(orchestrator, policy, 12)
+    with pipeline(policy, max_off_policy_steps=lag) as source:
+        batches = steps(source, policy, 12)
     for version, batch in enumerate(batches):
         assert len(batch.groups) == 2
         assert min(group.oldest_version for group in batch.groups) >= version - lag
@@ -101,10 +102,10 @@ def test_no_token_older_than_the_lag_is_trained_and_no_slow_rollout_is_left_behi
 
 
 def test_without_the_waiting_the_slow_ones_are_dropped_and_the_drop_is_counted(monkeypatch):
-    monkeypatch.setattr(Orchestrator, "_would_go_stale", lambda self, left: False)
+    monkeypatch.setattr(Pipeline, "_would_go_stale", lambda self, left: False)
     policy = Policy(delay=slow_one_in_five(3))
-    with pipeline(policy, max_off_policy_steps=1) as orchestrator:
-        batches = steps(orchestrator, policy, 12)
+    with pipeline(policy, max_off_policy_steps=1) as source:
+        batches = steps(source, policy, 12)
     assert sum(batch.stats["groups/dropped_stale"] for batch in batches) > 0
     for version, batch in enumerate(batches):  # and still nothing too old is trained
         assert min(group.oldest_version for group in batch.groups) >= version - 1
@@ -114,8 +115,8 @@ def test_tokens_of_unknown_age_are_refused():
     class Silent(Policy):
         version = property(lambda self: -1, lambda self, value: None)
 
-    with pipeline(Silent()) as orchestrator, pytest.raises(ConfigError, match="does not say which policy version"):
-        orchestrator.next_batch()
+    with pipeline(Silent()) as source, pytest.raises(ConfigError, match="does not say which policy version"):
+        source.next_batch()
 
 
 # --- groups that teach nothing ----------------------------------------------------------------------------------
@@ -123,8 +124,8 @@ def test_tokens_of_unknown_age_are_refused():
 
 def test_dead_groups_are_dropped_counted_and_replaced():
     policy = Policy(dead_if(lambda n: n % 3 == 0))
-    with pipeline(policy, max_off_policy_steps=0) as orchestrator:
-        first, second = steps(orchestrator, policy, 2)
+    with pipeline(policy, max_off_policy_steps=0) as source:
+        first, second = steps(source, policy, 2)
     assert (indices(first), indices(second)) == ([1, 2], [4, 5])
     assert (first.stats["groups/dead"], first.stats["groups/live"], first.stats["groups/backfilled"]) == (1, 2, 1)
     assert first.stats["rollouts/generated"] == 3 * GROUP
@@ -133,19 +134,19 @@ def test_dead_groups_are_dropped_counted_and_replaced():
 
 def test_oversample_bounds_what_is_generated_and_the_short_batch_says_so():
     policy = Policy(dead_if(lambda n: n % 4))
-    with pipeline(policy, max_off_policy_steps=0, oversample=1.5) as orchestrator:
-        batch = orchestrator.next_batch()
+    with pipeline(policy, max_off_policy_steps=0, oversample=1.5) as source:
+        batch = source.next_batch()
         assert indices(batch) == [0]
         assert batch.stats["batch/short"] == 1
-        assert orchestrator.state.next_index == 3  # 1.5 batches of two groups
-        advance(orchestrator, policy)
-        assert indices(orchestrator.next_batch()) == [4]
+        assert source.pipeline.state.next_index == 3  # 1.5 batches of two groups
+        advance(source, policy)
+        assert indices(source.next_batch()) == [4]
 
 
 def test_dead_groups_can_be_kept_with_weight_zero():
     policy = Policy(dead_if(lambda n: n == 0))
-    with pipeline(policy, max_off_policy_steps=0, zero_variance="keep") as orchestrator:
-        batch = orchestrator.next_batch()
+    with pipeline(policy, max_off_policy_steps=0, zero_variance="keep") as source:
+        batch = source.next_batch()
     assert indices(batch) == [0, 1]
     assert np.isnan(batch.advantages_G[0]).all()
     assert batch.stats["rollouts/trained"] == GROUP
@@ -153,27 +154,27 @@ def test_dead_groups_can_be_kept_with_weight_zero():
 
 def test_batches_without_any_signal_end_the_run_with_a_histogram(caplog):
     policy = Policy(dead_if(lambda n: True))
-    with pipeline(policy, max_off_policy_steps=0, no_signal_steps=3, oversample=1.0) as orchestrator:
+    with pipeline(policy, max_off_policy_steps=0, no_signal_steps=3, oversample=1.0) as source:
         with pytest.raises(NoLearningSignal, match="in each of the last 3 batches no group had") as raised:
-            orchestrator.next_batch()
+            source.next_batch()
         assert raised.value.histogram == {1.0: 8}
-        assert orchestrator.state.next_index == 6
-    assert sum("a batch teaches nothing" in record.message for record in caplog.records) == 1
+        assert source.pipeline.state.next_index == 6
+    assert sum("skipped batch" in record.message for record in caplog.records) == 1
 
 
 def test_with_the_limit_off_a_run_without_signal_goes_on(caplog):
     policy = Policy(dead_if(lambda n: n < 40))
-    with pipeline(policy, max_off_policy_steps=0, no_signal_steps=0, oversample=1.0) as orchestrator:
-        assert indices(orchestrator.next_batch()) == [40, 41]
+    with pipeline(policy, max_off_policy_steps=0, no_signal_steps=0, oversample=1.0) as source:
+        assert indices(source.next_batch()) == [40, 41]
     first, last = (record.message for record in caplog.records)
-    assert first.startswith("a batch teaches nothing")
-    assert last == "20 batches in a row taught nothing; now one does again"
+    assert first.startswith("skipped batch")
+    assert last == "skipped 20 batches in a row without a learning signal; this one has one"
 
 
 def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal():
-    with pipeline(Policy(), max_off_policy_steps=0, max_seq_len=4, no_signal_steps=1) as orchestrator:
+    with pipeline(Policy(), max_off_policy_steps=0, max_seq_len=4, no_signal_steps=1) as source:
         with pytest.raises(NoLearningSignal, match=r"all rollouts were overlong or truncated.*Raise max_seq_len"):
-            orchestrator.next_batch()
+            source.next_batch()
 
 
 # --- failures ---------------------------------------------------------------------------------------------------
@@ -214,8 +215,8 @@ def counted():
     ids=["environment", "reward", "none"],
 )
 def test_an_unknown_reward_is_in_no_baseline_and_its_rollout_is_not_trained(env, rewards):
-    with pipeline(Policy(counted()), env, max_off_policy_steps=0) as orchestrator:
-        batch = orchestrator.next_batch()
+    with pipeline(Policy(counted()), env, max_off_policy_steps=0) as source:
+        batch = source.next_batch()
     for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
         np.testing.assert_array_equal(sorted(group.rewards), sorted(rewards))
         known = ~np.isnan(group.rewards)
@@ -231,71 +232,71 @@ def test_a_group_with_too_few_known_rewards_is_replaced():
             if state["example_id"] == 0 and state.seed_key[-1] in "01":
                 raise ConnectionError("no database")
 
-    with pipeline(Policy(counted()), counting_env(cls=FailsOften), max_off_policy_steps=0) as orchestrator:
-        assert indices(orchestrator.next_batch()) == [1, 2]
+    with pipeline(Policy(counted()), counting_env(cls=FailsOften), max_off_policy_steps=0) as source:
+        assert indices(source.next_batch()) == [1, 2]
 
 
 def test_when_most_rollouts_fail_the_run_ends_and_names_the_cause(caplog):
     def no_judge(completion, **_):
         raise ConnectionError("no judge")
 
-    with pipeline(Policy(), counting_env(reward=no_judge), max_off_policy_steps=0) as orchestrator:
+    with pipeline(Policy(), counting_env(reward=no_judge), max_off_policy_steps=0) as source:
         with pytest.raises(TooManyFaults, match=r"8 of the last 8 rollouts failed.*no judge") as raised:
-            orchestrator.next_batch()
+            source.next_batch()
     assert raised.value.count == 8
     assert "no judge" in raised.value.cause
     assert sum("a rollout of example" in record.message for record in caplog.records) == 1
 
 
 def test_failures_below_the_bound_do_not_end_the_run():
-    with pipeline(Policy(counted()), counting_env(cls=FailsOnce), max_error_fraction=0.3) as orchestrator:
-        assert orchestrator.next_batch().stats["rollouts/errors"] == 2
+    with pipeline(Policy(counted()), counting_env(cls=FailsOnce), max_error_fraction=0.3) as source:
+        assert source.next_batch().stats["rollouts/errors"] == 2
 
 
 def test_an_error_of_the_whole_run_is_raised_as_it_is_and_at_once():
     policy = Policy(errors={5: AuthenticationFailed("the key was refused", url="http://x")})
-    with pipeline(policy, generation_timeout=20.0) as orchestrator:
+    with pipeline(policy, generation_timeout=20.0) as source:
         started = time.monotonic()
         with pytest.raises(AuthenticationFailed, match="the key was refused") as raised:
-            orchestrator.next_batch()
+            source.next_batch()
         assert time.monotonic() - started < 1
         assert raised.value.url == "http://x"
         with pytest.raises(AuthenticationFailed):  # and again: the pipeline does not come back to life
-            orchestrator.next_batch()
+            source.next_batch()
 
 
 def test_an_error_that_comes_while_the_trainer_waits_ends_the_wait():
     policy = Policy(errors={0: AuthenticationFailed("too late")}, delay=lambda request: 0.1)
-    with pipeline(policy) as orchestrator:
+    with pipeline(policy) as source:
         started = time.monotonic()
         with pytest.raises(AuthenticationFailed):
-            orchestrator.next_batch()
+            source.next_batch()
         assert time.monotonic() - started < 1
 
 
 def test_a_bug_in_the_pipeline_itself_is_raised_too(monkeypatch):
-    monkeypatch.setattr(Orchestrator, "_collect", lambda self, group: 1 / 0)
-    with pipeline(Policy()) as orchestrator, pytest.raises(ZeroDivisionError):
-        orchestrator.next_batch()
+    monkeypatch.setattr(Pipeline, "_collect", lambda self, group: 1 / 0)
+    with pipeline(Policy()) as source, pytest.raises(ZeroDivisionError):
+        source.next_batch()
 
 
 def test_a_timeout_error_of_the_pipeline_is_not_taken_for_our_own_deadline(monkeypatch):
     def slow(self, group):
         raise TimeoutError("of a library")
 
-    monkeypatch.setattr(Orchestrator, "_collect", slow)
-    with pipeline(Policy()) as orchestrator, pytest.raises(TimeoutError, match="of a library"):
-        orchestrator.next_batch()
+    monkeypatch.setattr(Pipeline, "_collect", slow)
+    with pipeline(Policy()) as source, pytest.raises(TimeoutError, match="of a library"):
+        source.next_batch()
 
 
 def test_a_group_that_somebody_else_cancels_is_an_error_and_not_a_silence():
     policy = Policy()
     policy.held = True
-    with pipeline(policy) as orchestrator:
+    with pipeline(policy) as source:
         eventually(lambda: policy.in_flight)
-        orchestrator._thread.loop.call_soon_threadsafe(orchestrator.running[0].task.cancel)
+        source.thread.loop.call_soon_threadsafe(source.pipeline.running[0].task.cancel)
         with pytest.raises(RunError, match="example 0 were cancelled"):
-            orchestrator.next_batch()
+            source.next_batch()
 
 
 # --- waits ------------------------------------------------------------------------------------------------------
@@ -303,11 +304,11 @@ def test_a_group_that_somebody_else_cancels_is_an_error_and_not_a_silence():
 
 def test_a_wait_that_takes_too_long_names_what_it_waited_for():
     policy = Policy(delay=lambda request: 60 if question(request) == "q1" else 0)
-    with pipeline(policy, generation_timeout=0.3, max_off_policy_steps=0) as orchestrator:
+    with pipeline(policy, generation_timeout=0.3, max_off_policy_steps=0) as source:
         with pytest.raises(
             GenerationStalled, match=r"example 1, begun at policy version 0; .* 4 for the model"
         ) as raised:
-            orchestrator.next_batch()
+            source.next_batch()
     assert raised.value.elapsed_s == 0.3
     assert "the model" in raised.value.waiting_for
 
@@ -317,23 +318,23 @@ def test_a_wait_for_a_hook_names_the_hook():
         async def setup_state(self, state):
             await asyncio.sleep(60)
 
-    with pipeline(Policy(), counting_env(cls=Stuck), generation_timeout=0.3) as orchestrator:
+    with pipeline(Policy(), counting_env(cls=Stuck), generation_timeout=0.3) as source:
         with pytest.raises(GenerationStalled, match="4 for setup_state"):
-            orchestrator.next_batch()
+            source.next_batch()
 
 
 def test_code_that_blocks_the_event_loop_is_named_with_its_line(monkeypatch):
-    monkeypatch.setattr("verifiers_trainer.pipeline.thread.ANSWER_S", 0.2)
+    monkeypatch.setattr("verifiers_trainer.engines.loop_thread.ANSWER_S", 0.2)
     release = threading.Event()
 
     class Blocks(vf.SingleTurnEnv):
         async def setup_state(self, state):
             release.wait(10)
 
-    with pipeline(Policy(), counting_env(cls=Blocks), generation_timeout=0.3) as orchestrator:
+    with pipeline(Policy(), counting_env(cls=Blocks), generation_timeout=0.3) as source:
         try:
             with pytest.raises(GenerationStalled, match=r"blocks their event loop at .*threading.py:\d+ \(wait\)"):
-                orchestrator.next_batch()
+                source.next_batch()
         finally:
             release.set()
 
@@ -345,21 +346,21 @@ def test_close_leaves_no_thread_and_no_task():
     before = set(threading.enumerate())
     policy = Policy()
     policy.held = True
-    with pipeline(policy, max_off_policy_steps=2) as orchestrator:
-        eventually(lambda: len(orchestrator.running) == 6)
-        tasks = [flight.task for flight in orchestrator.running.values()]
+    with pipeline(policy, max_off_policy_steps=2) as source:
+        eventually(lambda: len(source.pipeline.running) == 6)
+        tasks = [group.task for group in source.pipeline.running.values()]
         policy.held = True
-        orchestrator.close()
+        source.close()
         assert all(task.cancelled() for task in tasks)
-        assert orchestrator._thread.loop.is_closed()
-        assert not [t for t in set(threading.enumerate()) - before if t.name == "verifiers-orchestrator"]
-        orchestrator.close()
+        assert source.thread.loop.is_closed()
+        assert not [t for t in set(threading.enumerate()) - before if t.name == "verifiers-pipeline"]
+        source.close()
 
 
 def test_constructing_starts_nothing():
     before = threading.active_count()
     env = counting_env()
-    Orchestrator(env, list(env.train_table), None, pipeline_config())
+    PipelineThread(Pipeline(env, list(env.train_table), None, pipeline_config()))
     assert threading.active_count() == before
 
 
@@ -371,8 +372,8 @@ def test_in_deterministic_mode_the_order_in_which_rollouts_finish_changes_nothin
     def play(seed):
         order = random.Random(seed)
         policy = Policy(dead_if(lambda n: n % 4 == 1), delay=lambda request: order.random() * 0.01)
-        with pipeline(policy, max_off_policy_steps=lag, deterministic=True) as orchestrator:
-            batches = steps(orchestrator, policy, 6)
+        with pipeline(policy, max_off_policy_steps=lag, deterministic=True) as source:
+            batches = steps(source, policy, 6)
         timed = ("time/wait_generation", "time/pack")
         stats = [{k: v for k, v in batch.stats.items() if k not in timed} for batch in batches]
         return [indices(batch) for batch in batches], stats
@@ -383,18 +384,18 @@ def test_in_deterministic_mode_the_order_in_which_rollouts_finish_changes_nothin
 
 def test_a_snapshot_continues_where_it_was_taken():
     policy = Policy()
-    with pipeline(policy, max_off_policy_steps=1) as orchestrator:
-        first = orchestrator.next_batch()
-        eventually(lambda: not orchestrator.running)
-        advance(orchestrator, policy)
+    with pipeline(policy, max_off_policy_steps=1) as source:
+        first = source.next_batch()
+        eventually(lambda: not source.pipeline.running)
+        advance(source, policy)
         policy.held = True
-        saved = orchestrator.snapshot()
+        saved = source.snapshot()
     assert indices(first) == [0, 1]
     assert [group.index for group in saved.ready] + saved.requeue == [2, 3, 4, 5]
 
     resumed = Policy()
-    with pipeline(resumed, version=1, state=saved, max_off_policy_steps=1) as orchestrator:
-        later = steps(orchestrator, resumed, 2)
+    with pipeline(resumed, version=1, state=saved, max_off_policy_steps=1) as source:
+        later = steps(source, resumed, 2)
     assert [index for batch in later for index in indices(batch)] == [2, 3, 4, 5]
     assert later[0].groups[0].oldest_version == 0  # what was finished was kept, not played again
 
@@ -402,24 +403,24 @@ def test_a_snapshot_continues_where_it_was_taken():
 def test_interrupted_groups_are_played_again_even_when_the_share_of_the_batch_is_used_up():
     policy = Policy()
     policy.held = True
-    with pipeline(policy, max_off_policy_steps=0, oversample=1.0) as orchestrator:
-        eventually(lambda: len(orchestrator.running) == 2)
-        saved = orchestrator.snapshot()
+    with pipeline(policy, max_off_policy_steps=0, oversample=1.0) as source:
+        eventually(lambda: len(source.pipeline.running) == 2)
+        saved = source.snapshot()
     assert saved.requeue == [0, 1]
 
     again = Policy()
-    with pipeline(again, state=saved, max_off_policy_steps=0, oversample=1.0) as orchestrator:
-        batch = orchestrator.next_batch()
+    with pipeline(again, state=saved, max_off_policy_steps=0, oversample=1.0) as source:
+        batch = source.next_batch()
     assert indices(batch) == [0, 1]
     assert batch.stats["batch/short"] == 0
 
 
 def test_dropped_groups_that_no_batch_has_counted_are_part_of_a_snapshot():
     policy = Policy(dead_if(lambda n: n == 3))
-    with pipeline(policy, max_off_policy_steps=1, deterministic=True) as orchestrator:
-        orchestrator.next_batch()
-        orchestrator.settle()
-        assert [group.index for group in orchestrator.snapshot().discarded] == [3]
+    with pipeline(policy, max_off_policy_steps=1, deterministic=True) as source:
+        source.next_batch()
+        source.settle()
+        assert [group.index for group in source.snapshot().discarded] == [3]
 
 
 # --- examples that are solved ---------------------------------------------------------------------------------------
@@ -437,15 +438,15 @@ def played(policy):
 
 def test_examples_solved_twice_in_a_row_are_played_no_more(caplog):
     policy, running = solving({0, 3}, skip_solved=True)
-    with running as orchestrator:
-        batches = steps(orchestrator, policy, 12)
+    with running as source:
+        batches = steps(source, policy, 12)
     assert [played(policy)[f"q{n}"] // GROUP for n in (0, 3)] == [2, 2]
     assert min(played(policy)[f"q{n}"] // GROUP for n in (1, 2, 4, 5)) >= 4
     assert batches[-1].stats["examples/solved"] == 2
-    assert orchestrator.state.solved.best_reward == 1.0
+    assert source.pipeline.state.solved.best_reward == 1.0
     plain_policy, plain = solving({0, 3})
-    with plain as orchestrator:
-        batches = steps(orchestrator, plain_policy, 12)
+    with plain as source:
+        batches = steps(source, plain_policy, 12)
     assert played(plain_policy)["q0"] // GROUP > 3, "the twin"
     assert "examples/solved" not in batches[-1].stats
 
@@ -453,8 +454,8 @@ def test_examples_solved_twice_in_a_row_are_played_no_more(caplog):
 def test_an_example_that_is_solved_once_and_then_not_stays():
     answers = turn_of_each(lambda name, turn: "1" if name == "q0" and turn // GROUP % 2 == 0 else str(turn % 2))
     policy = Policy(answers)
-    with pipeline(policy, counting_env(6), max_off_policy_steps=0, skip_solved=True) as orchestrator:
-        batches = steps(orchestrator, policy, 12)
+    with pipeline(policy, counting_env(6), max_off_policy_steps=0, skip_solved=True) as source:
+        batches = steps(source, policy, 12)
     assert batches[-1].stats["examples/solved"] == 0
     assert played(policy)["q0"] // GROUP >= 4
 
@@ -462,10 +463,10 @@ def test_an_example_that_is_solved_once_and_then_not_stays():
 def test_when_all_examples_are_solved_all_are_played():
     policy = Policy(turn_of_each(lambda name, turn: "1" if turn < 2 * GROUP else str(turn % 2)))
     settings = {"max_off_policy_steps": 0, "skip_solved": True, "no_signal_steps": 0}
-    with pipeline(policy, counting_env(4), **settings) as orchestrator:
-        batch = orchestrator.next_batch()
+    with pipeline(policy, counting_env(4), **settings) as source:
+        batch = source.next_batch()
     assert len(batch.groups) == 2
-    assert len(orchestrator.state.solved) == 4
+    assert len(source.pipeline.state.solved) == 4
 
 
 def test_a_mean_near_the_best_reward_counts_as_solved_and_a_best_of_nothing_never():
@@ -486,16 +487,16 @@ def test_a_mean_near_the_best_reward_counts_as_solved_and_a_best_of_nothing_neve
 
 def test_what_is_solved_is_part_of_a_snapshot(tmp_path):
     policy, running = solving({0, 3}, skip_solved=True)
-    with running as orchestrator:
-        steps(orchestrator, policy, 9)
-        state = orchestrator.snapshot()
+    with running as source:
+        steps(source, policy, 9)
+        state = source.snapshot()
     assert len(state.solved) == 2
     saved_state.save_pipeline(tmp_path, state, 9, {})
     loaded, version, _ = saved_state.load_pipeline(tmp_path)
     assert (loaded.solved, loaded.skipped) == (state.solved, state.skipped)
     again = Policy(dead_if(lambda n: n in {0, 3}))
-    with pipeline(again, counting_env(6), version, loaded, max_off_policy_steps=0, skip_solved=True) as orchestrator:
-        steps(orchestrator, again, 6)
+    with pipeline(again, counting_env(6), version, loaded, max_off_policy_steps=0, skip_solved=True) as source:
+        steps(source, again, 6)
     assert played(again).keys() == {"q1", "q2", "q4", "q5"}
 
 
@@ -504,10 +505,10 @@ def test_in_deterministic_mode_what_is_skipped_does_not_depend_on_who_finishes_f
         order = random.Random(seed)
         policy = Policy(dead_if(lambda n: n % 3 == 0), delay=lambda request: order.uniform(0, 0.01))
         settings = {"skip_solved": True, "deterministic": True, "max_off_policy_steps": 1}
-        with pipeline(policy, counting_env(9), **settings) as orchestrator:
-            batches = [indices(batch) for batch in steps(orchestrator, policy, 12)]
-            orchestrator.settle()
-            return batches, orchestrator.state.solved, played(policy)
+        with pipeline(policy, counting_env(9), **settings) as source:
+            batches = [indices(batch) for batch in steps(source, policy, 12)]
+            source.settle()
+            return batches, source.pipeline.state.solved, played(policy)
 
     first = run(1)
     assert len(first[1]) == 3
@@ -517,7 +518,7 @@ def test_in_deterministic_mode_what_is_skipped_does_not_depend_on_who_finishes_f
 def test_rows_that_a_hook_chose_are_all_played():
     config = pipeline_config(skip_solved=True)
     env = counting_env(6)
-    rows = ChosenRows(lambda step: [], env.row_format, list(env.train_table), config)
+    rows = CustomRows(lambda step: [], env.row_format, list(env.train_table), config)
     assert not rows.may_skip
     with pytest.raises(ConfigError, match="skip_solved and difficulty_schedule both decide"):
         pipeline_config(skip_solved=True, difficulty_schedule=[(1.0, "easy")]).resolve()

@@ -1,0 +1,116 @@
+"""Measure how far the trained policy is from the one that sampled, over the tokens of one optimizer step.
+
+The numbers go to ``metrics.jsonl``; they change neither loss nor batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class RatioMeter:
+    """Sums over the trained tokens of a step, row by row; ``summary`` gives the means. d = log π - log μ.
+
+    ``sampler/*`` are over tokens sampled by the present policy ``version``, where d should be zero: mean |d| and the
+    estimate e^d - d - 1 of KL(μ‖π) (J. Schulman, "Approximating KL divergence", 2020). ``ratio/kept`` is the share of
+    tokens inside the bounds ``kept``, ``ratio/capped`` the share above ``cap``. The sums stay on the device until
+    ``summary`` asks for them, so that counting a row waits for nothing.
+    """
+
+    NAMES = ("tokens", "entropy", "ratio", "inside", "capped", "current", "abs", "kl")
+
+    def __init__(self, version: int, kept: tuple[float, float] = (0.125, 8.0), cap: float = 5.0):
+        self.version, self.kept, self.cap = version, kept, cap
+        self._sums: list[Tensor] = []
+        self._maxima: list[Tensor] = []
+        self._others: dict[str, list[Tensor]] = {}
+        self._read: tuple[dict[str, float], float, float] | None = None
+
+    def add(
+        self,
+        log_pi: Tensor,
+        log_mu: Tensor,
+        entropy: Tensor | None,
+        row: Mapping[str, Tensor],
+        others: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Count one row of T tokens; of ``others``, each [T], the mean is part of the summary."""
+        counted = row["loss_mask"] & (row["weight"] != 0)
+        current = counted & (row["version"] == self.version)
+        d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)
+        ratio = d.exp()
+        inside = (ratio >= self.kept[0]) & (ratio <= self.kept[1])
+        zero = d.new_zeros(())
+        sums = [
+            counted.sum(),
+            torch.where(counted, entropy, 0.0).sum() if entropy is not None else zero,
+            torch.where(counted, ratio, 0.0).sum(),
+            (inside & counted).sum(),
+            ((ratio > self.cap) & counted).sum(),
+            current.sum(),
+            torch.where(current, d.abs(), 0.0).sum(),
+            torch.where(current, torch.special.expm1(d) - d, 0.0).sum(),
+        ]
+        self._sums.append(torch.stack([value.double() for value in sums]))
+        maxima = [torch.where(counted, ratio, 0.0).max(), torch.where(current, d.abs(), 0.0).max()]
+        self._maxima.append(torch.stack(maxima))
+        for name, values in (others or {}).items():
+            self._others.setdefault(name, []).append(torch.where(counted, values, 0.0).double().sum())
+        self._read = None
+
+    def _totals(self) -> tuple[dict[str, float], float, float]:
+        """(sums by name, largest ratio, largest |d| of the present version)."""
+        if self._read is None:
+            values = torch.stack(self._sums).sum(0).tolist() if self._sums else [0.0] * len(self.NAMES)
+            largest = torch.stack(self._maxima).amax(0).tolist() if self._maxima else [0.0, 0.0]
+            self._read = dict(zip(self.NAMES, values, strict=True)), largest[0], largest[1]
+        return self._read
+
+    def merge(self, gather: Callable[[list[float]], np.ndarray]) -> None:
+        """Count what other processes counted as well; ``gather`` gives the numbers of all, [processes, numbers]."""
+        sums, ratio_max, abs_max = self._totals()
+        others = [float(torch.stack(values).sum()) for values in self._others.values()]
+        found = gather([*sums.values(), *others, ratio_max, abs_max])
+        totals, largest = found[:, :-2].sum(0).tolist(), found[:, -2:].max(0).tolist()
+        self._others = {
+            name: [torch.tensor(total, dtype=torch.float64)]
+            for name, total in zip(self._others, totals[len(self.NAMES) :], strict=True)
+        }
+        self._read = dict(zip(self.NAMES, totals, strict=False)), largest[0], largest[1]
+
+    @property
+    def num_current(self) -> int:
+        """Tokens of the present version."""
+        return int(self._totals()[0]["current"])
+
+    @property
+    def mean_abs(self) -> float:
+        """Mean |d| over tokens of the present version, in nats; NaN without any."""
+        sums = self._totals()[0]
+        return sums["abs"] / sums["current"] if sums["current"] else math.nan
+
+    @property
+    def max_abs(self) -> float:
+        """Largest |d| over tokens of the present version, in nats; 0 without any."""
+        return self._totals()[2]
+
+    def summary(self) -> dict[str, Any]:
+        """The step's numbers."""
+        sums, ratio_max, _ = self._totals()
+        n = max(1.0, sums["tokens"])
+        return {
+            "ratio/mean": sums["ratio"] / n,
+            "ratio/max": ratio_max,
+            "ratio/kept": sums["inside"] / n,
+            "ratio/capped": sums["capped"] / n,
+            "entropy": sums["entropy"] / n,
+            "sampler/log_ratio_abs": self.mean_abs,
+            "sampler/mismatch_kl": sums["kl"] / sums["current"] if sums["current"] else math.nan,
+            **{name: float(torch.stack(values).sum()) / n for name, values in self._others.items()},
+        }

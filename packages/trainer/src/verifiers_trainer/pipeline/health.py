@@ -1,0 +1,81 @@
+"""End a run that cannot train: too many rollouts fail, or no batch has a learning signal.
+
+Both meters only count; their errors are ``TooManyFaults`` and ``NoLearningSignal``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from verifiers.errors import NoLearningSignal, TooManyFaults
+from verifiers_trainer.algorithm.batch import Group, reward_histogram
+from verifiers_trainer.settings.config import RLConfig
+
+log = logging.getLogger(__name__)
+
+
+class FaultMeter:
+    """Counts failed rollouts over the last four batches. A failed rollout has an error and an unknown reward."""
+
+    def __init__(self, config: RLConfig):
+        self.min_rollouts, self.max_fraction = config.batch_size, config.max_error_fraction
+        self._recent: deque[bool] = deque(maxlen=4 * config.batch_size)
+        self._kinds: set[str] = set()
+
+    def add(self, group: Group) -> None:
+        """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above the bound."""
+        errors = [record.error for record in group.rollouts if record.error is not None and math.isnan(record.reward)]
+        for error in errors:
+            kind = error.partition(":")[0]
+            if kind not in self._kinds:
+                self._kinds.add(kind)
+                log.warning("a rollout of example %s failed, and is not trained: %s", group.example_id, error)
+        self._recent.extend([True] * len(errors) + [False] * (len(group.rollouts) - len(errors)))
+        failed, seen = sum(self._recent), len(self._recent)
+        if errors and seen >= self.min_rollouts and failed > self.max_fraction * seen:
+            raise TooManyFaults(
+                f"{failed} of the last {seen} rollouts failed, the last with {errors[-1]}; training stops "
+                f"(max_error_fraction={self.max_fraction:g})",
+                cause=errors[-1],
+                count=failed,
+            )
+
+
+class SignalMeter:
+    """Counts batches in a row without a learning signal; logs when the streak begins, and its length when it ends."""
+
+    def __init__(self, config: RLConfig):
+        self.config, self._in_a_row = config, 0
+
+    def note_batch(self) -> None:
+        """Count a batch with a learning signal: the streak ends."""
+        if self._in_a_row > 1:
+            log.warning("skipped %d batches in a row without a learning signal; this one has one", self._in_a_row)
+        self._in_a_row = 0
+
+    def note_nothing(self, groups: Sequence[Group]) -> None:
+        """Count a batch without a learning signal. Raises ``NoLearningSignal`` after ``no_signal_steps`` of them."""
+        self._in_a_row += 1
+        if any(not group.is_dead(self.config) for group in groups):
+            reason = "all rollouts were overlong or truncated"
+            advice = "Raise max_seq_len, max_tokens or max_completion_len"
+        else:
+            reason = "no group had two different rewards"
+            advice = (
+                "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
+                "function"
+            )
+        histogram = reward_histogram(groups)
+        shown = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
+        if self._in_a_row == 1:
+            log.warning("skipped batch: %s (rewards: %s); sampling replacements", reason, shown)
+        limit = self.config.no_signal_steps
+        if limit and self._in_a_row >= limit:
+            raise NoLearningSignal(
+                f"there is nothing to learn from: in each of the last {limit} batches {reason} (rewards of the last: "
+                f"{shown}). {advice}",
+                histogram=histogram,
+            )

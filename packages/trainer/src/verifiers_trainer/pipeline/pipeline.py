@@ -1,0 +1,406 @@
+"""``Pipeline``: keeps rollouts coming. It begins groups, collects them, and makes one batch per optimizer step.
+
+Promises: no token older than ``max_off_policy_steps`` batches is ever trained; a batch holds ``batch_size`` rollouts of
+groups with a learning signal, or says that it is short; slow rollouts are waited for rather than left behind, so length
+is not biased; a failure in here is raised by ``next_batch``, not hidden behind a time-out.
+
+How much runs at once follows from four numbers (b = batches trained so far, which is the policy version divided by
+``num_iterations``; k = allowed lag; B = batch size)::
+
+    capacity = min(max_concurrent - running, (k + b + 1)·B - (delivered·B + ready + running))      [rollouts]
+
+With k = 0 nothing is generated while a batch trains; with k = 1 the next batch is generated meanwhile ("one step
+off-policy"). Groups without a learning signal leave the sum, and others are begun in their place.
+
+Everything here runs on one event loop; ``thread.PipelineThread`` is the handle for the trainer's thread. The rollouts
+themselves are core's (``verifiers.runs.runner``). Neither weights nor gradients are known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from verifiers.data.examples import Example
+from verifiers.environments.base import Environment
+from verifiers.errors import ConfigError, RunError
+from verifiers.rollouts.state import State
+from verifiers.runs.options import RunOptions
+from verifiers.runs.run import job_generator
+from verifiers.runs.runner import GenerateJob, Job, Progress, RunContext, generate_and_score, generate_group
+from verifiers_trainer.algorithm.batch import Group, TrainBatch, apply_length_rules, build
+from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
+from verifiers_trainer.pipeline.mixture import member_of
+from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
+from verifiers_trainer.settings.config import RLConfig
+
+log = logging.getLogger(__name__)
+
+DecideRewards = Callable[[int, Sequence[State]], Awaitable[Mapping[str, float] | None]]
+"""Changes the rewards of the rollouts of a group, given with its index; returns other weights than the rubric's."""
+CANCEL_S = 20.0
+"""How long cancelled rollouts may take to end."""
+
+
+class GroupState(Enum):
+    """Where a group is on its way from its index in the schedule to a batch; each arrow is one method of ``Pipeline``::
+
+        PENDING ──_begin──► RUNNING ──_collect──► READY ──_take──────► USED
+           │                                        │ └──_drop_stale─► STALE
+           │                                        │
+           └──_next_index──► SKIPPED                └ (no signal) DISCARDED ──_count_discarded──► USED
+
+    A checkpoint keeps READY and DISCARDED groups whole; those that were RUNNING are PENDING again when it is resumed.
+    """
+
+    PENDING = "not begun: its index is yet to come, or in ``state.requeue`` of a resumed run"
+    RUNNING = "its rollouts are being generated and scored; in ``running``"
+    READY = "finished, with a learning signal, for a batch to take; in ``state.ready``"
+    DISCARDED = "finished without a learning signal, until a batch counts it; in ``state.discarded``"
+    SKIPPED = "not begun, because its example is solved (``skip_solved``); in ``state.skipped`` while it matters"
+    USED = "trained by a batch, or counted in its statistics, or dropped as STALE; kept nowhere"
+    STALE = "finished, but older than any batch to come may train; counted, and then kept nowhere"
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightGroup:
+    """A group whose rollouts are running."""
+
+    started: float
+    """On the monotonic clock, in seconds."""
+    version: int
+    """The policy version when it was begun; none of its tokens is older."""
+    task: asyncio.Task[None]
+    progress: Progress
+    """Its rollouts, to name what they wait for; those that worker processes run are not seen."""
+
+
+class Pipeline:
+    """The rollouts of one training run, on one event loop: ``open``, then ``next_batch`` and ``advance`` in turn."""
+
+    def __init__(
+        self,
+        env: Environment,
+        examples: Sequence[Example],
+        context: RunContext,
+        config: RLConfig,
+        schedule: Schedule | None = None,
+        decide_rewards: DecideRewards | None = None,
+    ):
+        self.env, self.context, self.config = env, context, config
+        self.schedule = schedule or Schedule(examples, config.seed, config.shuffle_dataset)
+        self._decide_rewards = decide_rewards
+        self.version = 0
+        self.served = 0
+        """The policy version that samples; behind ``version`` where weights are not pushed after every step."""
+        self.state = PipelineState()
+        self.running: dict[int, InFlightGroup] = {}
+        """By group index."""
+        self.stale = 0
+        """Groups dropped for their age since the last batch."""
+        self._used: list[Group] = []
+        """Groups that batches used since the policy version changed."""
+        self._workers = AsyncExitStack()
+        self._run_rollout: GenerateJob = generate_and_score
+        self._faults = FaultMeter(config)
+        self._signal = SignalMeter(config)
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Condition()
+        self.closing = False
+        """Whether nothing may be begun any more; set before ``close``, and by it."""
+
+    # --- for the handle -----------------------------------------------------------------------------------------
+
+    async def open(self, version: int = 0, state: PipelineState | None = None) -> None:
+        """Start the environment workers, if there are to be some, and begin; ``state`` continues an earlier run's."""
+        self.version = self.served = version
+        if state is not None:
+            self.state = state
+        if self.config.num_env_workers:
+            options = RunOptions(
+                num_workers=self.config.num_env_workers,
+                worker_backend=self.config.env_worker_backend,
+                max_concurrent_scoring=self.config.max_concurrent_scoring,
+                max_concurrent_tools=self.config.max_concurrent_tools,
+            )
+            workers = job_generator(self.env, self.context, options)
+            self._run_rollout = await self._workers.enter_async_context(workers)
+        self._drop_stale()
+        self._admit()
+
+    async def next_batch(self) -> TrainBatch:
+        """The next batch, as soon as its rollouts are finished.
+
+        Raises the error of a failed rollout task at once, ``NoLearningSignal`` and ``TooManyFaults`` when going on
+        makes no sense.
+        """
+        while True:
+            await self._until(self._batch_is_ready)
+            groups, counted = self._take(), self._count_discarded()
+            started = time.monotonic()
+            batch = build(groups, counted, self.config, self.config.world_size)
+            batch.stats["time/pack"] = time.monotonic() - started
+            self._used += [*groups, *counted]
+            if batch.num_tokens:
+                self._signal.note_batch()
+                self.state.delivered += 1
+                batch.stats.update(self._stats(groups))
+            elif groups or counted:
+                self._signal.note_nothing([*groups, *counted])
+                self._count_solved()  # nothing runs, and no version comes before the next batch
+            self._admit()
+            if batch.num_tokens:
+                return batch
+
+    async def advance(self, version: int, served: int) -> None:
+        """The trainer has made policy ``version``, and ``served`` samples now; begin what that allows."""
+        self.version, self.served = version, served
+        self._count_solved()
+        self._drop_stale()
+        self._admit()
+
+    async def settle(self) -> None:
+        """Wait until everything that may run at this version has finished."""
+        await self._until(lambda: not self.running)
+
+    async def snapshot(self) -> PipelineState:
+        """A copy of the state at this moment, in which running groups are to be run again."""
+        state = self.state
+        return replace(
+            state,
+            ready=list(state.ready),
+            discarded=list(state.discarded),
+            requeue=sorted([*self.running, *state.requeue]),
+            skipped=list(state.skipped),
+            solved=replace(state.solved, streaks=dict(state.solved.streaks)),
+        )
+
+    async def close(self) -> None:
+        """Cancel what runs, end the workers, close the client."""
+        self.closing = True
+        tasks = [group.task for group in self.running.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+        await self._workers.aclose()
+        close = getattr(self.context.client, "aclose", None)
+        if close is not None:
+            await close()
+
+    def state_of(self, index: int) -> GroupState:
+        """The state of a group, by its index in the schedule. A stale group counts as used."""
+        state = self.state
+        if index in self.running:
+            return GroupState.RUNNING
+        if index in state.requeue or index >= state.next_index:
+            return GroupState.PENDING
+        if any(group.index == index for group in state.ready):
+            return GroupState.READY
+        if any(group.index == index for group in state.discarded):
+            return GroupState.DISCARDED
+        return GroupState.SKIPPED if index in state.skipped else GroupState.USED
+
+    def waiting_for(self) -> str:
+        """What a wait for a batch waits for, in words: how many groups run, and what the oldest waits for."""
+        running = list(self.running.items())
+        if not running:
+            return "nothing is running, and the finished groups do not fill a batch"
+        index, oldest = min(running, key=lambda entry: entry[1].started)
+        states = [state for _, state in list(oldest.progress.running.values()) if state is not None]
+        awaited = Counter(state.waiting_for or "its turn" for state in states if state["reward"] is None)
+        waiting = ", ".join(f"{count} for {what}" for what, count in awaited.most_common())
+        return (
+            f"{len(running)} group(s) are running, the oldest for {time.monotonic() - oldest.started:.0f} s (example "
+            f"{self.schedule.example(index).example_id}, begun at policy version {oldest.version}; of its rollouts "
+            f"wait {waiting or 'none'})"
+        )
+
+    # --- how much runs: PENDING -> RUNNING or SKIPPED -----------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Rollouts that may be begun now."""
+        batch, group = self.config.batch_size, self.config.rollouts_per_example
+        running = len(self.running) * group
+        admitted = self.state.delivered * batch + len(self.state.ready) * group + running
+        allowed = (self.config.max_off_policy_steps + self._batch_of(self.served) + 1) * batch
+        return min(self.config.max_concurrent - running, allowed - admitted)
+
+    @property
+    def _exhausted(self) -> bool:
+        """Whether the batches to come have had their share of groups, dropped ones included (``oversample``)."""
+        ahead = (self.config.max_off_policy_steps + 1) * self._groups_per_batch
+        begun = self.state.next_index - self.state.base - len(self.state.skipped)
+        return begun >= math.ceil(self.config.oversample * ahead)
+
+    def _batch_of(self, version: int) -> int:
+        """How many batches a policy version was trained on; the lag is counted in them."""
+        return version // self.config.num_iterations
+
+    @property
+    def _groups_per_batch(self) -> int:
+        return self.config.batch_size // self.config.rollouts_per_example
+
+    def _admit(self) -> None:
+        """Begin as many groups as the capacity allows, those of an interrupted run first."""
+        group = self.config.rollouts_per_example
+        while not self.closing and self._failure is None and self.capacity >= group:
+            if self.state.requeue:
+                self._begin(self.state.requeue.pop(0))
+            elif not self._exhausted:
+                self._begin(self._next_index())
+            else:
+                return
+
+    def _next_index(self) -> int:
+        """The index of the next group to begin; with ``skip_solved`` past those of examples that are solved.
+
+        When all examples are solved, the next is begun all the same. What counts as solved changes with the policy
+        version alone, so that it does not depend on which rollouts finish first.
+        """
+        num_examples = len(self.schedule.examples)
+        skips = self.config.skip_solved and self.schedule.may_skip and len(self.state.solved) < num_examples
+        for _ in range(num_examples if skips else 0):
+            if self.schedule.example(self.state.next_index).example_id not in self.state.solved:
+                break
+            self.state.skipped.append(self.state.next_index)
+            self.state.next_index += 1
+        self.state.next_index += 1
+        return self.state.next_index - 1
+
+    def _count_solved(self) -> None:
+        used, self._used = self._used, []
+        if self.config.skip_solved:
+            self.state.solved.count(used)
+
+    def _begin(self, index: int) -> None:
+        progress = Progress()
+        task = asyncio.ensure_future(self._run_group(index, progress))
+        self.running[index] = InFlightGroup(time.monotonic(), self.served, task, progress)
+
+    # --- one group: RUNNING -> READY or DISCARDED ---------------------------------------------------------------
+
+    async def _run_group(self, index: int, progress: Progress) -> None:
+        siblings = self.config.rollouts_per_example
+        try:
+            example = self.schedule.example(index)
+            context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
+            jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
+            states = await generate_group(self.env, jobs, context, self._run_rollout)
+            weights = None if self._decide_rewards is None else await self._decide_rewards(index, states)
+            if weights is None:
+                weights = self.env.for_row(example.row).rubric.plan().weights
+            rollouts = tuple(apply_length_rules(state.rollout(), self.config) for state in states)
+            self._collect(Group(index, example.example_id, rollouts, member_of(self.env, example.row), dict(weights)))
+        except asyncio.CancelledError as error:
+            if self.closing:
+                raise
+            example_id = self.schedule.example(index).example_id
+            cancelled = RunError(f"the rollouts of example {example_id} were cancelled from outside")
+            cancelled.__cause__ = error
+            self.fail(cancelled)
+        except BaseException as error:  # noqa: BLE001 - raised again in the trainer's thread by next_batch
+            self.fail(error)
+        finally:
+            self.running.pop(index, None)
+            async with self._changed:
+                self._admit()
+                self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with this error, unless it ended with another: ``next_batch`` raises it."""
+        self._failure = self._failure or error
+
+    def _collect(self, group: Group) -> None:
+        if group.oldest_version is not None and group.oldest_version < 0:
+            raise ConfigError(
+                "the inference server does not say which policy version sampled its tokens (weight_versions), so their "
+                "age is unknown; use the embedded engine or a server that reports it"
+            )
+        self._faults.add(group)
+        if self.config.zero_variance == "drop" and group.is_dead(self.config):
+            self.state.discarded.append(group)
+        else:
+            self.state.ready.append(group)
+            self._drop_stale()
+
+    # --- the next batch: READY -> USED or STALE, DISCARDED -> USED ----------------------------------------------
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with self._changed:
+            while True:
+                if self._failure is not None:
+                    raise self._failure
+                if condition():
+                    return
+                await self._changed.wait()
+
+    def _batch_is_ready(self) -> bool:
+        """Whether a batch can be taken now, without leaving behind what would then be too old."""
+        size = self._groups_per_batch
+        ready = sorted(self.state.ready, key=lambda group: group.index)
+        waits = self.config.stale_policy == "wait"
+        if waits and self.running and self._would_go_stale(ready[size:]):
+            return False
+        if len(ready) < size:
+            return self._exhausted and not self.running
+        if self.config.deterministic and self.running:  # take in the order of the indices, whatever finishes first
+            return ready[size - 1].index < min(self.running)
+        return True
+
+    def _would_go_stale(self, left: Sequence[Group]) -> bool:
+        """Whether more old groups would remain than the coming batches can take while they are young enough.
+
+        The n-th oldest of what remains is trained n // groups_per_batch batches after the next.
+        """
+        versions = [group.version for group in self.running.values()]
+        versions += [v for group in left if (v := group.oldest_version) is not None]
+        oldest = self._batch_of(self.version) + 1 - self.config.max_off_policy_steps
+        begun = enumerate(sorted(map(self._batch_of, versions)))
+        return any(batch < oldest + place // self._groups_per_batch for place, batch in begun)
+
+    def _drop_stale(self) -> None:
+        oldest = (self._batch_of(self.version) - self.config.max_off_policy_steps) * self.config.num_iterations
+        fresh = [group for group in self.state.ready if group.oldest_version is None or group.oldest_version >= oldest]
+        self.stale += len(self.state.ready) - len(fresh)
+        self.state.ready = fresh
+
+    def _take(self) -> list[Group]:
+        """The oldest ready groups, in the order in which they were begun."""
+        size = self._groups_per_batch
+        ready = sorted(self.state.ready, key=lambda group: group.index)
+        if self.config.stale_policy == "drop" and not self.config.deterministic:
+            ready = list(self.state.ready)  # what was finished first
+        groups, self.state.ready = ready[:size], ready[size:]
+        newest = max((group.index for group in groups), default=-1)
+        self.state.base = max(self.state.base, newest + 1) if len(groups) == size else self.state.next_index
+        self.state.skipped = [index for index in self.state.skipped if index >= self.state.base]
+        return groups
+
+    def _count_discarded(self) -> list[Group]:
+        """The discarded groups that were begun before the newest group of this batch."""
+        counted = [group for group in self.state.discarded if group.index < self.state.base]
+        self.state.discarded = [group for group in self.state.discarded if group.index >= self.state.base]
+        return counted
+
+    def _stats(self, groups: Sequence[Group]) -> dict[str, float]:
+        begun = [self._batch_of(v) for group in groups if (v := group.oldest_version) is not None]
+        ages = [self._batch_of(self.version) - batch for batch in begun]
+        stale, self.stale = self.stale, 0
+        return {
+            "batch/short": int(len(groups) < self._groups_per_batch),
+            "groups/dropped_stale": stale,
+            "staleness/mean": float(np.mean(ages)),
+            "staleness/max": max(ages),
+            **({"examples/solved": len(self.state.solved)} if self.config.skip_solved else {}),
+        }

@@ -1,0 +1,246 @@
+"""``TrainingRun``: what every part of a training run shares, made of what the trainer's constructor receives.
+
+Everything wrong with the arguments is a ``ConfigError`` before any work. The rules between settings are in
+``settings``; loading and preparing the model is in ``policy.preparation``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verifiers.data.examples import Example, examples_from
+from verifiers.environments.base import Environment
+from verifiers.environments.registry import load_environment
+from verifiers.errors import ConfigError, DatasetError
+from verifiers_trainer.algorithm.losses import loss_parameters
+from verifiers_trainer.distributed import fsdp
+from verifiers_trainer.distributed.ranks import Ranks
+from verifiers_trainer.pipeline.mixture import joined
+from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, read_groups, rows_of, stand_in
+from verifiers_trainer.policy import preparation
+from verifiers_trainer.policy.reference import Reference
+from verifiers_trainer.settings.config import RLConfig
+
+
+@dataclass
+class TrainingRun:
+    """The policy, its settings, its environments and the processes of one run. ``open`` makes one."""
+
+    settings: RLConfig
+    """In force: a private copy, the same object as ``trainer.args``."""
+    model: Any
+    """The policy as this process trains it; it may hold only parts of the parameters."""
+    tokenizer: Any
+    env: Any
+    eval_env: Any
+    ranks: Ranks
+    dataset: Any = None
+    """Rows to train on in place of the environment's; None = the environment's."""
+    eval_rows: Any = None
+    """Rows to evaluate on in place of the environment's; None = the environment's."""
+    offline: OfflineRollouts | None = None
+    """Finished rollouts to train on; None when the policy generates them."""
+    reference: Reference | None = None
+    """The policy that ``beta`` penalises the distance to; None without a penalty."""
+    whole: fsdp.WholeCopy | None = None
+    """Rank 0's copy of a policy that is split over the processes; None when it is not split."""
+    _examples: Sequence[Example] | None = field(default=None, repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        model: Any,
+        env: Any,
+        settings: RLConfig,
+        *,
+        tokenizer: Any = None,
+        dataset: Any = None,
+        eval_env: Any = None,
+        eval_rows: Any = None,
+        peft_config: Any = None,
+    ) -> TrainingRun:
+        """Load and check everything that a run needs; sets ``micro_batch_tokens`` and ``max_steps`` where derived.
+
+        Raises ``ConfigError`` for an environment that cannot be trained on, and what ``preparation.load`` raises.
+        """
+        env = environment_of(env)
+        eval_env = load_environment(eval_env) if isinstance(eval_env, str) else (eval_env or env)
+        is_offline = holds_rollouts(dataset)
+        if not is_offline:
+            check_environment(env, settings.num_env_workers)
+        ranks = Ranks.of(settings)
+        model, tokenizer = preparation.load(model, tokenizer, settings)
+        offline = None
+        if is_offline:
+            groups = read_groups(dataset, tokenizer, settings)
+            offline, dataset = OfflineRollouts(groups, settings), rows_of(groups)
+            if env is None:
+                env = eval_env = stand_in(dataset)
+        preparation.require_chat_template(tokenizer, env)
+        preparation.probe_template(tokenizer, env, settings)
+        model = preparation.prepare(model, settings, peft_config)
+        run = cls(settings, model, tokenizer, env, eval_env, ranks, dataset, eval_rows, offline)
+        if settings.micro_batch_tokens is None and preparation.has_packed_kernel(model):
+            settings.micro_batch_tokens = settings.micro_batch_size * settings.max_seq_len
+        if settings.max_steps < 0 or settings.is_given("num_train_epochs"):
+            settings.max_steps = settings.steps_for(len(run.examples), None if offline is None else offline.num_batches)
+        return run
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes: ``output_dir``."""
+        return self.settings.folder
+
+    @property
+    def examples(self) -> Sequence[Example]:
+        """The examples that are trained on; read on first use. Raises ``DatasetError`` when there are none."""
+        if self._examples is None:
+            read = examples_of(self.env, self.dataset)
+            self._examples = preparation.within_prompt_limit(read, self.tokenizer, self.env, self.settings)
+        return self._examples
+
+    @property
+    def num_steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass over the examples."""
+        return math.ceil(len(self.examples) * self.settings.rollouts_per_example / self.settings.batch_size)
+
+    # --- copies of the policy -----------------------------------------------------------------------------------
+
+    def copy_policy(self, is_split: bool) -> None:
+        """Make the copies that must be made before training: the reference, or of a split policy rank 0's whole copy.
+
+        Of a split policy the reference is split likewise, so ``open_reference`` makes it when training begins.
+        """
+        if not is_split:
+            self.open_reference()
+            return
+        fsdp.part_originals(self.model)
+        # kept where it is computed with or sent from, else in the host's memory
+        read_as_files = self.settings.server_url is not None and self.settings.weight_sync not in ("nccl", "ipc")
+        device = torch.device("cpu") if read_as_files else self.settings.device
+        self.whole = fsdp.WholeCopy(self.model, keep=self.ranks.is_main, device=device)
+
+    def open_reference(self) -> None:
+        """Keep the policy's present weights as the reference, if the settings ask for one; the first call counts."""
+        if self.reference is None:
+            self.reference = Reference.of(self.model, self.settings)
+
+    @property
+    def whole_model(self) -> Any:
+        """The policy with whole parameters, for rank 0 alone: the model itself unless it is split."""
+        if self.whole is None:
+            return self.model
+        if not fsdp.is_managed(self.model):  # not split yet: a warm-up may have changed weights outside of any step
+            self.whole.refresh(self.model, trained_only=False)
+        return self.whole.model
+
+    def renew(self, *, trained_only: bool = True) -> None:
+        """Copy the policy's weights to ``whole_model``; every rank calls it. Does nothing unless the model is split."""
+        if self.whole is not None:
+            self.whole.refresh(self.model, trained_only=trained_only)
+
+    def save_model(self, folder: Path, *, merged: bool = False) -> None:
+        """Write model (of an adapter: the adapter alone, unless ``merged``) and tokenizer; rank 0 alone writes."""
+        if not self.ranks.is_main:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write = preparation.save_merged if merged else preparation.save_weights
+        write(self.whole_model, folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+# --- arguments of the constructor -------------------------------------------------------------------------------
+
+
+def either(first: str, a: Any, second: str, b: Any) -> Any:
+    """The argument of two spellings. Raises ``ConfigError`` when both are given, with different values."""
+    if a is not None and b is not None and a is not b:
+        raise ConfigError(f"{second} is another name of {first}; give one of them")
+    return a if a is not None else b
+
+
+def server_of(client: Any) -> str | None:
+    """The address of the server behind a client: a URL, an OpenAI client, or one of core's; None for none.
+
+    Raises ``ConfigError`` for anything else: policies are sampled by a server that the weights can be sent to.
+    """
+    if client is None:
+        return None
+    url = client if isinstance(client, str) else getattr(client, "base_url", None)
+    if not url:
+        raise ConfigError(
+            f"client is {type(client).__name__}, which has no base_url: give a vLLM server's URL, or a client of it"
+        )
+    return str(url)
+
+
+def final_settings(settings: RLConfig | None, default: type[RLConfig] = RLConfig, **overrides: Any) -> RLConfig:
+    """A private copy of the settings (or of the defaults) with the ``overrides`` that are not None, checked together.
+
+    Raises ``ConfigError``.
+    """
+    settings = settings if settings is not None else default()
+    if not isinstance(settings, RLConfig):
+        raise ConfigError(f"args must be an RLConfig, not {type(settings).__name__}")
+    settings = settings.private_copy()
+    for name, value in overrides.items():
+        if value is not None:
+            setattr(settings, name, value)
+    settings.resolve(settings.world_size)
+    settings._n_gpu = min(settings.n_gpu, 1)  # of several devices the first: the model is never replicated
+    return settings
+
+
+def environment_of(env: Any) -> Any:
+    """The environment itself, or the one of this id; a list becomes one group of all of them."""
+    if isinstance(env, str):
+        return load_environment(env)
+    if isinstance(env, list | tuple):
+        return joined([environment_of(member) for member in env])
+    return env
+
+
+def check_environment(env: Any, num_workers: int = 0) -> None:
+    """Raise ``ConfigError`` unless it is an environment with a reward function, and one that workers can build."""
+    if env is None:
+        raise ConfigError("env is missing: give an environment, or the id of one, to train in")
+    if not isinstance(env, Environment):
+        raise ConfigError(f"env must be an environment or the id of one, not {type(env).__name__}")
+    if not env.get_reward_funcs():
+        raise ConfigError(f"the environment {_name_of(env)} has no reward function: nothing to train on")
+    if num_workers and env.loaded_from is None:
+        raise ConfigError(
+            f"num_env_workers is {num_workers}: a worker builds its environment by id, and this "
+            f"{type(env).__name__} was made by hand; give its id, or use num_env_workers=0"
+        )
+
+
+def examples_of(env: Any, dataset: Any = None) -> list[Example]:
+    """The rows of ``dataset``, or those that the environment trains on.
+
+    Raises ``DatasetError`` when there are none.
+    """
+    if dataset is not None:
+        table: Any = examples_from(dataset, env.row_format)
+    else:
+        table = env.train_table if env.train_table is not None else env.eval_table
+    if not len(table):
+        raise DatasetError(f"the dataset of {_name_of(env)} is empty: nothing to train on")
+    return list(table)
+
+
+def _name_of(env: Environment) -> str:
+    return env.env_id or type(env).__name__
+
+
+def loss_parameters_of(settings: RLConfig) -> dict[str, Any]:
+    """The parameters that the loss of these settings accepts; explicit ``loss_kwargs`` win."""
+    accepted = loss_parameters(settings.loss) or ()
+    named = settings.loss_parameters()
+    return {name: value for name, value in named.items() if name in accepted} | settings.loss_kwargs

@@ -1,0 +1,99 @@
+"""``PolicyServer``: the policy in training as an endpoint that rollouts can ask.
+
+It owns the engine: starts it, gives clients of it, and holds it still while the optimizer changes the weights. Which
+engine it is, ``engines.inference`` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from verifiers.errors import ConfigError
+from verifiers.runs.runner import RunContext
+from verifiers_trainer.engines.inference import open_engine, training_client
+from verifiers_trainer.engines.policy_client import PolicyClient
+from verifiers_trainer.run.context import TrainingRun
+
+
+class PolicyServer:
+    """Serves the policy of ``run`` from rank 0. Constructing it starts nothing; a stop may be followed by a start."""
+
+    def __init__(self, run: TrainingRun):
+        self.run = run
+        self.engine: Any = None
+        """None until ``start``, and after ``stop``."""
+        self._client: PolicyClient | None = None
+
+    def start(self, version: int) -> None:
+        """Serve the present weights as policy ``version``; does nothing to an engine that runs already.
+
+        Raises ``ConfigError`` on any rank but 0, and what the engine raises when it cannot start.
+        """
+        run = self.run
+        if not run.ranks.is_main:
+            raise ConfigError(f"rank 0 generates, and this is rank {run.ranks.rank}: ask there")
+        model = run.whole_model  # read each time: reading it brings it up to the policy
+        if self.engine is None:
+            self.engine = open_engine(model, run.tokenizer, run.settings, run.env)
+            self.engine.start(deadline_s=max(120.0, run.settings.vllm_server_timeout))
+            self.engine.set_version(version)
+
+    def stop(self) -> None:
+        """Stop the engine; calling it again does nothing."""
+        engine, self.engine, self._client = self.engine, None, None
+        if engine is not None:
+            engine.stop()
+
+    @property
+    def version(self) -> int | None:
+        """The policy version that samples now; None without an engine."""
+        return None if self.engine is None else self.engine.version
+
+    @property
+    def client(self) -> PolicyClient:
+        """A client of the started engine, for code that runs rollouts itself."""
+        if self._client is None:
+            settings = self.run.settings
+            client = training_client(self.engine, self.run.tokenizer, settings)
+            sampling_args = {"return_weight_versions": True, **settings.sampling()}
+            self._client = PolicyClient(self.engine, client, sampling_args, settings.seed)
+        return self._client
+
+    def run_context(self, sampling_args: Mapping[str, Any] | None = None) -> RunContext:
+        """How rollouts reach the started engine: a client of it, and what every request asks for."""
+        settings = self.run.settings
+        return RunContext(
+            client=training_client(self.engine, self.run.tokenizer, settings),
+            model=self.engine.served_model,
+            sampling_args={"return_weight_versions": True, **settings.sampling(), **(sampling_args or {})},
+            require_tokens=True,
+            seed=settings.seed,
+            rollout_timeout_s=settings.rollout_timeout or settings.generation_timeout,
+            scoring_slot=_limit(settings.max_concurrent_scoring),
+            tool_slot=_limit(settings.max_concurrent_tools),
+        )
+
+    @contextmanager
+    def weight_update(self, version: int) -> Iterator[dict[str, float]]:
+        """Around the change of the weights to policy ``version``: no token is computed inside, and none is lost.
+
+        Every rank enters it. Yields a dict that holds ``time/sync`` and ``time/pause`` (seconds) afterwards.
+        """
+        times: dict[str, float] = {}
+        began = time.perf_counter()
+        with nullcontext() if self.engine is None else self.engine.pause():
+            yield times
+            changed = time.perf_counter()
+            self.run.renew()
+            if self.engine is not None:
+                self.engine.set_version(version)
+            times["time/sync"] = time.perf_counter() - changed
+        times["time/pause"] = time.perf_counter() - began
+
+
+def _limit(count: int | None) -> Any:
+    return nullcontext() if count is None else asyncio.Semaphore(count)
