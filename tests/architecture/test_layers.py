@@ -13,9 +13,7 @@ MAX_FILES_AT_THE_TOP = 12
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(LINT), "--no-cache", "--no-logo"], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    return subprocess.run([str(LINT), "--no-cache", "--no-logo"], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def test_every_layer_imports_downwards_and_no_packages_form_a_ring():
