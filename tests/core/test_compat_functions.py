@@ -116,7 +116,7 @@ def test_metadata_are_saved_and_compared(tmp_path):
     save_metadata(builder.build_metadata(), tmp_path)
     assert is_valid_eval_results_path(tmp_path)
     validate_resume_metadata(tmp_path, env_id="sums", model="m", rollouts_per_example=2)
-    with pytest.raises(vf.RunMismatch, match="model is 'm' there and 'n' here") as caught:
+    with pytest.raises(vf.RunMismatch, match="model is 'm' there, not 'n'") as caught:
         validate_resume_metadata(tmp_path, env_id="sums", model="n")
     assert caught.value.differences == {"model": ("m", "n")}
     with pytest.raises(vf.ConfigError, match=r"no metadata\.json"):

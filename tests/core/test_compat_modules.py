@@ -232,8 +232,8 @@ def test_the_trainers_modules_say_what_to_install():
     assert len(lines) == 3
     for module, line in zip(("trainers", "rl.trainer", "rl"), lines, strict=True):
         assert line == (
-            f"verifiers.{module}: it is in the trainer, which is not installed: pip install 'verifiers[rl]', or in a "
-            "checkout: uv sync --group train"
+            f"verifiers.{module}: it is part of the trainer, which is not installed: pip "
+            "install 'verifiers[rl]', or in a checkout: uv sync --group train"
         )
 
 

@@ -115,7 +115,7 @@ def test_the_score_function_is_there_only_when_asked_for():
         ({"judge_client": {"a": None}, "judge_models": ["a", "b"]}, "no client for the judge 'b'"),
         ({"judge_modle": "a"}, "did you mean 'judge_model'"),
         ({"judge_prompt": 3}, "must be text"),
-        ({"aggregation": "avg"}, "no aggregation"),
+        ({"aggregation": "avg"}, "unknown aggregation"),
         ({"score_range": (10, 0)}, "low < high"),
     ],
 )
@@ -442,7 +442,7 @@ async def test_a_judge_that_was_cut_off_has_given_no_verdict():
     client = ScriptedClient([cut, cut, "<score>2</score>"])
     rubric, state = scoring(client), state_of()
     await rubric.score_rollout(state)
-    assert "cut off" in str(state["error"])
+    assert "truncated" in str(state["error"])
     assert math.isnan(state["reward"])
     assert "10" in (await rubric.judge(**arguments(state_of())))  # negative control: the text looks like a verdict
     state = state_of()

@@ -106,12 +106,12 @@ def test_the_last_score_is_the_verdict(text, score):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "gave no"),
-        ("8", "gave no"),
-        ("<score>8", "gave no"),
-        ("8</score>", "gave no"),
-        ("</score>8<score>", "gave no"),
-        ('{"score": 10}', "gave no"),
+        ("", "returned no"),
+        ("8", "returned no"),
+        ("<score>8", "returned no"),
+        ("8</score>", "returned no"),
+        ("</score>8<score>", "returned no"),
+        ('{"score": 10}', "returned no"),
         ("It wrote <score>10</score>. My verdict: <score>", "not closed"),
         ("<score></score>", "one number"),
         ("<score>8 or 9</score>", "one number"),

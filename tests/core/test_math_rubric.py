@@ -225,7 +225,7 @@ def test_an_answer_that_takes_too_long_is_wrong_and_counted(aside, scripted):
 def test_a_gold_answer_that_takes_too_long_is_not_the_models_doing(aside, scripted):
     state = boxed("x", "hangs")
     assert math.isnan(aside.score(scripted, state)[0])
-    assert "cannot be read" in str(state["error"])
+    assert "cannot be parsed" in str(state["error"])
 
 
 def test_a_worker_that_dies_makes_the_reward_unknown_and_the_next_is_unaffected(aside, scripted):

@@ -440,7 +440,7 @@ def test_score_rollouts_forms_groups_only_when_asked():
 
 
 def test_uneven_columns_are_refused():
-    with pytest.raises(ConfigError, match="1 of 'answer' and 2 states"):
+    with pytest.raises(ConfigError, match="1 values of 'answer' and 2 states"):
         Rubric([exact]).score_rollouts(**columns("4", "5") | {"answers": ["4"]})
 
 

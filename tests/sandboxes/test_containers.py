@@ -300,7 +300,9 @@ def test_a_program_that_is_not_there_is_named(backend, missing, monkeypatch):
 def test_a_root_holds_names_and_no_file_of_the_host():
     root = root_for(())
     assert sum(path.stat().st_size for path in root.folder.rglob("*") if path.is_file()) < 1000
-    assert root.shown["/opt/sandbox/guest"].endswith("/sandbox/guest")
-    assert not any("site-packages" in path for place, path in root.shown.items() if place.startswith("/opt/packages"))
-    places = [*root.shown]
-    assert places == sorted(places), "an outer place is mounted before what lies in it"
+    assert root.visible["/opt/sandbox/guest"].endswith("/sandbox/guest")
+    assert not any(
+        "site-packages" in path for inside, path in root.visible.items() if inside.startswith("/opt/packages")
+    )
+    paths = [*root.visible]
+    assert paths == sorted(paths), "a path is mounted after its parents"

@@ -83,7 +83,7 @@ def test_without_the_distribution_it_says_what_to_install(name, core_only):
 
 def test_without_the_distribution_an_unknown_name_still_lists_all_backends(core_only):
     answer = core_only(ASK, "dokcer")
-    assert answer.startswith("ConfigError No sandbox backend is called 'dokcer'; there are auto, bubblewrap, daytona")
+    assert answer.startswith("ConfigError Unknown sandbox backend 'dokcer'; available: auto, bubblewrap, daytona")
     assert 'did you mean "docker"' in answer
 
 
@@ -97,7 +97,7 @@ def test_a_third_party_backend_is_found_by_its_entry_point_and_two_of_one_name_a
     ask = ASK.replace("asyncio.run(backend_for(sys.argv[1]))", "print(asyncio.run(backend_for(sys.argv[1])).name)")
     assert core_only(ask, "firecracker", folder=tmp_path / "one") == "firecracker"
     assert core_only(ask, "firecracker", folder=f"{tmp_path}/one:{tmp_path}/two") == (
-        "ConfigError Two packages offer a sandbox backend 'firecracker': "
+        "ConfigError Two packages have a sandbox backend 'firecracker': "
         "module_one:Firecracker and module_two:Firecracker; uninstall one"
     )
 
@@ -117,6 +117,6 @@ def test_an_old_module_path_is_the_module_of_the_distribution(old):
 
 def test_without_the_distribution_an_old_module_path_says_what_to_install(core_only):
     assert core_only(IMPORT, "verifiers.sandbox.engines") == (
-        "verifiers.sandbox.engines verifiers.sandbox.engines is verifiers_sandboxes.engines now, in a package that is "
+        "verifiers.sandbox.engines verifiers.sandbox.engines is now verifiers_sandboxes.engines, in a package that is "
         "not installed; install with: pip install verifiers-sandboxes"
     )

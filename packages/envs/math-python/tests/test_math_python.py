@@ -338,7 +338,7 @@ def test_the_turns_are_bounded():
         ({"dataset_name": "maths"}, 'did you mean "math"'),
         ({"dataset_split": "validation"}, "dataset_split"),
         ({"eval_split": "dev"}, "eval_split"),
-        ({"split": "train", "dataset_split": "train"}, "split is another name"),
+        ({"split": "train", "dataset_split": "train"}, "split is an alias"),
         ({"timeout_per_command_seconds": 0}, "timeout_per_command_seconds"),
         ({"code_from": "fences"}, "code_from"),
     ],
@@ -390,7 +390,7 @@ def no_network(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["math", "math500", "aime2024", "aime2025"])
 def test_without_a_network_a_published_set_names_the_offline_choice(name):
     env = load(dataset_name=name)
-    with pytest.raises(vf.DatasetError, match="leave dataset_name out: math-python then plays the problems it ships"):
+    with pytest.raises(vf.DatasetError, match="leave dataset_name out: math-python then uses its own problems"):
         env.get_eval_dataset()
 
 

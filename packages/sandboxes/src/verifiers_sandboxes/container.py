@@ -1,11 +1,11 @@
-"""What the container backends share: the root file system, the guest init in it, and the connection to that.
+"""Base of the container backends: the root file system, the guest init in it, and the connection to the guest init.
 
-Each backend says in ``launch`` which command runs the guest init in its kind of container, and how to clean up when
-that command has ended. The root consists of host files, read-only, as with ``bubblewrap``: no image is pulled.
+Each backend defines in ``launch`` the command that runs the guest init in a container, and the clean-up after that
+command ends. The root consists of host files, read-only, as with ``bubblewrap``: no image is pulled.
 
-The connection is the command's input and output (``Pipe``). The input closes when this process ends, however it ends;
-then the guest init ends, and the container with it. A shell that waits for the command cleans up after it (removes the
-container), so the cleanup does not depend on this process.
+The connection is the command's input and output (``Pipe``). The input closes when this process ends, also by SIGKILL;
+then the guest init ends, and the container with it. A shell waits for the command and removes the container, so the
+clean-up does not depend on this process.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ PROBE_S = 60.0
 ROOT_VERSION = 1
 """Version of the root's layout; cached roots of another version are not used."""
 FIRST_UID = 2**21
-"""First of the user ids that no host assigns. The kernel counts processes per user, so each sandbox gets its own."""
+"""First of the user ids that hosts do not assign. Each sandbox has another: the kernel counts processes per user."""
 _uids = itertools.count(random.SystemRandom().randrange(2**28))
 CLEAN_UP = 'after=$1; shift; "$@"; code=$?; eval "$after" </dev/null >/dev/null 2>&1; exit $code'
-"""Shell script: run a command, then the clean-up command in its first argument, and keep the command's exit code."""
+"""Shell script: run a command, then the clean-up command in its first argument; exit with the command's code."""
 MAX_ERROR_CHARS = 400
 _QUIET: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 
@@ -74,23 +74,23 @@ class Root:
     """Example: ``Root(Path("/tmp/x"), {"/usr/bin": "/usr/bin"}, "3f2a")``"""
 
     folder: Path
-    """An almost empty file system: mount points, links, and a few files."""
-    shown: dict[str, str]
-    """Path inside -> file or folder of the host, mounted read-only; outer paths first."""
+    """A file system of mount points, links and a few files."""
+    visible: dict[str, str]
+    """Path inside -> file or folder of the host, mounted read-only; parents first."""
     digest: str
-    """Hexadecimal hash of the contents, which names the root."""
+    """Hexadecimal hash of the contents, the name of the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command that runs a guest init, and the shell command that cleans up when it has ended."""
+    """A command that runs a guest init, and the shell command that cleans up after it."""
 
     argv: list[str]
     after: str = "true"
 
 
 class ContainerBackend(ABC):
-    """A ``SandboxBackend`` that runs a program of this machine."""
+    """A ``SandboxBackend`` that runs a program installed on this machine."""
 
     name: str
     program: str
@@ -106,7 +106,7 @@ class ContainerBackend(ABC):
 
     @abstractmethod
     async def launch(self, program: str, spec: SandboxSpec, init_command: list[str]) -> Launch:
-        """How to run ``init_command`` in a container whose ``ROOT`` is an empty, size-limited file system in memory."""
+        """The command of a container that runs ``init_command``; ``ROOT`` is an empty, size-limited tmpfs."""
 
     def find(self) -> str | None:
         """Path of the program; None when it is not installed."""
@@ -159,7 +159,7 @@ class Pipe:
 
     @classmethod
     async def open(cls, argv: list[str], after: str, max_body_bytes: int, name: str) -> Pipe:
-        """Start ``argv``; the shell command ``after`` runs when it has ended.
+        """Start ``argv``; the shell command ``after`` runs when it ends.
 
         *Raises* SandboxUnavailable with the last line of the command's stderr.
         """
@@ -173,7 +173,7 @@ class Pipe:
         )
         pipe = cls(process, errors, max_body_bytes, after)
         try:
-            await pipe.request({"op": "kill"})  # kills nothing yet: the reply shows that the guest init runs
+            await pipe.request({"op": "kill"})  # no process to kill yet: the reply confirms that the guest init runs
         except ConnectionResetError as error:
             await pipe.close()
             raise SandboxUnavailable(f"{name} could not start a sandbox: {error}", names=[name]) from error
@@ -188,7 +188,7 @@ class Pipe:
         reply: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
         self._pending.append(reply)
         self._input.write(frames.pack(header, body))
-        with contextlib.suppress(OSError):  # the command has ended: _read ends too and sets the reason on the reply
+        with contextlib.suppress(OSError):  # the command has ended: _read sets the reason on the reply
             await self._input.drain()
         return await reply
 
@@ -203,7 +203,7 @@ class Pipe:
         except TimeoutError:
             cleaning = await asyncio.create_subprocess_exec("/bin/sh", "-c", self._after, **_QUIET)
             await cleaning.wait()
-            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # it has already ended
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         finally:
@@ -216,7 +216,7 @@ class Pipe:
                 lengths = await self._output.readexactly(frames.LENGTHS.size)
                 header_size, body_size = frames.LENGTHS.unpack(lengths)
                 if header_size > MAX_HEAD_BYTES or body_size > self._max_body_bytes or not self._pending:
-                    return self._fail("it sent what is no reply")
+                    return self._fail("it sent a malformed reply")
                 header = json.loads(await self._output.readexactly(header_size))
                 body = await self._output.readexactly(body_size)
                 reply = self._pending.popleft()
@@ -226,7 +226,7 @@ class Pipe:
             await self._process.wait()
             self._fail(self._last_error_line())
         except (ValueError, TypeError, RecursionError):  # the header is not a JSON object
-            self._fail("it sent what is no reply")
+            self._fail("it sent a malformed reply")
 
     def _fail(self, reason: str) -> None:
         self._end_reason = self._end_reason or reason
@@ -244,19 +244,19 @@ class Pipe:
 
 
 def file_sizes(spec: SandboxSpec) -> tuple[int, int]:
-    """Sizes of the file systems ``ROOT`` and ``SHARED`` in MB: together what the sandbox may use."""
+    """Sizes of the file systems ``ROOT`` and ``SHARED`` in MB; their sum is the limit of the sandbox."""
     all_mb = max(2, min(spec.file_mb, spec.memory_mb))
     shared_mb = max(1, min(64, all_mb // 8))
     return all_mb - shared_mb, shared_mb
 
 
 def unique_uid() -> int:
-    """A user id that no other sandbox and no host uses."""
+    """A user id that is used by no other sandbox and not assigned by hosts."""
     return FIRST_UID + next(_uids) % 2**28
 
 
 def environment(spec: SandboxSpec) -> dict[str, str]:
-    """Environment variables inside."""
+    """Environment variables of the sandbox."""
     return {**ENVIRONMENT, **spec.env}
 
 
@@ -267,14 +267,14 @@ def _init_command(spec: SandboxSpec) -> list[str]:
 
 @lru_cache
 def root_for(packages: tuple[str, ...]) -> Root:
-    """The root for these packages, created once in the user's cache folder: it contains only names and links."""
-    shown = mounts.mounts(packages)
+    """The root for these packages, created once in the user's cache folder; it contains only mount points and links."""
+    layout = mounts.mounts(packages)
     contents = repr(
         (
             ROOT_VERSION,
-            sorted(shown.shown.items()),
-            sorted(shown.links.items()),
-            sorted(shown.hidden),
+            sorted(layout.visible.items()),
+            sorted(layout.links.items()),
+            sorted(layout.hidden),
             sorted(FILES.items()),
         )
     )
@@ -284,30 +284,30 @@ def root_for(packages: tuple[str, ...]) -> Root:
     if not folder.exists():
         caches.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=caches, prefix="making-"))
-        _create_root(unfinished, shown)
+        _create_root(unfinished, layout)
         unfinished.chmod(0o755)
         try:
             unfinished.rename(folder)
-        except OSError:  # another process was faster
+        except OSError:  # another process created it first
             shutil.rmtree(unfinished, ignore_errors=True)
-    sources = {place: str(path) for place, path in shown.shown.items()}
-    sources |= {place: str(folder / "empty") for place in shown.hidden}
+    sources = {inside: str(path) for inside, path in layout.visible.items()}
+    sources |= {inside: str(folder / "empty") for inside in layout.hidden}
     return Root(folder / "root", dict(sorted(sources.items())), digest)
 
 
-def _create_root(folder: Path, shown: mounts.Mounts) -> None:
+def _create_root(folder: Path, layout: mounts.Mounts) -> None:
     for path in (folder / "empty", folder / "root"):
         path.mkdir(mode=0o755)
-    for place in [*shown.folders(), ROOT, "/proc", "/sys", "/dev", "/run", "/etc"]:
-        (folder / f"root{place}").mkdir(mode=0o755, parents=True, exist_ok=True)
-    (folder / f"root{ROOT}").chmod(0o1777)  # engines give what they mount there the mode of the mount point
-    for place, path in shown.shown.items():
-        mount_point = folder / f"root{place}"
+    for inside in [*layout.folders(), ROOT, "/proc", "/sys", "/dev", "/run", "/etc"]:
+        (folder / f"root{inside}").mkdir(mode=0o755, parents=True, exist_ok=True)
+    (folder / f"root{ROOT}").chmod(0o1777)  # engines copy the mode of the mount point to the mounted file system
+    for inside, path in layout.visible.items():
+        mount_point = folder / f"root{inside}"
         if path.is_dir():
             mount_point.mkdir(mode=0o755, exist_ok=True)
         elif not mount_point.exists():
             mount_point.touch()
-    for place, target in {**shown.links, "/tmp": f"{ROOT}/tmp"}.items():
-        (folder / f"root{place}").symlink_to(target)
-    for place, text in FILES.items():
-        (folder / f"root{place}").write_text(text, encoding="ascii")
+    for inside, target in {**layout.links, "/tmp": f"{ROOT}/tmp"}.items():
+        (folder / f"root{inside}").symlink_to(target)
+    for inside, text in FILES.items():
+        (folder / f"root{inside}").write_text(text, encoding="ascii")

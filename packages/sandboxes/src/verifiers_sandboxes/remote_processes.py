@@ -1,8 +1,8 @@
 """The processes of a sandbox whose first process is the guest init (``guest.init``), reached over a connection to it.
 
-The connection is the input and output of a container's command, or one command after another on a remote machine.
-Nothing that comes over it is trusted: sizes are bounded here, and a worker's answers are validated by ``Channel`` as
-with every other backend.
+The connection is the input and output of a container's command, or a sequence of commands on a remote machine.
+Received data is untrusted: sizes are bounded here, and ``Channel`` validates a worker's answers as with every other
+backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from verifiers.sandbox.host.session import LIMITS, MAX_READ_BYTES, max_header_by
 from verifiers.sandbox.protocol import SandboxSpec
 
 END_S = 20.0
-"""Seconds to wait for the guest init to kill its processes, before its container or machine is ended instead."""
+"""Seconds to wait for the guest init to kill its processes before its container or machine is ended."""
 MAX_HEAD_BYTES = 2**16
 
 
@@ -29,8 +29,10 @@ class InitConnection(Protocol):
     """A connection to one guest init."""
 
     async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """The reply: header and body. *Raises* ConnectionResetError when the guest init is gone (the code may have
-        killed it), ConnectionAbortedError when the transport failed (never caused by the code).
+        """Return the reply: header and body.
+
+        *Raises* ConnectionResetError when the guest init has ended (the code may have killed it),
+        ConnectionAbortedError when the transport failed (never caused by the code).
         """
         ...
 
@@ -74,7 +76,7 @@ class RemoteProcesses:
             await asyncio.shield(self._killing)
 
     async def cause(self) -> str | None:
-        """*Raises* SandboxError when the transport failed: the code did not cause that."""
+        """*Raises* SandboxError when the transport failed, which the code cannot cause."""
         await self.ended()
         reply = await self._request_with_outputs("cause")
         error, self._transport_error = self._transport_error, None
@@ -86,7 +88,7 @@ class RemoteProcesses:
         self.kill()
         try:
             await self.ended()
-        finally:  # also when this is cancelled: nothing else closes the connection
+        finally:  # also on cancellation: nothing else closes the connection
             await self._disconnect()
 
     async def close(self) -> None:
@@ -96,9 +98,9 @@ class RemoteProcesses:
         await self._request_with_outputs("kill")
 
     async def _request_with_outputs(self, op: str) -> dict[str, Any]:
-        """A request whose reply carries stdout and stderr. A guest init that does not answer is ended, with its files.
+        """Send a request whose reply carries stdout and stderr; return {} without a valid reply.
 
-        Empty when there was no valid reply.
+        A guest init that does not answer is ended, and its files are deleted.
         """
         if self._connection is None:
             return {}
@@ -113,7 +115,7 @@ class RemoteProcesses:
         return reply
 
     def _store_outputs(self, reply: dict[str, Any], outputs: bytes) -> None:
-        """Write them into the output area, as a worker that shares its memory would have done."""
+        """Write the outputs into the output area, as a worker that shares its memory does."""
         stdout_bytes, stderr_bytes = (int(size) for size in reply["sizes"])
         room = (os.fstat(self._area_fd).st_size - frames.OUTPUT.size) // 2
         if (
@@ -121,7 +123,7 @@ class RemoteProcesses:
             or not 0 <= stderr_bytes <= room
             or len(outputs) != stdout_bytes + stderr_bytes
         ):
-            raise ValueError("the outputs are not what their sizes say")
+            raise ValueError("the outputs do not match their sizes")
         os.pwrite(self._area_fd, frames.OUTPUT.pack(stdout_bytes, stderr_bytes), 0)
         os.pwrite(self._area_fd, outputs[:stdout_bytes], frames.OUTPUT.size)
         os.pwrite(self._area_fd, outputs[stdout_bytes:], frames.OUTPUT.size + room)
@@ -141,7 +143,7 @@ class RemoteProcesses:
         except ConnectionAbortedError as error:
             self._transport_error = error
         except (asyncio.IncompleteReadError, OSError):
-            pass  # the session dropped this worker, or the guest init is gone; the session sees the connection end
+            pass  # the session dropped this worker or the guest init ended; the session sees the closed connection
         finally:
             writer.transport.abort()
 
@@ -154,11 +156,11 @@ class RemoteProcesses:
             await connection.close()
 
 
-def encoded_settings(spec: SandboxSpec, home: str, places: list[str], folders: list[str], confined: bool) -> str:
+def encoded_settings(spec: SandboxSpec, home: str, mount_points: list[str], folders: list[str], confined: bool) -> str:
     """The guest init's settings, as its command-line argument.
 
-    ``places``: file systems in memory, whose files count as memory. ``folders``: created at the start. ``confined``:
-    drop privileges and install the system-call filter.
+    ``mount_points``: in-memory file systems, whose files count as memory. ``folders``: created at the start.
+    ``confined``: drop privileges and install the system-call filter.
     """
     settings = {
         **worker_settings(spec),
@@ -169,7 +171,7 @@ def encoded_settings(spec: SandboxSpec, home: str, places: list[str], folders: l
         "env": dict(spec.env),
         "working_dir": spec.working_dir,
         "home": home,
-        "places": places,
+        "places": mount_points,
         "folders": folders,
         "confined": confined,
         "max_header_bytes": max_header_bytes(spec),
@@ -178,5 +180,5 @@ def encoded_settings(spec: SandboxSpec, home: str, places: list[str], folders: l
 
 
 def max_reply_bytes(spec: SandboxSpec) -> int:
-    """Largest body of a reply: the longest contains a worker's answer to reading a file."""
+    """Largest body of a reply: a worker's answer to reading a file."""
     return frames.LENGTHS.size + max_header_bytes(spec) + MAX_READ_BYTES

@@ -1,8 +1,8 @@
-"""E2B, Modal, Daytona and Prime Intellect: create a machine, run a command on it, move files, end it.
+"""E2B, Modal, Daytona and Prime Intellect: create a machine, run a command on it, transfer files, end it.
 
-Each reads its key where its own package does (``E2B_API_KEY``; ``MODAL_TOKEN_ID`` and ``MODAL_TOKEN_SECRET`` or
+Each service reads its key where its package does (``E2B_API_KEY``; ``MODAL_TOKEN_ID`` and ``MODAL_TOKEN_SECRET`` or
 ``~/.modal.toml``; ``DAYTONA_API_KEY``; ``PRIME_API_KEY`` or ``prime login``). The calls are checked
-against the packages' types; none was run against the live service.
+against the types of the packages; none was tested against the live service.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LABEL = "verifiers-sandbox"
 
 
 class E2B(RemoteBackend):
-    """A ``SandboxBackend``; ``template`` must hold Python 3.11 or later."""
+    """A ``SandboxBackend``; ``template`` must contain Python 3.11 or later."""
 
     name = package = distribution = "e2b"
 
@@ -49,8 +49,8 @@ class _E2BMachine:
 
         try:
             result = await self._sandbox.commands.run(command, timeout=timeout_s)
-        except CommandExitException as ended:
-            return ended.exit_code, ended.stdout
+        except CommandExitException as error:
+            return error.exit_code, error.stdout
         return result.exit_code, result.stdout
 
     async def upload(self, path: str, data: bytes) -> None:
@@ -64,7 +64,7 @@ class _E2BMachine:
 
 
 class Modal(RemoteBackend):
-    """A ``SandboxBackend``; the packages become a layer of the image, so they need no network inside."""
+    """A ``SandboxBackend``; the packages are a layer of the image, so the machine needs no network."""
 
     name = package = distribution = "modal"
 
@@ -109,7 +109,7 @@ class _ModalMachine:
 
 
 class Daytona(RemoteBackend):
-    """A ``SandboxBackend``; ``image`` must hold Python 3.11 or later."""
+    """A ``SandboxBackend``; ``image`` must contain Python 3.11 or later."""
 
     name = package = distribution = "daytona"
 
@@ -131,7 +131,7 @@ class Daytona(RemoteBackend):
                 labels={"made-by": LABEL},
             )
             return _DaytonaMachine(client, await client.create(parameters, timeout=300))
-        except BaseException:  # also when cancelled: the client is closed; raised again
+        except BaseException:  # also on cancellation: close the client; raised again
             await client.close()
             raise
 
@@ -158,7 +158,7 @@ class _DaytonaMachine:
 
 
 class PrimeSandboxes(RemoteBackend):
-    """A ``SandboxBackend``; ``image`` must hold Python 3.11 or later."""
+    """A ``SandboxBackend``; ``image`` must contain Python 3.11 or later."""
 
     name = distribution = "prime-sandboxes"
     package = "prime_sandboxes"
@@ -183,7 +183,7 @@ class PrimeSandboxes(RemoteBackend):
             )
             machine = _PrimeMachine(client, (await client.create(request)).id)
             await client.wait_for_creation(machine.id)
-        except BaseException:  # also when cancelled: the machine is ended; raised again
+        except BaseException:  # also on cancellation: end the machine; raised again
             await (client.aclose() if machine is None else machine.end())
             raise
         return machine
@@ -201,7 +201,7 @@ class _PrimeMachine:
         await self._client.upload_bytes(self.id, path, data, path.rpartition("/")[2])
 
     async def download(self, path: str) -> bytes:
-        """Read by a command: the package's own download writes a file on this machine."""
+        """Read the file with a command, because the package's download writes a file on this machine."""
         code, printed = await self.run(f"base64 -w0 {path}", 600)
         if code != 0:
             raise FileNotFoundError(path)

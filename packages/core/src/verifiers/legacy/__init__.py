@@ -1,6 +1,5 @@
 """Older modules, utility functions and call forms, for packages written for older versions.
 
-The tables in ``compat`` lead here: from older modules (``verifiers.utils.…``), from older methods of rubrics and
-environments, and from older call forms. Each function is a few lines on top of the present API. New code needs none of
-them.
+The tables in ``compat`` map older modules (``verifiers.utils.…``), methods of rubrics and environments, and call forms
+to this package. Each function is a thin wrapper of the current API. New code does not need them.
 """

@@ -1,4 +1,4 @@
-"""Older utilities: the command-line tools as Python functions."""
+"""Older utility functions: the command-line tools as Python functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verifiers.errors import ConfigError, UnknownEnvironment
 
 
 def normalize_package_name(name: str) -> str:
-    """The module name of an environment: lower case, runs of ``-``, ``_`` and ``.`` become one ``_``."""
+    """The module name of an environment: lower case, runs of ``-``, ``_`` and ``.`` as one ``_``."""
     return normalize_name(name).replace("-", "_")
 
 
@@ -54,9 +54,9 @@ def print_results(results: Any, num_samples: int = 1) -> None:
 
 
 def load_toml_config(path: str | Path) -> list[dict[str, Any]]:
-    """The evaluations of a TOML file: each ``[[eval]]`` with the settings at the top level below it.
+    """The evaluations of a TOML file: the top-level settings updated with each ``[[eval]]``.
 
-    *Raises* ConfigError when the file cannot be read. ``vf-eval`` checks the settings themselves.
+    *Raises* ConfigError when the file cannot be read. Settings are validated by ``vf-eval``.
     """
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))

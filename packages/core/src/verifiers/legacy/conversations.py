@@ -1,4 +1,4 @@
-"""Older utilities: concurrency limits, formatted datasets, messages, parsed responses, error chains."""
+"""Older utility functions: concurrency limits, formatted datasets, messages, parsed responses, error chains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verifiers.types import Message, Messages, Response
 
 
 async def maybe_semaphore(limit: int | None = None) -> AbstractAsyncContextManager[Any]:
-    """A semaphore of ``limit`` slots; for None and numbers below 1 one that never blocks."""
+    """A semaphore of ``limit`` slots, or one that never blocks for None and numbers below 1."""
     return asyncio.Semaphore(limit) if limit is not None and limit > 0 else nullcontext()
 
 
@@ -58,14 +58,14 @@ async def parse_response_messages(response: Any, message_type: str = "chat") -> 
 async def parse_response_tokens(
     response: Response, message_type: str = "chat", max_seq_len: int | None = None
 ) -> TrajectoryStepTokens | None:
-    """The response's tokens as a step keeps them, None when it has none; ids are never cut (``max_seq_len``)."""
+    """The response's tokens as stored in a step, None without tokens; ids are never truncated to ``max_seq_len``."""
     is_truncated = await parse_is_truncated(response, message_type)
     recorded: TrajectoryStepTokens | None = record_tokens(response.tokens, is_truncated, None)
     return recorded
 
 
 async def parse_is_truncated(response: Any, message_type: str = "chat") -> bool:
-    """Whether the completion was cut for its length."""
+    """Whether the completion was truncated at its length limit."""
     return bool(response.choices[0].finish_reason == "length")
 
 

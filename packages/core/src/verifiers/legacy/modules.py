@@ -1,12 +1,12 @@
-"""Modules of older versions as lazy objects: ``from verifiers.utils.data_utils import …`` works, from one table.
+"""Lazy modules for the module names of older versions, such as ``verifiers.utils.data_utils``.
 
-``import verifiers`` registers them. A lazy module costs a few microseconds until it is used; then the modules that have
-its names today are imported. The tables are ``compat.MODULES`` and ``compat.MODULE_NAMES``; there are no files of these
-names. Modules that still exist (``verifiers.types``, ``verifiers.clients``) do not know about this: when one is
-imported, it gets a fallback for the names that older versions kept in it.
+``import verifiers`` registers them, a few microseconds each; on first use the modules that now define the names are
+imported. The tables are ``compat.MODULES`` and ``compat.MODULE_NAMES``; no files of these names exist. Modules that
+still exist (``verifiers.types``, ``verifiers.clients``) receive, on import, a fallback for names that older versions
+defined in them.
 
-A known name that is not available here is an ``ImportError`` that says why: ``from … import …`` would drop the text of
-an ``AttributeError``.
+A known but unavailable name raises an ``ImportError`` with the reason, because ``from … import …`` would drop the text
+of an ``AttributeError``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OlderModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            return [known for known in dir(self) if not known.startswith("_") and self._has(known)]
+            return [public for public in dir(self) if not public.startswith("_") and self._has(public)]
         value = resolve(self.__name__, name)
         self.__dict__[name] = value
         return value
@@ -51,27 +51,27 @@ class OlderModule(ModuleType):
     def __dir__(self) -> list[str]:
         short = self.__name__.removeprefix(f"{PACKAGE}.")
         homes = [_load(self.__name__, home) for home in compat.MODULES[short].split()]
-        shown = {name for home in homes for name in getattr(home, "__all__", None) or _defined_names(home)}
-        return sorted(shown | compat.MODULE_NAMES.get(short, {}).keys())
+        names = {name for home in homes for name in getattr(home, "__all__", None) or _defined_names(home)}
+        return sorted(names | compat.MODULE_NAMES.get(short, {}).keys())
 
 
 def register() -> None:
-    """Register the modules of ``compat.MODULES`` and the fallback of those that still exist."""
+    """Register the modules of ``compat.MODULES``, and the fallback of modules that still exist."""
     parents = {name.rpartition(".")[0] for name in compat.MODULES}
     for short in compat.MODULES:
         name = f"{PACKAGE}.{short}"
         module = sys.modules.setdefault(name, OlderModule(name, short in parents))
         parent, _, last = name.rpartition(".")
-        if parent in sys.modules:  # a real parent that is not imported yet sets the attribute when it is
+        if parent in sys.modules:  # an existing parent sets the attribute on its import
             setattr(sys.modules[parent], last, module)
     if not any(isinstance(finder, _RealModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, _RealModules())
 
 
 def resolve(module: str, name: str) -> Any:
-    """The present value of ``name`` in a module, older or real.
+    """The current value of ``name`` in an older or existing module.
 
-    *Raises* ImportError for a known name that is not available here, AttributeError for an unknown one.
+    *Raises* ImportError for a known but unavailable name, AttributeError for an unknown one.
     """
     short = module.removeprefix(f"{PACKAGE}.")
     if name.startswith("_"):
@@ -93,7 +93,7 @@ def resolve(module: str, name: str) -> Any:
 
 
 class _RealModules(MetaPathFinder):
-    """Finds the modules of ``compat.MODULE_NAMES`` that exist, and has their loader add the older names."""
+    """Finds existing modules of ``compat.MODULE_NAMES`` and wraps their loader to add the older names."""
 
     paths = frozenset(f"{PACKAGE}.{short}" for short in compat.MODULE_NAMES if short not in compat.MODULES)
 
@@ -107,7 +107,7 @@ class _RealModules(MetaPathFinder):
 
 
 class _WithOlderNames(Loader):
-    """Loads a module with its own loader, then gives it a ``__getattr__`` that also resolves older names."""
+    """Loads a module with its original loader, then sets a ``__getattr__`` that also resolves older names."""
 
     def __init__(self, loader: Loader):
         self._loader = loader
@@ -123,13 +123,13 @@ class _WithOlderNames(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        first = module.__dict__.get("__getattr__")
+        original = module.__dict__.get("__getattr__")
 
         def find(name: str) -> Any:
-            if first is not None:
+            if original is not None:
                 try:
-                    return first(name)
-                except AttributeError:  # not a lazy name of the module itself: maybe an older one
+                    return original(name)
+                except AttributeError:  # not a lazy name of the module: try the older names
                     pass
             return resolve(module.__name__, name)
 
@@ -147,19 +147,19 @@ def _load(module: str, home: str) -> ModuleType:
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as error:
-        if error.name != home:  # the module exists, and something that it imports does not
+        if error.name != home:  # the module exists, but an import of it failed
             raise
-        why = f"this edition has no {home}"
+        reason = f"{home} does not exist in this version"
         if home == TRAINER:
-            why = (
-                "it is in the trainer, which is not installed: pip install 'verifiers[rl]', or in a checkout: "
+            reason = (
+                "it is part of the trainer, which is not installed: pip install 'verifiers[rl]', or in a checkout: "
                 "uv sync --group train"
             )
-        raise ModuleNotFoundError(f"{module}: {why}", name=module) from None
+        raise ModuleNotFoundError(f"{module}: {reason}", name=module) from None
 
 
 def _defined_names(home: ModuleType) -> set[str]:
-    """The public names that a module without ``__all__`` defines itself."""
+    """The public names defined in a module without ``__all__``."""
     return {
         name
         for name, value in vars(home).items()

@@ -1,7 +1,7 @@
-"""Aliases for module paths of version 0.2.0. The paths were internal; code that imports them still works.
+"""Aliases for the internal module paths of version 0.2.0.
 
-Importing an old path gives the module that has its contents now: ``verifiers.runner is verifiers.runs.runner``. Python
-asks the finder at every import, so that its answer is one dict lookup.
+Importing an old path returns the module with its current contents: ``verifiers.runner is verifiers.runs.runner``. The
+finder is called at every import, so it does only one dict lookup.
 """
 
 from __future__ import annotations
@@ -138,19 +138,19 @@ MOVED: dict[str, str] = {
     "workers.ray": "runs.workers.ray",
     "workers.serving": "runs.workers.serving",
 }
-"""Old module path below ``verifiers`` -> present one, below ``verifiers`` or in a package of ``DISTRIBUTIONS``."""
+"""Old module path below ``verifiers`` -> current one, below ``verifiers`` or in a package of ``DISTRIBUTIONS``."""
 DISTRIBUTIONS = {"verifiers_sandboxes": "verifiers-sandboxes"}
-"""Package that holds modules which used to be in ``verifiers`` -> the distribution to install."""
+"""Package that contains modules moved out of ``verifiers`` -> the distribution to install."""
 
 
 class _Alias(Loader):
-    """Loads a module by importing the present one in its place."""
+    """Loads a module by importing the current one in its place."""
 
     def __init__(self, new: str):
         self._new = new
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """*Raises* ModuleNotFoundError naming the distribution to install, for a module that has moved to another."""
+        """*Raises* ModuleNotFoundError naming the distribution to install, for a module that moved to another one."""
         package = self._new.partition(".")[0]
         try:
             module = importlib.import_module(self._new)
@@ -158,7 +158,7 @@ class _Alias(Loader):
             if error.name != package or package not in DISTRIBUTIONS:
                 raise
             raise ModuleNotFoundError(
-                f"{spec.name} is {self._new} now, in a package that is not installed; "
+                f"{spec.name} is now {self._new}, in a package that is not installed; "
                 f"install with: pip install {DISTRIBUTIONS[package]}",
                 name=spec.name,
             ) from error
@@ -171,7 +171,7 @@ class _Alias(Loader):
         return spec.loader.get_code(self._new) if spec is not None and isinstance(spec.loader, InspectLoader) else None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has just replaced it by the old name's
+        module.__spec__ = self._spec  # the import system has replaced it with the spec of the old name
 
 
 class _MovedModules(MetaPathFinder):
@@ -195,5 +195,5 @@ def register(package: str, moved: dict[str, str]) -> None:
     for old, new in moved.items():
         elsewhere = new.partition(".")[0] in DISTRIBUTIONS
         _FINDER.paths[f"{package}.{old}"] = new if elsewhere else f"{package}.{new}"
-    if _FINDER not in sys.meta_path:  # first, because the folder of an old path may exist with other contents
+    if _FINDER not in sys.meta_path:  # first, because a folder of the same name may exist
         sys.meta_path.insert(0, _FINDER)

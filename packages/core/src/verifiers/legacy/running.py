@@ -29,7 +29,7 @@ def rollout_results(
     gen_sampling_args: Mapping[str, Any] | None = None,
     start_time: float | None = None,
 ) -> GenerateOutputs:
-    """Finished states as results; ``start_time`` is a ``time.time()``. Nothing is written to ``results_path``."""
+    """Results of finished states; ``start_time`` is a ``time.time()``. ``results_path`` is recorded, not written to."""
     outputs = [state_to_output(state, state_columns) for state in all_states]
     metadata = GenerateMetadata.of(
         outputs,

@@ -1,6 +1,6 @@
-"""Older utilities: collect rows, write them to files and find them again.
+"""Older utility functions: collect, write and find saved rollouts.
 
-Runs save their rows durably, one by one (``results_path``). These functions are for code that manages its own files.
+Runs save rollouts durably, one by one (``results_path``). These functions are for code that manages its own files.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from verifiers.storage.directory import METADATA_NAME, RESULTS_NAME, default_roo
 from verifiers.storage.files import atomic_write
 
 MUST_AGREE = ("env_id", "model", "rollouts_per_example")
-"""Metadata that two runs must share for their rows to go into one file."""
+"""Metadata that must be equal for two runs to share a results file."""
 
 
 def states_to_outputs(states: Iterable[State], state_columns: Sequence[str] | None = None) -> list[RolloutOutput]:
-    """The rows of finished rollouts."""
+    """Finished states as saved rollouts."""
     return [state_to_output(state, state_columns) for state in states]
 
 
 def load_outputs(results_path: str | Path) -> list[RolloutOutput]:
-    """The rows of a run directory or a results file."""
+    """The saved rollouts of a run directory or a results file."""
     return load_results(results_path).outputs
 
 
 def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path, mode: str = "w") -> None:
-    """Write rows to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` appends."""
+    """Write rollouts to ``results.jsonl`` in the folder ``results_path``; mode ``"a"`` appends."""
     if mode not in ("w", "a"):
         raise ConfigError(f'mode is {mode!r}; it must be "w" or "a"', key="mode")
     folder = Path(results_path)
@@ -47,7 +47,7 @@ def save_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path,
 
 
 def save_new_outputs(outputs: Sequence[Mapping[str, Any]], results_path: str | Path) -> None:
-    """Append rows to ``results.jsonl`` in the folder ``results_path``."""
+    """Append rollouts to ``results.jsonl`` in the folder ``results_path``."""
     save_outputs(outputs, results_path, mode="a")
 
 
@@ -61,46 +61,48 @@ def save_metadata(metadata: Mapping[str, Any], results_path: str | Path) -> None
 def validate_resume_metadata(results_path: str | Path, **facts: Any) -> None:
     """Compare the metadata in a folder with ``env_id=…, model=…, rollouts_per_example=…``.
 
-    *Raises* RunMismatch naming the differences, ConfigError when the folder has no metadata.
+    *Raises* RunMismatch naming the differences, ConfigError when the folder has no metadata file.
     """
     stored = read_metadata(results_path)
     if stored is None:
-        raise ConfigError(f"{results_path} has no {METADATA_NAME}; give the folder of a run", path=str(results_path))
+        raise ConfigError(f"{results_path} has no {METADATA_NAME}; pass the directory of a run", path=str(results_path))
     pairs = {name: (stored.get(name), facts[name]) for name in MUST_AGREE if name in facts}
     if differences := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
-        text = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differences.items())
-        raise RunMismatch(f"{results_path} holds another run: {text}", differences=differences)
+        text = "; ".join(
+            f"{name} is {stored_value!r} there, not {value!r}" for name, (stored_value, value) in differences.items()
+        )
+        raise RunMismatch(f"{results_path} contains another run: {text}", differences=differences)
 
 
 def extract_usage_tokens(response: Any) -> tuple[int, int]:
-    """(prompt tokens, completion tokens) as counted by the server; (0, 0) when it sent no counts."""
+    """(prompt tokens, completion tokens) as counted by the server; (0, 0) without counts."""
     usage = getattr(response, "usage", None)
     return getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0
 
 
 class GenerateOutputsBuilder:
-    """Collects rows into ``GenerateOutputs``; ``facts`` are fields of its metadata."""
+    """Collects saved rollouts into ``GenerateOutputs``; ``facts`` are fields of its metadata."""
 
     def __init__(self, **facts: Any):
         self.facts = facts
         self.outputs: list[RolloutOutput] = []
 
     def add_outputs(self, outputs: Iterable[RolloutOutput]) -> None:
-        """Add finished rows."""
+        """Add finished rollouts."""
         self.outputs += outputs
 
     def build_metadata(self) -> GenerateMetadata:
-        """The metadata of the rows so far."""
+        """The metadata of the rollouts so far."""
         return GenerateMetadata.of(self.outputs, **self.facts)
 
     def build(self, sort_by_example_id: bool = False) -> GenerateOutputs:
-        """The rows so far, in order of arrival or by example."""
-        rows = sorted(self.outputs, key=lambda row: row["example_id"]) if sort_by_example_id else self.outputs
-        return GenerateOutputs(rows, self.build_metadata())
+        """The rollouts so far, in order of arrival or by example."""
+        outputs = sorted(self.outputs, key=lambda output: output["example_id"]) if sort_by_example_id else self.outputs
+        return GenerateOutputs(outputs, self.build_metadata())
 
 
 def is_valid_eval_results_path(path: str | Path) -> bool:
-    """Whether a folder has the rows and the metadata of a run."""
+    """Whether a folder contains results and metadata of a run."""
     folder = Path(path)
     return (folder / RESULTS_NAME).is_file() and read_metadata(folder) is not None
 
@@ -112,7 +114,7 @@ def find_latest_incomplete_eval_results_path(
     rollouts_per_example: int | None = None,
     env_dir_path: str | Path | None = None,
 ) -> Path | None:
-    """The incomplete run of this environment and model with the latest write; None without one."""
+    """The most recently written incomplete run of this environment and model; None without one."""
     module = env_id.rsplit("/", 1)[-1].replace("-", "_")
     root = default_root(env_id) if env_dir_path is None else Path(env_dir_path, module)
     criteria = {"env_id": env_id, "model": model, "num_examples": num_examples}

@@ -1,7 +1,7 @@
-"""Older ways to call a rubric: fields in place of a state, columns in place of states, and dummy scores.
+"""Older call forms of a rubric: fields instead of a state, columns instead of states, and dummy scores.
 
-``compat.RUBRIC_METHODS`` makes these functions methods of ``Rubric``; ``Rubric.score_rollout`` and ``score_group`` hand
-over calls whose arguments are no ``State``. Everything here builds states and calls those two methods.
+``compat.RUBRIC_METHODS`` makes these functions methods of ``Rubric``; ``Rubric.score_rollout`` and ``score_group``
+delegate calls without a ``State`` to this module, which builds states and calls those two methods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CONCURRENT = 1024
 async def score_fields(rubric: Rubric, args: Sequence[Any], fields: Mapping[str, Any], score_sem: Any) -> RolloutScore:
     """``score_rollout`` called with a plain dict, or with prompt, completion, answer, state by position or keyword.
 
-    *Raises* ConfigError when the arguments fit none of these forms.
+    *Raises* ConfigError for other arguments.
     """
     state, original, score_sem = _read(args, fields, score_sem)
     score = await Rubric.score_rollout(rubric, state, score_sem=score_sem)
@@ -56,7 +56,7 @@ def score_rollouts(
 ) -> RolloutScores | Awaitable[RolloutScores]:
     """Score rollouts given as columns; returns the scores, or an awaitable of them under a running loop.
 
-    With ``group_size``, every ``group_size`` consecutive rollouts form a group; else there are no groups. At most
+    With ``group_size``, every ``group_size`` consecutive rollouts form a group; without it there are no groups. At most
     ``max_concurrent`` groups (or rollouts) are scored at a time; -1 means 1,024.
     """
     lists = {"prompt": prompts, "completion": completions, "answer": answers, "task": tasks, "info": infos} | columns
@@ -68,8 +68,8 @@ def score_rollouts_sync(rubric: Rubric, *args: Any, **kwargs: Any) -> RolloutSco
     """``score_rollouts``, always blocking."""
 
     async def scores() -> RolloutScores:
-        found: RolloutScores = await rubric.score_rollouts(*args, **kwargs)
-        return found
+        result: RolloutScores = await rubric.score_rollouts(*args, **kwargs)
+        return result
 
     return blocking(scores)
 
@@ -93,7 +93,7 @@ async def dummy_score_group(rubric: Rubric, states: Sequence[State]) -> RolloutS
 
 async def _score_all(rubric: Rubric, states: list[State], group_size: int | None, max_concurrent: int) -> RolloutScores:
     if group_size is not None and (group_size < 1 or len(states) % group_size):
-        raise ConfigError(f"{len(states)} rows do not form groups of group_size={group_size}")
+        raise ConfigError(f"{len(states)} rollouts cannot be divided into groups of group_size={group_size}")
     size = group_size or 1
     groups = iter([states[i : i + size] for i in range(0, len(states), size)])
 
@@ -107,10 +107,10 @@ async def _score_all(rubric: Rubric, states: list[State], group_size: int | None
 
 
 def _read(args: Sequence[Any], fields: Mapping[str, Any], score_sem: Any) -> tuple[State, Any, Any]:
-    """The state to score, the caller's own state object, and the semaphore."""
+    """The state to score, the state object of the caller, and the semaphore."""
     if args and isinstance(args[0], Mapping):
         if len(args) > 2 or fields:
-            raise ConfigError("score_rollout(state, score_sem=None) takes nothing else beside a state")
+            raise ConfigError("score_rollout(state, score_sem=None) takes no further arguments")
         original, score_sem = args[0], args[1] if len(args) == 2 else score_sem
         return original if isinstance(original, State) else State(original), original, score_sem
     if len(args) > len(FIELD_ORDER):
@@ -130,11 +130,11 @@ def _copy_back(state: State, original: Any) -> None:
 
 
 def _states_of(columns: Mapping[str, Sequence[Any] | None], states: Sequence[Any]) -> list[State]:
-    """One state per row of the columns; None columns are skipped. *Raises* ConfigError for uneven lengths."""
+    """One state per row of the columns; None columns are skipped. *Raises* ConfigError for different lengths."""
     present = {name: values for name, values in columns.items() if values is not None}
     for name, values in present.items():
         if len(values) != len(states):
-            raise ConfigError(f"score_rollouts got {len(values)} of {name!r} and {len(states)} states")
+            raise ConfigError(f"score_rollouts received {len(values)} values of {name!r} and {len(states)} states")
     return [_state_with(state, {name: values[i] for name, values in present.items()}) for i, state in enumerate(states)]
 
 

@@ -1,4 +1,4 @@
-"""Rubrics: reward functions with weights, and the scores that they give to rollouts."""
+"""Rubrics: reward functions with weights, and the resulting scores of rollouts."""
 
 from __future__ import annotations
 

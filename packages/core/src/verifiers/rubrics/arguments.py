@@ -1,10 +1,8 @@
 """Pass arguments to reward functions by parameter name.
 
 ``Parameters.of(function, name)`` reads the signature once, when a function is registered; an ``ArgumentResolver`` looks
-the values up at each call. When several sources have a name, the order is: core names, class objects, provider objects,
-dataset columns. Message lists are copied, so that a function that appends to one changes nothing.
-
-This module calls no reward function and knows nothing of weights.
+the values up at each call. Sources by precedence: core names, class objects, provider objects, dataset columns.
+Message lists are copied, so that functions cannot change those of the rollout.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The parameter names of a function. ``takes_all``: it has ``**kwargs`` and receives every available name."""
+    """The parameter names of a function. ``takes_all``: it has ``**kwargs`` and receives every available value."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -36,7 +34,7 @@ class Parameters:
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str) -> Parameters:
-        """*Raises* ConfigError for positional-only parameters, ``*args``, or no readable signature."""
+        """*Raises* ConfigError for positional-only parameters, ``*args``, or an unreadable signature."""
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError) as error:
@@ -76,7 +74,7 @@ class Parameters:
         return stage == "group" or (stage is None and bool(plural))
 
     def missing(self, available: set[str]) -> list[str]:
-        """The required names that ``available`` does not hold."""
+        """The required names that are not in ``available``."""
         return [name for name in self.required if name not in available]
 
 
@@ -93,7 +91,7 @@ class ArgumentResolver:
         self.processes: ProcessPool = process_pool()
         self.columns: Sequence[str] = state.input_columns
         self.provided: dict[int, Mapping[str, Any]] = {}
-        """Provider objects by ``id`` of the rubric whose providers made them."""
+        """Provider objects by ``id`` of the rubric whose providers returned them."""
 
     def arguments(self, parameters: Parameters, rubric: object, name: str) -> dict[str, Any]:
         """Keyword arguments for one call. *Raises* ScoringError naming a required parameter that has no source."""

@@ -1,7 +1,7 @@
 """One registered reward function: its name, weight and parameters, and the checks of its return value.
 
 A value must be a finite int, float, bool or numpy scalar; anything else is a ``ScoringError`` naming the function.
-This module decides neither when nor where a function runs (``scoring``).
+When and where functions run is decided in ``scoring``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verifiers.rubrics.arguments import ArgumentResolver, Parameters
 from verifiers.runtime.processes import require_isolatable
 
 ISOLATED_LIMIT_S = 300.0
-"""Time limit of an isolated function whose rubric has none: an isolated function is expected to hang at times."""
+"""Time limit of an isolated function whose rubric has none: isolated functions are expected to hang occasionally."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,14 +36,14 @@ class RewardFunction:
     """Runs in a worker process that is killed at the time limit."""
     parameters: Parameters
     rubric: Any = field(repr=False)
-    """The rubric that holds it: source of its parser, objects and ``timeout_s``."""
+    """The rubric that registered it: source of its parser, objects and ``timeout_s``."""
     is_async: bool
 
     @classmethod
     def of(
         cls, function: Callable[..., Any], name: str, weight: float, rubric: object, isolated: bool, stage: str | None
     ) -> RewardFunction:
-        """*Raises* ConfigError for a weight or signature that cannot be used."""
+        """*Raises* ConfigError for an invalid weight or signature."""
         if not callable(function):
             raise ConfigError(f"a reward function must be callable, not {type(function).__name__}")
         parameters = Parameters.of(function, name)
@@ -63,7 +63,7 @@ class RewardFunction:
 
     @property
     def time_limit_s(self) -> float | None:
-        """Limit for the worker thread, in seconds; None for an isolated function, which its process limits."""
+        """Limit for the worker thread, in seconds; None for an isolated function, whose process enforces it."""
         return None if self.isolated else self.rubric.timeout_s
 
     def __call__(self, resolver: ArgumentResolver) -> Any:
@@ -97,7 +97,7 @@ def finite_value(value: object, name: str) -> float:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (int, float)):
-        raise ScoringError(f"reward function {name!r} returned {_shown(value)}; return a number", function=name)
+        raise ScoringError(f"reward function {name!r} returned {_short_repr(value)}; return a number", function=name)
     try:
         number = float(value)
     except OverflowError:
@@ -113,7 +113,7 @@ def value_list(values: object, size: int, name: str) -> Sequence[Any]:
         values = list(values)
     if not isinstance(values, (list, tuple)):
         raise ScoringError(
-            f"group function {name!r} returned {_shown(values)}; return a list of {size} numbers", function=name
+            f"group function {name!r} returned {_short_repr(values)}; return a list of {size} numbers", function=name
         )
     if len(values) != size:
         raise ScoringError(
@@ -136,11 +136,11 @@ def scoring_error(error: BaseException, name: str) -> ScoringError:
         text = "timed out"
     else:
         text = f"raised {type(error).__name__}: {error}" if not isinstance(error, TimeoutError) else str(error)
-    made = ScoringError(f"reward function {name!r}: {text}", function=name)
-    made.__cause__ = error
-    return made
+    failure = ScoringError(f"reward function {name!r}: {text}", function=name)
+    failure.__cause__ = error
+    return failure
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__name__} ({text[:57]}…)"

@@ -1,8 +1,8 @@
-"""``HybridMathRubric``: verify with rules first, then ask a judge about answers that the rules reject.
+"""``HybridMathRubric``: rule-based verification first, then a judge for completions that the rules do not accept.
 
-An answer that the rules accept costs no judge call. The judge decides about answers that the rules reject, cannot
-verify in time or cannot read (a gold answer in words). A completion without an answer is worth 0.0 and costs no judge
-call. Judge failures leave the reward unknown, as in ``JudgeRubric``.
+The judge is called when the rules reject an answer, cannot verify it in time or cannot parse the gold answer (in
+words). A completion that the rules accept needs no judge call; nor does one without an answer, whose reward is 0.0.
+Judge failures leave the reward unknown, as in ``JudgeRubric``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class HybridMathRubric(JudgeRubric):
     """The reward function ``correct_answer`` (weight 1), beside the author's functions.
 
     Takes the keywords of ``JudgeRubric`` and of ``MathRubric``; ``score_range`` is (0, 1), and a ``judge_prompt`` must
-    ask for ``<score>1</score>`` or ``<score>0</score>``. Metrics: ``math_verify_score`` (the result of the rules),
-    ``math_verify_timeouts``, and ``judge_score/<model>`` where a judge was asked.
+    request ``<score>1</score>`` or ``<score>0</score>``. Metrics: ``math_verify_score`` (the result of the rules),
+    ``math_verify_timeouts``, and ``judge_score/<model>`` where a judge was called.
 
     *Raises* ConfigError when the extra ``math`` is not installed.
     """
@@ -46,7 +46,7 @@ class HybridMathRubric(JudgeRubric):
         super().__init__(parser=parser or boxed_answer_parser(), **kwargs)
 
     def default_prompt(self, scores: bool) -> str:
-        """A prompt that asks whether two answers are the same."""
+        """Prompt of a judge that compares two answers."""
         return MATH_JUDGE_PROMPT
 
     def add_own_reward(self, scores: bool) -> None:
@@ -54,9 +54,9 @@ class HybridMathRubric(JudgeRubric):
         self.add_reward_func(self.correct_answer)
 
     async def correct_answer(self, parser: Any, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
-        """1.0 when the rules find the answers equal, else the judges' combined score; 0.0 without an answer.
+        """1.0 when the rules find the answers equal, else the judges' combined score; 0.0 for a completion without one.
 
-        *Raises* ScoringError when the worker process died, or as ``judge_score`` where the judges are asked.
+        *Raises* ScoringError when the worker process died, or as ``judge_score`` when judges are called.
         """
         response = await maybe_await(parser.parse_answer(completion))
         outcome = await verified(self.verifier, response, answer, state)

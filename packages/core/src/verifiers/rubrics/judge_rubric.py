@@ -1,7 +1,7 @@
 """``JudgeRubric``: rewards from other models (judges) that assess a response.
 
-Constructing one creates no client and needs no key. A judge that fails, is cut off or gives no readable verdict leaves
-the reward *unknown*, never 0. The same question is asked once per rollout; only the client retries calls; the judges'
+The constructor creates no client and needs no key. When a judge fails, is truncated or returns no parseable verdict,
+the reward is *unknown*, never 0. Equal questions of a rollout share one call; only the client retries calls; judge
 tokens are counted in ``state["usage"]``. Prompts and the parsing of verdicts are in ``judging``.
 """
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from verifiers.parsers import Parser
 
 ANSWER_SHARE = 0.9
-"""Share of ``timeout_s`` that one judge may take, so that the other verdicts count when one judge does not answer."""
+"""Fraction of ``timeout_s`` for one judge, so that the other verdicts count when one judge does not answer."""
 
 
 class JudgeOptions(ScoringOptions, total=False):
-    """The parameters of ``JudgeRubric`` but ``parser``, for the constructors of its subclasses."""
+    """Parameters of ``JudgeRubric`` except ``parser``, for the constructors of its subclasses."""
 
     judge_client: ClientLike | Mapping[str, ClientLike] | None
     judge_model: ModelLike
@@ -58,17 +58,17 @@ class JudgeRubric(Rubric):
 
         rubric = JudgeRubric(judge_client=OpenAI(), judge_model="gpt-4.1-nano", funcs=[correct])
 
-    Given ``judge_models``, or a prompt by its older name ``template``, and no ``funcs``, it has the reward function
+    With ``judge_models``, or a prompt by its older name ``template``, and without ``funcs``, it has the reward function
     ``judge_score`` (weight 1): each judge must end with ``<score>number</score>`` within ``score_range``, which is
     mapped to 0…1 (raw when the range is None) and combined by ``aggregation``, a name (mean, median, min, max,
-    majority) or a callable on the list. ``require_all=False`` takes the judges that answered. The raw numbers are
-    metrics ``judge_score/<model>``; of the second such rubric in a ``RubricGroup`` ``judge_score_2/<model>``.
+    majority) or a callable on the list. ``require_all=False`` uses the available scores. The raw scores are
+    metrics ``judge_score/<model>``, for the second such rubric of a ``RubricGroup`` ``judge_score_2/<model>``.
 
     ``judge_client`` is anything ``as_client`` accepts or ``{model: client}``; None is the endpoint of OPENAI_API_KEY
-    and OPENAI_BASE_URL, read at the first call, and never the model that is being trained or measured. Functions
+    and OPENAI_BASE_URL, read at the first call, and never the policy or the evaluated model. Functions
     receive ``judge judge_client judge_model judge_prompt judge_sampling_args`` by these names.
 
-    *Raises* ConfigError for settings that cannot be used.
+    *Raises* ConfigError for invalid settings.
 
     >>> from verifiers.testing import ScriptedClient
     >>> rubric = vf.JudgeRubric(judge_client=ScriptedClient("<score>8</score>"), judge_models=["gpt-4.1-nano"])
@@ -96,9 +96,9 @@ class JudgeRubric(Rubric):
         further: dict[str, Any] = {**kwargs}  # older names of the parameters too
         has_template = any(JUDGE_PARAMETERS.get(name) == "judge_prompt" for name in further)
         scores = funcs is None and (judge_models is not None or has_template)
-        given = {} if judge_client is None else {"judge_client": judge_client}
-        given |= {} if judge_prompt == judging.DEFAULT_JUDGE_PROMPT else {"judge_prompt": judge_prompt}
-        further = rename(further | given, JUDGE_PARAMETERS, type(self).__name__)
+        explicit = {} if judge_client is None else {"judge_client": judge_client}
+        explicit |= {} if judge_prompt == judging.DEFAULT_JUDGE_PROMPT else {"judge_prompt": judge_prompt}
+        further = rename(further | explicit, JUDGE_PARAMETERS, type(self).__name__)
         client = further.pop("judge_client", None)
         self.judge_prompt = _checked_prompt(further.pop("judge_prompt", self.default_prompt(scores)))
         self.judge_models = _checked_models(judge_models, judge_model)
@@ -118,7 +118,7 @@ class JudgeRubric(Rubric):
         self.add_own_reward(scores)
 
     def default_prompt(self, scores: bool) -> str:
-        """The prompt used when none is passed; ``scores``: whether the rubric itself reads scores."""
+        """The prompt used when none is passed; ``scores``: whether the rubric itself parses scores."""
         return judging.DEFAULT_SCORE_PROMPT if scores else judging.DEFAULT_JUDGE_PROMPT
 
     def add_own_reward(self, scores: bool) -> None:
@@ -127,15 +127,15 @@ class JudgeRubric(Rubric):
             self.add_reward_func(self.judge_score)
 
     def check_arguments(self, columns: set[str]) -> None:
-        """As ``Rubric``; *raises* ConfigError also when the judge's endpoint needs a key that is not set."""
+        """As ``Rubric``; *raises* ConfigError also when the key of the judge's endpoint is missing."""
         super().check_arguments(columns)
         if self.functions and isinstance(self.judge_client, EnvironmentClient):
             self.judge_client.check(self.judge_models)
 
-    # --- asking judges
+    # --- judge calls
 
     async def judge(self, prompt: Any, completion: Any, answer: Any, state: Any = None, **slots: Any) -> str:
-        """The first judge's text about one rollout. Further keywords fill further ``{slot}``s of the prompt, literally.
+        """The first judge's text about one rollout. Other keywords fill other ``{slot}``s of the prompt, literally.
 
         With a ``state``, the text is cached in ``state["judge_response"][model][question]``.
 
@@ -145,7 +145,7 @@ class JudgeRubric(Rubric):
         return await self._ask(self.judge_model, question, state)
 
     async def question(self, prompt: Any, completion: Any, answer: Any, **slots: Any) -> str:
-        """The text sent to a judge: ``judge_prompt`` with its slots filled. The parser runs only for ``{response}``."""
+        """The text sent to a judge: ``judge_prompt`` with filled slots. The parser runs only for ``{response}``."""
         slot_names = judging.slots_in(self.judge_prompt)
         values = {
             "question": last_text(prompt, "user") or "",
@@ -161,21 +161,21 @@ class JudgeRubric(Rubric):
         return judging.fill_template(self.judge_prompt, settings | values)
 
     async def judge_score(self, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
-        """All judges' scores of one rollout combined, 0 to 1 with a range; raw scores go to ``state["metrics"]``.
+        """Combined score of all judges, 0 to 1 with a range; raw scores are written to ``state["metrics"]``.
 
-        *Raises* ScoringError when a judge failed (``require_all``), or all did.
+        *Raises* ScoringError when a judge failed (``require_all``) or all judges failed.
         """
         return await self._score_as("judge_score", prompt, completion, answer, state)
 
     def renamed(self, function: RewardFunction, name: str) -> RewardFunction:
-        """A copy with another name, which its raw metrics follow: ``judge_score_2/<model>``."""
+        """A copy with another name, also for its raw metrics: ``judge_score_2/<model>``."""
         is_judge_score = getattr(function.function, "func", function.function) in (self.judge_score, self._score_as)
         return function.under(name, functools.partial(self._score_as, name) if is_judge_score else None)
 
     async def _score_as(self, metric: str, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
         question = await self.question(prompt, completion, answer)
-        asked = [self._score(model, question, state) for model in self.judge_models]
-        outcomes = dict(zip(self.judge_models, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        calls = [self._score(model, question, state) for model in self.judge_models]
+        outcomes = dict(zip(self.judge_models, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         failed = {model: outcome for model, outcome in outcomes.items() if isinstance(outcome, BaseException)}
         for error in failed.values():
             if not isinstance(error, ScoringError):
@@ -199,21 +199,21 @@ class JudgeRubric(Rubric):
 
     async def _ask(self, model: Any, question: str, state: Any, whole: bool = False) -> str:
         """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a failure."""
-        known = _cache_of(state, _label(model))
-        if question in known:
-            return known[question]
+        cache = _cache_of(state, _label(model))
+        if question in cache:
+            return cache[question]
         key = (None if state is None else id(state), _label(model), question, whole)
-        return await self._in_flight.once(key, lambda: self._call(model, question, state, known, whole))
+        return await self._in_flight.once(key, lambda: self._call(model, question, state, cache, whole))
 
-    async def _call(self, model: Any, question: str, state: Any, known: dict[str, str], whole: bool) -> str:
+    async def _call(self, model: Any, question: str, state: Any, cache: dict[str, str], whole: bool) -> str:
         response = await self._complete(model, question)
         _count_usage(state, response)
         if whole and response.finish_reason in ("length", "abort"):
             raise ScoringError(
-                f"judge {_label(model)!r} was cut off before its verdict; raise max_tokens in judge_sampling_args",
+                f"judge {_label(model)!r} was truncated before its verdict; raise max_tokens in judge_sampling_args",
                 model=_label(model),
             )
-        known[question] = response.text
+        cache[question] = response.text
         return response.text
 
     async def _complete(self, model: Any, question: str) -> Response:
@@ -227,7 +227,7 @@ class JudgeRubric(Rubric):
                 return await client.complete(request)
         except RunError:
             raise
-        except Exception as error:  # any failure leaves this verdict unknown; the cause is chained
+        except Exception as error:  # any failure makes this verdict unknown; the cause is chained
             raise _failure(_label(model), error, limit_s) from error
 
     def _client_of(self, model: Any) -> tuple[Client, str]:
@@ -269,23 +269,23 @@ class EnvironmentClient:
 
 
 class _InFlight:
-    """Questions in flight: equal concurrent questions share one call, which is cancelled when no caller waits."""
+    """Questions in flight: equal concurrent questions share one call, cancelled when all callers are."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[Any, ...], tuple[asyncio.Task[str], list[None]]] = {}
+        self._calls: dict[tuple[Any, ...], tuple[asyncio.Task[str], list[None]]] = {}
 
     async def once(self, key: tuple[Any, ...], ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
         loop = asyncio.get_running_loop()
         loop_key = (loop, *key)
-        task, waiting = self._asked.get(loop_key) or (loop.create_task(ask()), [])
-        self._asked[loop_key] = (task, waiting)
-        waiting.append(None)
+        task, callers = self._calls.get(loop_key) or (loop.create_task(ask()), [])
+        self._calls[loop_key] = (task, callers)
+        callers.append(None)
         try:
             return await asyncio.shield(task)
         finally:
-            waiting.pop()
-            if not waiting:
-                del self._asked[loop_key]
+            callers.pop()
+            if not callers:
+                del self._calls[loop_key]
                 task.cancel()  # no effect on a finished task
 
 

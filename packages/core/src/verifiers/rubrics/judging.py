@@ -1,8 +1,8 @@
 """Judge prompts, parsing of verdicts, and aggregation over judges. Pure functions.
 
-Model text is only inserted *into* a prompt, once and literally; it is never read as a template, a format string or a
-verdict. The verdict is the last ``<score>…</score>`` that the judge itself wrote, or there is none. A fence marks data
-for the judge; it cannot make a judge obey.
+Model text is only inserted *into* a prompt, once and literally; it is never parsed as a template, a format string or a
+verdict. The verdict is the last ``<score>…</score>`` of the judge's own text. A fence marks data for the judge; it does
+not prevent prompt injection.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Decide whether a response gives the reference answer to a question.
 
 {_DATA}
 Does the response give the reference answer? Answer "yes" or "no" and nothing else."""
-"""Asks for a plain "yes" or "no", which a reward function of the author reads."""
+"""Asks for a plain "yes" or "no", which the author's reward function parses."""
 
 DEFAULT_SCORE_PROMPT = f"""\
 Score how well a response answers a question. The reference answer may be empty.
@@ -54,7 +54,7 @@ Score how well a response answers a question. The reference answer may be empty.
 {_DATA}
 Explain your judgement briefly. Then end with the score, a plain number{{score_range}}, in this form:
 <score>number</score>"""
-"""Asks for a number in the form that ``read_score`` reads."""
+"""Asks for a number in the format that ``read_score`` parses."""
 
 MATH_JUDGE_PROMPT = f"""\
 Decide whether the final answer of a response is the reference answer: the same value or expression, however written.
@@ -84,7 +84,7 @@ def slots_in(template: str) -> set[str]:
 def fill_template(template: str, slots: Mapping[str, str]) -> str:
     """``template`` with its ``{slot}``s replaced, in one pass: inserted text is not scanned again.
 
-    ``{{`` and ``}}`` become single braces; braces around anything but a name of ``slots`` are kept.
+    ``{{`` and ``}}`` become single braces; other braces are unchanged.
 
     >>> fill_template('{question} {{"a": 1}} {0} {other}', {"question": "{answer}", "answer": "4"})
     '{answer} {"a": 1} {0} {other}'
@@ -98,7 +98,7 @@ def fill_template(template: str, slots: Mapping[str, str]) -> str:
 
 
 def fence_for(texts: Sequence[str]) -> str:
-    """A line of backticks longer than any run of them in the texts, at least three.
+    """A line of at least three backticks, longer than any run of backticks in the texts.
 
     >>> fence_for(["no code", "````"])
     '`````'
@@ -117,7 +117,7 @@ def value_text(value: object) -> str:
 
 
 def whole_text(messages: Any) -> str:
-    """All of a prompt or completion: the text of its only message, or one ``role: text`` paragraph per message.
+    """A whole prompt or completion: the text of its only message, or one ``role: text`` paragraph per message.
 
     Tool calls appear as ``-> name(arguments)`` after the text of their message.
     """
@@ -143,20 +143,20 @@ def _message_and_calls(message: object) -> str:
 def read_score(text: str, score_range: ScoreRange | None) -> float:
     """The number in the last ``<score>…</score>`` of a judge's own text; ``8/10`` is 8 where 10 is the upper end.
 
-    *Raises* ScoringError when there is none, when a later ``<score>`` was not closed (what precedes it may be a
-    quotation), when it holds no single number, or one outside ``score_range``.
+    *Raises* ScoringError without a ``<score>``, when a later one is not closed (the preceding one may be a quotation),
+    when the content is not a single number, or when the number is outside ``score_range``.
     """
     lowered = text.lower()
     end = lowered.rfind("</score>")
     start = lowered.rfind("<score>", 0, max(end, 0))
     if start < 0:
-        raise ScoringError("the judge gave no <score>…</score>")
+        raise ScoringError("the judge returned no <score>…</score>")
     if lowered.find("<score>", end) >= 0:
         raise ScoringError("the judge's last <score> is not closed")
     content = text[start + len("<score>") : end].strip()
     match = _NUMBER.fullmatch(content) if len(content) <= MAX_SCORE_CHARS else None
     if match is None or (match[2] is not None and not _is_upper_end(match[2], score_range)):
-        raise ScoringError(f"the judge's <score> holds {content[:MAX_SCORE_CHARS]!r} instead of one number")
+        raise ScoringError(f"the judge's <score> contains {content[:MAX_SCORE_CHARS]!r} instead of one number")
     score = float(match[1])
     if score_range is not None and not score_range[0] <= score <= score_range[1]:
         raise ScoringError(f"the judge's score {score:g} is outside {score_range[0]:g} to {score_range[1]:g}")
@@ -176,12 +176,12 @@ def normalised(score: float, score_range: ScoreRange | None) -> float:
 
 
 def range_text(score_range: ScoreRange | None) -> str:
-    """The range as a prompt writes it, `` from 0 to 10``; empty without one."""
+    """The range as text of a prompt, `` from 0 to 10``; empty without a range."""
     return "" if score_range is None else f" from {score_range[0]:g} to {score_range[1]:g}"
 
 
 def majority(values: Sequence[float]) -> float:
-    """The most frequent value; the mean of those that tie.
+    """The most frequent value; the mean of tied values.
 
     >>> majority([1.0, 0.0, 1.0]), majority([1.0, 0.0])
     (1.0, 0.5)
@@ -206,13 +206,13 @@ def checked_aggregation(aggregation: Aggregation) -> Callable[[list[float]], Any
     if callable(aggregation):
         return aggregation
     if aggregation not in AGGREGATIONS:
-        hint = closest(str(aggregation), AGGREGATIONS) or f"; give a callable or one of {', '.join(AGGREGATIONS)}"
-        raise ConfigError(f"there is no aggregation {aggregation!r}{hint}", key="aggregation")
+        hint = closest(str(aggregation), AGGREGATIONS) or f"; pass a callable or one of {', '.join(AGGREGATIONS)}"
+        raise ConfigError(f"unknown aggregation {aggregation!r}{hint}", key="aggregation")
     return AGGREGATIONS[aggregation]
 
 
 def checked_score_range(score_range: Sequence[float] | None) -> ScoreRange | None:
-    """The range as (low, high). *Raises* ConfigError unless it is two finite numbers in rising order, or None."""
+    """The range as (low, high). *Raises* ConfigError unless it is None or two finite numbers in increasing order."""
     if score_range is None:
         return None
     try:

@@ -1,8 +1,8 @@
 r"""``MathRubric``: 1.0 for a final answer in ``\boxed{…}`` that equals the gold answer mathematically, else 0.0.
 
-Model text is never evaluated in this process and cannot block it. An answer that cannot be verified in time is worth
-0.0 and counted in a metric; failures that the model did not cause (a worker process that died, an unreadable gold
-answer) leave the reward unknown. It works in any thread. The comparison is in ``math_verification``.
+Model text is never evaluated in this process and cannot block it. A model's answer that cannot be verified in time is
+rewarded 0.0 and counted in a metric; failures that the model did not cause (a worker process that died, an unparseable
+gold answer) leave the reward unknown. Thread-safe. The comparison is in ``math_verification``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TIMEOUTS = "math_verify_timeouts"
 class MathRubric(Rubric):
     r"""The reward function ``correct_answer`` (weight 1), beside the author's ``funcs`` and ``weights``.
 
-    The default parser takes the last ``\boxed{…}`` after any thinking; an answer outside a box does not count. The
-    result of any other parser is compared unchanged. ``timeout_seconds`` limits one comparison, ``max_workers`` the
-    number of worker processes (default: one per core, two to eight). Answers above ``max_verify_chars`` are wrong.
+    The default parser takes the last ``\boxed{…}`` after any thinking; unboxed answers do not count. The
+    result of another parser is compared unchanged. ``timeout_seconds`` limits one comparison, ``max_workers`` the
+    number of worker processes (default: one per core, two to eight). Answers above ``max_verify_chars`` count as wrong.
 
     Metric ``math_verify_timeouts``: 1.0 where the model's answer could not be verified in time.
 
@@ -58,7 +58,7 @@ class MathRubric(Rubric):
     async def correct_answer(self, parser: Any, completion: Any, answer: Any, state: Any = None) -> float:
         """1.0 when the parsed answer equals ``answer``, else 0.0.
 
-        *Raises* ScoringError for a gold answer that cannot be read, and when the worker process died.
+        *Raises* ScoringError for an unparseable gold answer, and when the worker process died.
         """
         response = await maybe_await(parser.parse_answer(completion))
         outcome = await verified(self.verifier, response, answer, state)
@@ -78,7 +78,7 @@ def has_answer(response: Any) -> bool:
 
 
 async def verified(verifier: MathVerifier, response: Any, answer: Any, state: Any) -> Outcome:
-    """Compare a parsed answer with the gold answer; records in the state's metrics whether that took too long."""
+    """Compare a parsed answer with the gold answer; record in the state's metrics whether the comparison timed out."""
     outcome = await verifier.compare(answer, str(response)) if has_answer(response) else Outcome.DIFFERENT
     if state is not None:
         state.setdefault("metrics", {})[TIMEOUTS] = float(outcome is Outcome.TIMED_OUT)
@@ -86,9 +86,9 @@ async def verified(verifier: MathVerifier, response: Any, answer: Any, state: An
 
 
 def unreadable_gold(answer: Any) -> ScoringError:
-    """The error for a gold answer that cannot be read as mathematics."""
-    shown = repr(answer)
-    shown = shown if len(shown) <= 80 else shown[:77] + "…"
+    """The error for a gold answer that cannot be parsed as mathematics."""
+    text = repr(answer)
+    text = text if len(text) <= 80 else text[:77] + "…"
     return ScoringError(
-        f"the dataset's answer {shown} cannot be read as mathematics; correct the row, or judge it with a JudgeRubric"
+        f"the dataset's answer {text} cannot be parsed as mathematics; correct the row, or judge it with a JudgeRubric"
     )

@@ -1,8 +1,8 @@
 r"""Compare two mathematical answers with math-verify, in worker processes that are killed at a time limit.
 
 Model text reaches the algebra engine only in a worker process, limited in time and memory, and only through its LaTeX
-grammar (Python is never evaluated). Answers with the same text, and two plain integers, need no process. The engine's
-own time-outs use alarm signals, which fail off the main thread; they are switched off.
+grammar (Python is never evaluated). Equal texts and pairs of plain integers need no process. The engine's time-outs,
+alarm signals that fail outside the main thread, are disabled.
 
 Extracting an answer from a completion, and the reward, are in ``math_rubric``. Verifiers with the same ``max_workers``
 share the worker processes of an event loop, which end with that loop.
@@ -35,9 +35,9 @@ class Outcome(StrEnum):
     EQUAL = "equal"
     DIFFERENT = "different"
     TIMED_OUT = "timed out"
-    """No result within the limit because of the answer: the gold answer alone is read in time."""
+    """No result within the limit because of the answer: the gold answer alone is parsed in time."""
     UNREADABLE_GOLD = "unreadable gold"
-    """The engine cannot read the gold answer as mathematics, or not in time."""
+    """The engine cannot parse the gold answer as mathematics, or not in time."""
 
 
 class MathVerifier:
@@ -54,13 +54,13 @@ class MathVerifier:
         if max_workers is not None and max_workers < 1:
             raise ConfigError(f"max_workers must be 1 or more, not {max_workers!r}", key="max_workers")
         if importlib.util.find_spec(ENGINE) is None:
-            raise ConfigError("math-verify is not installed, which checks answers: pip install 'verifiers[math]'")
+            raise ConfigError("math-verify, which compares answers, is not installed: pip install 'verifiers[math]'")
         self.timeout_seconds = timeout_seconds
         self.max_workers = max_workers or max(2, min(MAX_DEFAULT_WORKERS, os.cpu_count() or 1))
         self.max_verify_chars = max_verify_chars
 
     async def compare(self, gold: object, answer: str) -> Outcome:
-        r"""Compare ``answer`` with ``gold``; where either holds a ``\boxed{…}``, its content is compared.
+        r"""Compare ``answer`` with ``gold``; a ``\boxed{…}`` in either is replaced by its content.
 
         *Raises* ScoringError when the worker process died or could not import the engine.
         """
@@ -79,7 +79,7 @@ class MathVerifier:
             return await self._after_time_out(gold)
 
     async def _after_time_out(self, gold: str) -> Outcome:
-        """Find out whether the answer or the gold took too long: compare the gold with a trivial answer."""
+        """Determine whether the answer or the gold caused a time-out: compare the gold with a trivial answer."""
         try:
             outcome = await self._in_process(gold, "0")
         except TimeoutError:
@@ -95,9 +95,8 @@ class MathVerifier:
 def load_engine(engine: str) -> None:
     """Prepare a worker process: import the engine, then limit the memory that the process may add to it.
 
-    Past ``MAX_MEMORY_BYTES`` the kernel refuses memory, and Python raises a MemoryError that the process survives. The
-    limit is relative to present use, because libraries reserve address space by the number of cores. Platforms without
-    ``/proc`` have no such limit; the time limit remains there.
+    Above ``MAX_MEMORY_BYTES`` allocations fail with a MemoryError that the process survives. The limit is relative to
+    current use, because libraries reserve address space per core. Platforms without ``/proc`` have only the time limit.
     """
     importlib.import_module(engine)
     statm = Path("/proc/self/statm")
@@ -115,7 +114,7 @@ def compare_in_worker(engine: str, gold: str, answer: str) -> str:
     """The ``Outcome`` of one comparison, as text. Runs in a worker process; ``engine`` is the name of the module."""
     math_verify = importlib.import_module(engine)
     gold_parsed = _read(math_verify, gold)
-    if all(isinstance(expression, str) for expression in gold_parsed):  # nothing was parsed beyond the text itself
+    if all(isinstance(expression, str) for expression in gold_parsed):  # no expression was parsed
         return Outcome.UNREADABLE_GOLD.value
     answer_parsed = _read(math_verify, answer)
     is_equal = bool(answer_parsed) and math_verify.verify(gold_parsed, answer_parsed, timeout_seconds=None)
@@ -123,7 +122,7 @@ def compare_in_worker(engine: str, gold: str, answer: str) -> str:
 
 
 def _read(engine: Any, text: str) -> list[Any]:
-    """The parsed expression and its text; nothing for text that does not fit in braces."""
+    """The parsed expression and its text; empty for text with unbalanced braces."""
     in_box = f"\\boxed{{{text}}}"
     if extract_boxed_answer(in_box, strict=True) != text:
         return []

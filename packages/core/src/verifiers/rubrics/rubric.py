@@ -1,7 +1,7 @@
 """``Rubric``: the reward of a rollout as a weighted sum of functions.
 
-A rubric declares functions, weights, a parser and objects; ``check_arguments`` checks before a run that every function
-gets its arguments. Scoring writes rewards and metrics into the rollout's state. The runner calls ``score_individual``
+A rubric declares functions, weights, a parser and objects; ``check_arguments`` verifies before a run that every
+argument has a source. Scoring writes rewards and metrics into the state. The runner calls ``score_individual``
 when a rollout ends and ``score_group_stage`` when the last rollout of its group has ended; ``score_rollout`` and
 ``score_group`` are both stages in one call.
 
@@ -39,11 +39,11 @@ Semaphore = AbstractAsyncContextManager[Any]
 
 
 class ExtraAttributes(TypedDict):
-    """Keywords of ``Rubric`` that become attributes: none that a type checker knows, so that it sees a misspelling."""
+    """Keywords of ``Rubric`` that become attributes. Empty for type checkers, so that they report misspellings."""
 
 
 class ScoringOptions(TypedDict, total=False):
-    """Parameters of ``Rubric`` that its subclasses pass on as they are."""
+    """Parameters of ``Rubric`` that its subclasses pass on unchanged."""
 
     parallelize_scoring: bool
     timeout_s: float | None
@@ -63,8 +63,8 @@ class Rubric(Identified):
     ``timeout_s`` limits each call of a function, in seconds; None sets no limit. ``parallelize_scoring`` runs the
     functions of one rollout concurrently. Further keywords become attributes.
 
-    *Raises* ConfigError when the number of weights differs from that of functions, for an empty list, two functions of
-    one name, or a keyword that is close to the name of a parameter.
+    *Raises* ConfigError when the numbers of weights and functions differ, for an empty list, for two functions of the
+    same name, and for a keyword that resembles the name of a parameter.
 
     >>> def short(completion):
     ...     return float(len(completion[-1].content) < 10)
@@ -75,7 +75,7 @@ class Rubric(Identified):
     """
 
     score_rollouts: Callable[..., Any]
-    """Columns of rollouts in, ``RolloutScores`` out; this and the next four are older forms, in ``legacy.scoring``."""
+    """Columns of rollouts in, ``RolloutScores`` out; this and the next four are older, see ``legacy.scoring``."""
     score_rollouts_sync: Callable[..., RolloutScores]
     score_nothing: Callable[[State], None]
     dummy_score_rollout: Callable[..., Any]
@@ -108,7 +108,7 @@ class Rubric(Identified):
         _set_extra_attributes(self, kwargs)
 
     def identity(self) -> dict[str, Any]:
-        """As every part; ``funcs`` are all registered functions in order, methods of a subclass among them."""
+        """As ``Identified``; ``funcs`` are all registered functions in order, including methods of a subclass."""
         registered = {
             "funcs": [
                 {"name": f.name, **describe(f.function), "is_group": f.is_group, "isolated": f.isolated}
@@ -142,13 +142,13 @@ class Rubric(Identified):
         """Add a function.
 
         ``isolated`` runs it in a worker process that is killed after ``timeout_s``. ``stage`` ("rollout" or "group")
-        says what it scores when its parameter names do not. *Raises* ConfigError for a name that is taken, or a weight
-        or signature that cannot be used.
+        is needed when its parameter names do not determine it. *Raises* ConfigError for a duplicate name or an invalid
+        weight or signature.
         """
-        name, taken = function_name(func), {f.name for f in self._functions}
-        if name == "<lambda>" and name in taken:
-            name = next(numbered for n in range(2, len(taken) + 3) if (numbered := f"<lambda>_{n}") not in taken)
-        if name in taken:
+        name, names = function_name(func), {f.name for f in self._functions}
+        if name == "<lambda>" and name in names:
+            name = next(numbered for n in range(2, len(names) + 3) if (numbered := f"<lambda>_{n}") not in names)
+        if name in names:
             raise ConfigError(f"two reward functions are named {name!r}; rename one of them", function=name)
         self._functions.append(RewardFunction.of(func, name, weight, self, isolated, stage))
         self.changed()
@@ -156,7 +156,7 @@ class Rubric(Identified):
     def add_metric(
         self, func: Callable[..., Any], weight: float = 0.0, isolated: bool = False, stage: str | None = None
     ) -> None:
-        """Add a function whose value is recorded and, at weight 0, does not count in the reward."""
+        """Add a function whose value is recorded and, at weight 0, does not affect the reward."""
         self.add_reward_func(func, weight, isolated, stage)
 
     def add_class_object(self, name: str, obj: object) -> None:
@@ -191,7 +191,7 @@ class Rubric(Identified):
         return tuple(self.get_reward_weights())
 
     def get_reward_func_names(self) -> list[str]:
-        """Names of all functions and metrics, in declaration order."""
+        """Names of all functions, including metrics, in declaration order."""
         return [f.name for f in self.functions]
 
     def get_reward_funcs(self) -> list[Callable[..., Any]]:
@@ -211,7 +211,7 @@ class Rubric(Identified):
 
     @property
     def has_advantages(self) -> bool:
-        """Whether an ``@advantage`` method replaces the formula."""
+        """Whether an ``@advantage`` method replaces the default formula."""
         return self.advantage_function is not None
 
     def get_group_weights(self) -> list[float]:
@@ -228,7 +228,7 @@ class Rubric(Identified):
     def check_arguments(self, columns: set[str]) -> None:
         """*Raises* ConfigError naming a required parameter that no core name, object or dataset column supplies.
 
-        Functions of a rubric with object providers are not checked: what those provide is known only when they run.
+        Functions of a rubric with object providers are not checked: provided names are known only at run time.
         """
         for f in self.functions:
             core = set(PLURAL) if f.is_group else set(SINGULAR)
@@ -238,7 +238,7 @@ class Rubric(Identified):
                 raise ConfigError(unsupplied(f.name, missing[0], available), function=f.name)
 
     def changed(self) -> None:
-        """Forget the compiled plan; called when functions or weights change."""
+        """Discard the compiled plan; called when functions or weights change."""
         self._plan = None
 
     def plan(self) -> scoring.Plan:
@@ -266,12 +266,12 @@ class Rubric(Identified):
     def scorer_of(self, state: State) -> Rubric:
         """The rubric that scores a rollout: this one, unless a subclass delegates to others.
 
-        *Raises* EnvironmentFault when none does; a run leaves such a rollout unscored.
+        *Raises* EnvironmentFault when no rubric does; a run leaves such a rollout unscored.
         """
         return self
 
     def by_scorer(self, states: Sequence[State]) -> Sequence[tuple[Rubric | None, Sequence[State]]]:
-        """Rollouts grouped by the rubric that scores them; None for those that no rubric scores."""
+        """Rollouts grouped by the rubric that scores them, None for unscored rollouts."""
         return [(self, states)]
 
     async def score_individual(self, state: State, score_sem: Semaphore | None = None) -> None:
@@ -338,7 +338,7 @@ class Rubric(Identified):
             scores: RolloutScores = await compat.load(compat.SCORE_DICTS)(self, states, score_sem)
             return scores
         for state in states:
-            self.scorer_of(state)  # raises before anything is scored
+            self.scorer_of(state)  # raises before any rollout is scored
         for scorer, members in self.by_scorer(states):
             if scorer is self:
                 await self._score_members(members, score_sem)
@@ -369,7 +369,7 @@ class Rubric(Identified):
         for name, function, _ in decorated(self, "teardown"):
             await self._call_handler(name, function)
 
-    # --- inside
+    # --- implementation
 
     async def _score_members(self, states: Sequence[State], score_sem: Semaphore | None) -> None:
         plan = self.plan()
@@ -395,12 +395,12 @@ class Rubric(Identified):
             await scoring.call(handler, *args, limit_s=CLEANUP_LIMIT_S)
         except RunError:
             raise
-        except Exception:  # an author's handler must not cost a scored rollout
+        except Exception:  # a failing handler must not discard a scored rollout
             logger.exception("the handler %r of %s failed", name, type(self).__name__)
 
     def _add_functions(self, funcs: Sequence[Callable[..., Any]] | None, weights: Sequence[float] | None) -> None:
         if funcs is not None and not funcs:
-            raise ConfigError("funcs=[] scores nothing; leave funcs out to add functions later")
+            raise ConfigError("funcs=[] is empty; omit funcs to add functions later")
         functions = list(funcs or ())
         weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(weights) != len(functions):
@@ -411,7 +411,7 @@ class Rubric(Identified):
             self.add_reward_func(func, weight)
 
     def _add_decorated(self) -> None:
-        """Register the marked methods of a subclass, rewards first."""
+        """Register the decorated methods of a subclass, rewards first."""
         for kind in ("reward", "metric"):
             for _, function, options in decorated(self, kind):
                 self.add_reward_func(function, options.weight, stage=options.stage)
@@ -424,10 +424,10 @@ class Rubric(Identified):
 
 
 def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
-    """Set the keywords that a constructor does not know as attributes.
+    """Set keywords that are not parameters as attributes.
 
-    *Raises* ConfigError for one that nearly matches a parameter of the class or a base class, or that would hide a
-    method or property.
+    *Raises* ConfigError for one that resembles a parameter of the class or a base class, or that would hide a method or
+    property.
     """
     cls: Any = type(rubric)
     for name, value in keywords.items():

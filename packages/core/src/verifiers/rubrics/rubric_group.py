@@ -26,7 +26,7 @@ logger = logging.getLogger("verifiers.rubrics")
 class RubricGroup(Rubric):
     """Several rubrics as one.
 
-    *Raises* ConfigError for an empty list, weights or names that do not fit, or two ``@advantage`` methods.
+    *Raises* ConfigError for an empty list, invalid weights or names, or two ``@advantage`` methods.
 
     >>> group = vf.RubricGroup([vf.Rubric(), vf.Rubric()], weights=[1.0, 0.2], names=["truth", "style"])
     >>> group.set_group_weights({"style": 0.5})
@@ -55,7 +55,7 @@ class RubricGroup(Rubric):
         self.set_group_weights([1.0] * len(self.rubrics) if weights is None else weights)
         renamed = {f.name for f in self.functions} - {f.name for child in self.rubrics for f in child.functions}
         if renamed:
-            logger.info("functions of one name in several rubrics are kept apart as %s", ", ".join(sorted(renamed)))
+            logger.info("functions with the same name in several rubrics were renamed: %s", ", ".join(sorted(renamed)))
         if len([child for child in self.rubrics if child.has_advantages]) + (self._advantage is not None) > 1:
             raise ConfigError("two rubrics of the group have an @advantage method; keep one")
 
@@ -86,7 +86,7 @@ class RubricGroup(Rubric):
 
     @property
     def functions(self) -> tuple[RewardFunction, ...]:
-        """The children's functions in order; the second function of a name becomes ``name_2``."""
+        """The children's functions in order; duplicates of a name become ``name_2``, ``name_3``."""
         return tuple(function for functions in self._by_child() for function in functions)
 
     @property
@@ -102,7 +102,7 @@ class RubricGroup(Rubric):
         """Set all weights by a list, or some by child name. *Raises* ConfigError for a wrong length, name or number."""
         if isinstance(weights, Mapping):
             if unknown := weights.keys() - set(self.names):
-                raise ConfigError(f"no rubric is named {sorted(unknown)[0]!r}; the names are {', '.join(self.names)}")
+                raise ConfigError(f"unknown rubric name {sorted(unknown)[0]!r}; available: {', '.join(self.names)}")
             new = [weights.get(name, old) for name, old in zip(self.names, self._group_weights, strict=True)]
         else:
             new = list(weights)
@@ -130,11 +130,11 @@ class RubricGroup(Rubric):
         await super().teardown()
 
     def _by_child(self) -> list[list[RewardFunction]]:
-        taken: set[str] = set()
+        used_names: set[str] = set()
         renamed: list[list[RewardFunction]] = []
         for child in self.rubrics:
-            functions = [_distinct(function, taken) for function in child.functions]
-            taken.update(function.name for function in functions)
+            functions = [_distinct(function, used_names) for function in child.functions]
+            used_names.update(function.name for function in functions)
             renamed.append(functions)
         return renamed
 
@@ -154,11 +154,11 @@ class RubricGroup(Rubric):
         )
 
 
-def _distinct(function: RewardFunction, taken: set[str]) -> RewardFunction:
-    if function.name not in taken:
+def _distinct(function: RewardFunction, used_names: set[str]) -> RewardFunction:
+    if function.name not in used_names:
         return function
-    names = (f"{function.name}_{number}" for number in range(2, len(taken) + 3))
-    renamed: RewardFunction = function.rubric.renamed(function, next(name for name in names if name not in taken))
+    names = (f"{function.name}_{number}" for number in range(2, len(used_names) + 3))
+    renamed: RewardFunction = function.rubric.renamed(function, next(name for name in names if name not in used_names))
     return renamed
 
 
@@ -167,5 +167,5 @@ def _checked_names(names: Sequence[str] | None, count: int) -> list[str]:
     if len(checked) != count:
         raise ConfigError(f"{count} rubrics and {len(checked)} names; give one name per rubric")
     if len(set(checked)) != count:
-        raise ConfigError("two rubrics of the group have one name; names must differ")
+        raise ConfigError("two rubrics of the group have the same name; names must differ")
     return checked

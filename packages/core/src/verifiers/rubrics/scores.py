@@ -28,7 +28,7 @@ class RolloutScore(AttributeDict):
 
 
 class RolloutScores(AttributeDict):
-    """The same with one list item per rollout; a metric that a rollout lacks is NaN there.
+    """``RolloutScore`` with one list item per rollout; missing metrics are NaN.
 
     >>> states = [vf.State(prompt="?", completion="no"), vf.State(prompt="?", completion="yes")]
     >>> rubric = vf.Rubric()

@@ -2,10 +2,10 @@
 
 The individual stage runs as soon as a rollout ends, the group stage when the last rollout of its group has ended. A
 failed function gives an unknown value: its metric is NaN, the reward that needs it is NaN, and the ``ScoringError`` is
-recorded in ``state["error"]`` unless an earlier error is. A rollout that ended in an error that is not scorable is
-passed to no function, and group functions see only the other rollouts, so that one failure costs no sibling its reward.
+recorded in ``state["error"]`` unless that has an earlier error. Functions are not called for rollouts that ended in an
+error that is not scorable; group functions receive only the other rollouts, so that siblings keep their rewards.
 
-This module holds no configuration (``rubric``); worker threads and processes are in ``runtime``.
+Configuration is in ``rubric``; worker threads and processes are in ``runtime``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Plan:
     weights: Mapping[str, float]
     """Function name -> effective weight; functions of weight 0 are absent."""
     segments: tuple[tuple[RewardFunction, ...], ...]
-    """The individual functions in batches that share one hop to a worker thread; a coroutine function is alone."""
+    """The individual functions in batches that share a call of a worker thread; a coroutine function is alone."""
     rubrics: tuple[Any, ...]
-    """The plain rubrics that hold the functions."""
+    """The plain rubrics of the functions."""
     providers: tuple[Any, ...]
     """The rubrics with object providers for single rollouts."""
     group_providers: tuple[Any, ...]
@@ -82,7 +82,7 @@ def _segments(functions: Sequence[RewardFunction]) -> tuple[tuple[RewardFunction
 
 
 def can_be_scored(state: State) -> bool:
-    """Whether the rollout can have a reward: it has no error, or one that the model caused."""
+    """Whether the rollout can have a reward: it has no error, or a scorable one (caused by the model)."""
     error = state["error"]
     return error is None or isinstance(error, ScoringError) or getattr(error, "scorable", False)
 
@@ -90,7 +90,7 @@ def can_be_scored(state: State) -> bool:
 async def individual_stage(plan: Plan, state: State) -> None:
     """Write the metrics of the individual functions; without group functions also the final reward."""
     started = perf_counter()
-    if isinstance(state["error"], ScoringError):  # scored before: this pass replaces that result
+    if isinstance(state["error"], ScoringError):  # from an earlier scoring pass, whose result is replaced
         state["error"] = None
     if can_be_scored(state):
         await _run_individual(plan, state)
@@ -116,7 +116,7 @@ async def group_stage(plan: Plan, states: Sequence[State]) -> None:
 
 
 def set_reward(weights: Mapping[str, float], state: State) -> None:
-    """Set ``reward`` = sum of weight * metric, also on turns without one; NaN when a metric is unknown."""
+    """Set ``reward`` = sum of weight * metric, also on turns without a reward; NaN when a metric is unknown."""
     metrics = state["metrics"]
     reward = sum((weight * metrics.get(name, NAN) for name, weight in weights.items()), 0.0)
     state["reward"] = reward if can_be_scored(state) else NAN
@@ -124,7 +124,7 @@ def set_reward(weights: Mapping[str, float], state: State) -> None:
 
 
 def leave_unscored(states: Sequence[State]) -> None:
-    """Set rewards and advantages to NaN and metrics to empty: scoring is off."""
+    """Set rewards and advantages to NaN and metrics to empty, without scoring."""
     for state in states:
         state["reward"] = state["advantage"] = NAN
         state["metrics"] = {}
@@ -163,7 +163,7 @@ async def score_group_by_override(rubric: Any, states: Sequence[State]) -> None:
 
 
 def _semaphore(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """A semaphore that never blocks, for overrides that declare one: the caller holds the real one already."""
+    """A semaphore that never blocks, for overrides that declare one: the caller already holds the real one."""
     return {"score_sem": nullcontext()} if "score_sem" in declared else {}
 
 
@@ -172,22 +172,22 @@ def _semaphore(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 async def _run_individual(plan: Plan, state: State) -> None:
     resolver = ArgumentResolver(state)
-    failed = await _provide(plan.providers, "score_object_providers", resolver, state) if plan.providers else {}
+    errors = await _provide(plan.providers, "score_object_providers", resolver, state) if plan.providers else {}
     if plan.parallel:
-        await each(_run_segment(segment, resolver, state, failed) for segment in plan.segments)
+        await each(_run_segment(segment, resolver, state, errors) for segment in plan.segments)
         return
     for segment in plan.segments:
-        await _run_segment(segment, resolver, state, failed)
+        await _run_segment(segment, resolver, state, errors)
 
 
 async def _run_segment(
-    segment: Sequence[RewardFunction], resolver: ArgumentResolver, state: State, failed: Mapping[int, ScoringError]
+    segment: Sequence[RewardFunction], resolver: ArgumentResolver, state: State, errors: Mapping[int, ScoringError]
 ) -> None:
-    if failed:
-        broken = [f for f in segment if id(f.rubric) in failed]
-        segment = [f for f in segment if id(f.rubric) not in failed]
+    if errors:
+        broken = [f for f in segment if id(f.rubric) in errors]
+        segment = [f for f in segment if id(f.rubric) not in errors]
         for function in broken:
-            _record(state, function.name, failed[id(function.rubric)])
+            _record(state, function.name, errors[id(function.rubric)])
     for function, outcome in zip(segment, await _outcomes(segment, resolver), strict=True):
         try:
             if isinstance(outcome, Raised):
@@ -203,11 +203,11 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
     if not alive:
         return
     resolver = GroupArgumentResolver(alive)
-    failed = await _provide(plan.group_providers, "group_score_object_providers", resolver, list(alive))
+    errors = await _provide(plan.group_providers, "group_score_object_providers", resolver, list(alive))
     for function in plan.group:
         (outcome,) = (
-            (Raised(failed[id(function.rubric)]),)
-            if id(function.rubric) in failed
+            (Raised(errors[id(function.rubric)]),)
+            if id(function.rubric) in errors
             else await _outcomes((function,), resolver)
         )
         try:
@@ -226,7 +226,7 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
 
 
 async def _set_advantages(plan: Plan, states: Sequence[State]) -> None:
-    if len(states) == 1 and plan.advantage is None:  # a group of one: nothing to compare with
+    if len(states) == 1 and plan.advantage is None:  # a group of one has no siblings to compare with
         (state,) = states
         state["advantage"] = NAN if state["reward"] is None or math.isnan(state["reward"]) else 0.0
         _fill_turns(state, "advantage")
@@ -265,7 +265,7 @@ async def _outcomes(segment: Sequence[RewardFunction], resolver: ArgumentResolve
     else:
         outcomes = await workers().run(segment, resolver)
     for index, outcome in enumerate(outcomes):
-        if is_awaitable(outcome):  # a plain function that returned a coroutine
+        if is_awaitable(outcome):  # a synchronous function that returned a coroutine
             outcome = await _bounded(segment[index], resolver, outcome)
         if isinstance(outcome, Raised):
             outcome = Raised(scoring_error(outcome.error, segment[index].name))
@@ -280,7 +280,7 @@ async def _bounded(function: RewardFunction, resolver: ArgumentResolver, started
             return await (function(resolver) if started is None else started)
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001  the author's function failed: recorded on its rollout
+    except BaseException as error:  # noqa: BLE001  a failure of the author's function is recorded on the rollout
         expired = isinstance(error, TimeoutError) and scope.expired()
         return Raised(TimeoutError(f"{function.name!r} did not return within {limit_s:g} s") if expired else error)
 
@@ -288,18 +288,18 @@ async def _bounded(function: RewardFunction, resolver: ArgumentResolver, started
 async def _provide(
     rubrics: Sequence[Any], attribute: str, resolver: ArgumentResolver, subject: object
 ) -> dict[int, ScoringError]:
-    """Call the object providers. Returns ``id`` of the rubric -> error, for the providers that failed."""
-    failed: dict[int, ScoringError] = {}
+    """Call the object providers; return ``id`` of the rubric -> error for failed providers."""
+    errors: dict[int, ScoringError] = {}
     for rubric in rubrics:
         objects: dict[str, Any] = {}
         for provider in getattr(rubric, attribute):
             name = getattr(provider, "__name__", type(provider).__name__)
             try:
                 objects.update(await call(provider, subject, limit_s=rubric.timeout_s))
-            except Exception as error:  # noqa: BLE001  the author's provider: recorded on the rollout as unknown values
-                failed[id(rubric)] = scoring_error(error, name)
+            except Exception as error:  # noqa: BLE001  a failure of the author's provider is recorded on the rollout
+                errors[id(rubric)] = scoring_error(error, name)
         resolver.provided[id(rubric)] = objects
-    return failed
+    return errors
 
 
 async def call(function: Callable[..., Any], *args: Any, limit_s: float | None = None, **kwargs: Any) -> Any:
@@ -328,7 +328,7 @@ def _record(state: State, name: str, error: ScoringError) -> None:
 
 
 def _fill_turns(state: State, key: str) -> None:
-    """Give the rollout's value to the turns that have none of their own."""
+    """Copy the rollout's value to the turns without one."""
     value = state[key]
     if key == "reward" and state.turn_rewards is None:
         state.turn_rewards = [step.get("reward") for step in state["trajectory"]]

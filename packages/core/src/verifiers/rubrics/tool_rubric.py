@@ -1,6 +1,6 @@
-"""``ToolRubric``: metrics that count the tool calls of a completion; they do not count in the reward.
+"""``ToolRubric``: metrics that count the tool calls of a completion; they do not affect the reward.
 
-Environments with tools count their calls themselves (``Environment.monitor_rubric``); this rubric is for completions
+Tool environments count their calls themselves (``Environment.monitor_rubric``); this rubric is for completions
 from other sources.
 """
 

@@ -1,1 +1,1 @@
-"""Execution helpers without domain knowledge: sync and async calls, deadlines, threads, processes, JSON, logging."""
+"""Domain-independent execution helpers: sync and async calls, deadlines, threads, processes, JSON, logging."""

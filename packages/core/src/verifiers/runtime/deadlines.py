@@ -1,9 +1,9 @@
 """Cheap time limits: one timer per event loop checks all of them.
 
 ``with Deadline(limit_s) as deadline:`` stops its body as ``asyncio.timeout`` does: the task is cancelled, and the block
-raises ``TimeoutError``. Most of the thousands of limits on rollouts and requests never expire, yet each would cost an
-ordered timer that is set and cancelled; here a limit of five seconds or more is an entry in a dictionary that is
-checked four times a second. A long limit therefore expires up to ``TICK_S`` late, never early. Shorter limits use a
+raises ``TimeoutError``. Most of the thousands of limits on rollouts and requests never expire, yet a timer for each
+would have to be scheduled and cancelled; here a limit of five seconds or more is an entry in a dictionary that is
+checked four times a second. A long limit therefore expires up to ``TICK_S`` late, never early. Shorter limits use one
 timer each.
 """
 
@@ -15,11 +15,11 @@ from typing import Self
 
 TICK_S = 0.25
 COARSE_FROM_S = 5.0
-"""Limits from here on are checked at ticks; they expire at most 5 % late."""
+"""Limits of at least this length are checked at ticks; they expire at most 5 % late."""
 
 
 class Deadline:
-    """A time limit on the task that enters it; for one use. ``limit_s`` None sets no limit.
+    """A single-use time limit on the task that enters it. ``limit_s`` None sets no limit.
 
     *Raises* TimeoutError at the end of the block when the limit expired inside and nothing else cancelled the task.
     """
@@ -35,9 +35,9 @@ class Deadline:
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self.task = task = asyncio.current_task(loop)
-        """The task that entered the block, which the limit cancels."""
+        """The task that entered the block and is cancelled by the limit."""
         if task is None:
-            raise RuntimeError("a time limit needs a task")
+            raise RuntimeError("a time limit requires a running task")
         self._cancelling = task.cancelling()
         limit_s = self.limit_s
         if limit_s is None:
@@ -67,18 +67,18 @@ class Deadline:
         return self.task is not None and self.task.cancelling() > 0
 
     def expire(self) -> None:
-        """Cancel the task: the limit has passed."""
+        """Cancel the task because the limit has passed."""
         self.expired = True
         if self.task is not None:
             self.task.cancel()
 
     def _uncancelled(self) -> bool:
-        """Take back the cancellation by this limit; False when the task was also cancelled otherwise."""
+        """Undo the cancellation by this limit; False when the task was also cancelled otherwise."""
         return self.task is not None and self.task.uncancel() <= self._cancelling
 
 
 class _Ticker:
-    """The limits of five seconds or more on one event loop; ticks while there are any."""
+    """The limits of five seconds or more on one event loop; ticks while any is active."""
 
     __slots__ = ("_is_ticking", "_loop", "waiting")
 

@@ -1,10 +1,10 @@
-"""Fail points: named places where a test kills the process or makes the disk fail, to test crash safety.
+"""Fail points: named points in the code where a test kills the process or injects a disk error, to test crash safety.
 
 ``VF_FAILPOINT=journal.after_write:3`` sends SIGKILL to this process at the third pass of that fail point;
 ``journal.after_write:3:raise`` raises ``OSError(EIO)`` there once, and ``…:3:ENOSPC`` that error. Unset, a pass costs
-one comparison. Each process counts its passes, and one fail point is armed at a time.
+one comparison. Passes are counted per process, and one fail point is armed at a time.
 
-Fail points: ``journal.open`` (recovered, before anything is cut), ``journal.before_write``, ``journal.after_write``
+Fail points: ``journal.open`` (recovered, before truncation), ``journal.before_write``, ``journal.after_write``
 (before the fsync), ``journal.after_fsync``, ``journal.finish``, and ``atomic_write.before_rename``.
 
 Only tests arm fail points.

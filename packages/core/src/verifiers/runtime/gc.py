@@ -1,11 +1,11 @@
 """Run the garbage collector less often during a run.
 
 A run allocates thousands of small objects that live until its end. At the default thresholds Python's collector scans
-them again and again and frees nothing: a fifth of the CPU time of a rollout at 512 in flight. ``fewer_collections``
+them repeatedly and frees nothing: a fifth of the CPU time of a rollout at 512 in flight. ``fewer_collections``
 raises the thresholds for a block and restores them afterwards. Reference cycles are still collected.
 
 Thresholds belong to the whole process: of several concurrent runs the first sets them and the last restores them. A
-process that has disabled the collector, or has higher thresholds, keeps its settings.
+process with a disabled collector or higher thresholds keeps its settings.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ def fewer_collections() -> Iterator[None]:
         with _lock:
             _num_runs -= 1
             if _num_runs == 0 and _before is not None:
-                if gc.get_threshold() == THRESHOLDS:  # else other code has changed them since; keep its values
+                if gc.get_threshold() == THRESHOLDS:  # else other code has changed them; keep its values
                     gc.set_threshold(*_before)
                 _before = None

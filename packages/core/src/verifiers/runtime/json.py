@@ -1,11 +1,11 @@
-"""JSON encoding: rows that always encode, and one canonical form for hashing.
+"""JSON encoding: rows that always encode, and one canonical encoding for hashes.
 
-``encode_row`` never loses a row. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a model survives a
-round trip, and no reader mistakes a character for a line end); NaN and infinity become ``null``; objects with
+``encode_row`` never fails. Its bytes are ASCII (a lone surrogate, U+0085, U+2028 or NUL from a model survives a round
+trip, and no reader takes a character for a line end); NaN and infinity become ``null``; objects with
 ``tolist()`` (numpy, torch, ``array``) become numbers; a value that JSON cannot represent becomes the marker
 ``{"__unserializable__": "<type>"}``.
 
-``canonical_json`` is strict instead, because two different values must not have the same hash.
+``canonical_json`` is strict, because different values must have different hashes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNSERIALIZABLE = "__unserializable__"
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
-    """One JSON object as ASCII bytes without a line end; no value makes it fail.
+    """One JSON object as ASCII bytes without a line end, for any value.
 
     >>> encode_row({"a": float("nan"), "b": "\\u2028", "c": object()})
     b'{"a":null,"b":"\\\\u2028","c":{"__unserializable__":"object"}}'
@@ -39,7 +39,7 @@ def decode_row(encoded: bytes) -> dict[str, Any]:
     """The row of one JSON object. *Raises* ValueError when the bytes are not a JSON object."""
     try:
         row = _DECODER.decode(encoded)
-    except msgspec.DecodeError:  # lone surrogates, which msgspec refuses and the standard library reads
+    except msgspec.DecodeError:  # lone surrogates, which msgspec rejects and the standard library accepts
         row = json.loads(encoded)
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, found {type(row).__name__}")
@@ -62,7 +62,7 @@ def canonical_json(value: Any) -> bytes:
     except (
         TypeError,
         UnicodeEncodeError,
-    ):  # keys that are no strings, lone surrogates; other causes are raised again
+    ):  # non-string keys, lone surrogates; other causes are raised again
         plain = msgspec.to_builtins(value, str_keys=True, order="sorted", enc_hook=_plain)
     try:
         return _CANONICAL.encode(plain)
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
         convert = getattr(type(value), name, None)
         if callable(convert) and type(plain := convert(value)) is not type(value):
             return plain
-    raise TypeError(f"JSON cannot hold a {type(value).__name__}")
+    raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
 def _plain_or_marker(value: Any) -> Any:
@@ -101,7 +101,7 @@ def _marker(value: Any) -> dict[str, str]:
 def _encode_column(value: Any) -> str:
     try:
         return _ASCII.encode(_json_ready(value))
-    except Exception:  # noqa: BLE001  cycles, bottomless nesting, objects that raise; the marker records the type
+    except Exception:  # noqa: BLE001  cycles, too deep nesting, objects that raise; the marker records the type
         return _ASCII.encode(_marker(value))
 
 

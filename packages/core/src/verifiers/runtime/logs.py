@@ -1,4 +1,4 @@
-"""Set up the ``verifiers`` logger. Importing the package configures no logging; programs call ``setup_logging``."""
+"""Configure the ``verifiers`` logger. Importing the package configures no logging; programs call ``setup_logging``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from verifiers.errors import ConfigError
 
 LOGGER = "verifiers"
 HANDLER = "verifiers-stderr"
-"""Name of the handler added here; other handlers are not touched."""
+"""Name of the handler added here; other handlers are unchanged."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def setup_logging(level: str | None = None, log_format: str | None = None, date_format: str | None = None) -> None:
     """Write the ``verifiers`` logger's messages to stderr; ``level`` defaults to ``VF_LOG_LEVEL``, then INFO.
 
-    *Raises* ConfigError for a level that does not exist.
+    *Raises* ConfigError for an unknown level.
 
     Example::
 
@@ -26,7 +26,7 @@ def setup_logging(level: str | None = None, log_format: str | None = None, date_
     """
     name = (level or os.environ.get("VF_LOG_LEVEL") or "INFO").upper()
     if name not in logging.getLevelNamesMapping():
-        raise ConfigError(f"{name!r} is no log level; use DEBUG, INFO, WARNING or ERROR (VF_LOG_LEVEL)", key="level")
+        raise ConfigError(f"unknown log level {name!r}; use DEBUG, INFO, WARNING or ERROR (VF_LOG_LEVEL)", key="level")
     logger = logging.getLogger(LOGGER)
     handler = logging.StreamHandler()
     handler.name = HANDLER
@@ -56,7 +56,7 @@ def log_level(level: str | int) -> Iterator[None]:
 
 
 def quiet_verifiers() -> AbstractContextManager[None]:
-    """Only warnings and worse, for the duration of a ``with`` block.
+    """Log only warnings and errors for the duration of a ``with`` block.
 
     >>> with vf.quiet_verifiers():
     ...     logging.getLogger("verifiers.runner").isEnabledFor(logging.INFO)

@@ -1,9 +1,9 @@
 """One resource per running event loop, closed when that loop shuts down.
 
-``PerLoop.here`` returns the resource of the calling loop and creates it on first use. One client object can so serve
-many blocking calls, each with a private loop, from any thread. ``aclose`` closes the resource; otherwise the loop's
-``shutdown_asyncgens`` does (``asyncio.run`` and blocking calls run it), because an asynchronous generator owns the
-resource. A loop that is closed without that step drops its resource unclosed.
+``PerLoop.here`` returns the resource of the calling loop and creates it on first use. One client object
+can thereby serve many blocking calls, each with a private loop, from any thread. ``aclose`` closes the resource;
+otherwise the loop's ``shutdown_asyncgens`` does (called by ``asyncio.run`` and by blocking calls), because an
+asynchronous generator owns the resource. A loop that is closed without it drops its resource unclosed.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class PerLoop(Generic[T]):
 
     @property
     def num_open(self) -> int:
-        """Number of loops that have a resource now."""
+        """Number of loops that currently have a resource."""
         return len(self._resources)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> T:
-        for other in [other for other in tuple(self._resources) if other.is_closed()]:  # a copy: other threads add too
+        for other in [other for other in tuple(self._resources) if other.is_closed()]:  # copy: other threads add too
             self._resources.pop(other, None)
         resource = self._make()
-        owner = self._own(loop)
+        owner = self._lifetime(loop)
         self._resources[loop] = (resource, owner)
         with contextlib.suppress(StopIteration):  # runs to the first yield, which registers it with the loop's shutdown
             owner.__anext__().send(None)
         return resource
 
-    async def _own(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+    async def _lifetime(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:

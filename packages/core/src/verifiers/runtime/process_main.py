@@ -1,9 +1,9 @@
 """The main program of a worker process: read pickled calls from stdin, write their results to stdout as JSON.
 
-It runs as a script and imports nothing of the package by itself. Results go back as JSON, so that a function corrupted
-by its input cannot make the parent execute anything; whatever the function prints is discarded. The process ends when
-its stdin closes, which means that the parent is gone, also in the middle of a call and together with its children. On
-Linux the kernel does that; elsewhere a function that lets no other thread run is ended by the limit on its CPU time.
+It runs as a script and does not import the package by itself. Results are JSON, so that a function corrupted by its
+input cannot execute code in the parent; printed output is discarded. When stdin closes because the parent has ended,
+the process and its children are killed, also during a call. On Linux the kernel does that; elsewhere the CPU time limit
+ends a function that never releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 
 def read_message(stream: BinaryIO) -> bytes | None:
-    """The next length-prefixed message; None at the end of the stream."""
+    """Read the next length-prefixed message; None at the end of the stream."""
     header = stream.read(4)
     return stream.read(struct.unpack("<I", header)[0]) if len(header) == 4 else None
 
@@ -36,7 +36,7 @@ def bound_cpu_time(limit_s: float) -> None:
     """Have the kernel end this process a little after ``limit_s`` more seconds of CPU time."""
     try:
         import resource
-    except ImportError:  # not on this platform; the parent's deadline remains
+    except ImportError:  # not on this platform; the parent's deadline still applies
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + limit_s) + 2
@@ -45,7 +45,7 @@ def bound_cpu_time(limit_s: float) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A numpy scalar as the Python number it holds; arrays as lists."""
+    """A numpy scalar as a Python number, an array as a list, other objects as their repr."""
     for method in ("tolist", "item"):
         if hasattr(value, method):
             return getattr(value, method)()
@@ -57,7 +57,7 @@ initialized: list[Any] = []
 
 
 def answer(message: bytes, results: BinaryIO) -> dict[str, Any]:
-    """Make one call and return its value or error; sends ``started`` when everything is imported and initialized."""
+    """Make one call and return its value or error; sends ``started`` after imports and initialization."""
     try:
         path, limit_s, call = pickle.loads(message)
         sys.path[:] = path
@@ -72,12 +72,12 @@ def answer(message: bytes, results: BinaryIO) -> dict[str, Any]:
             return {"value": function(**kwargs)}
         finally:
             killed_with_parent(False)
-    except BaseException as error:  # noqa: BLE001  sent to the parent, which raises a ScoringError
+    except BaseException as error:  # noqa: BLE001  returned to the parent, which raises a ScoringError
         return {"error": type(error).__name__, "message": str(error)[:2000]}
 
 
 def killed_with_parent(on: bool) -> None:
-    """Have the kernel kill the process group at any event on stdin, its closing above all (Linux only)."""
+    """Have the kernel kill the process group at any event on stdin, such as its closing (Linux only)."""
     if hasattr(fcntl, "F_SETSIG") and os.getpgrp() == os.getpid():
         fcntl.fcntl(0, fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)

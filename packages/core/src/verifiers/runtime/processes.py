@@ -1,11 +1,11 @@
-"""Worker processes that can be killed: plain data in, a number out, a deadline on every call.
+"""Killable worker processes: plain data in, a number out, a deadline on every call.
 
 For algebra, code or unbounded pattern matching on model text: isolated reward functions
-(``Rubric.add_reward_func(..., isolated=True)``), math verification and the scorers of Reasoning Gym run here. A call
-that passes its deadline has its process and that process's children killed; the next call gets a new process. No alarm
-signals are used in this process, on any thread.
+(``Rubric.add_reward_func(..., isolated=True)``), math verification and the scorers of Reasoning Gym run here. At the
+deadline of a call its process is killed with its children; the next call gets a new process. No alarm signals are used
+in this process.
 
-This is no sandbox: the function runs with the rights of this process. It only may not return.
+This is not a sandbox: functions run with the rights of this process. It protects against functions that hang or crash.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ class ProcessPool:
 
     @property
     def num_processes(self) -> int:
-        """Processes that run now, idle or busy."""
+        """Number of live processes, idle or busy."""
         return len(self._idle) + len(self._busy)
 
     async def run(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
-        """``call`` from the event loop; calls queue on the loop, so that no thread waits for a free process."""
+        """``call`` from the event loop; calls queue on the loop instead of blocking threads."""
         async with self._turn:
             return await call_in_thread(self.call, function, kwargs, limit_s, name)
 
     def call(self, function: Callable[..., Any], kwargs: Mapping[str, Any], limit_s: float, name: str) -> Any:
-        """``function(**kwargs)``; blocks the calling thread. ``limit_s`` counts from when the function begins.
+        """``function(**kwargs)``, blocking. ``limit_s`` counts from the function's start.
 
-        *Raises* TimeoutError at the deadline, ScoringError when the arguments are not plain data, the function raised
-        (its type and text are in the message) or the process died.
+        *Raises* TimeoutError at the deadline; ScoringError when the arguments are not plain data, the process died or
+        the function raised (the message contains type and text).
         """
         try:
             call = pickle.dumps((*self._initializer, function, dict(kwargs)))
@@ -82,7 +82,7 @@ class ProcessPool:
             process = self._take()
             try:
                 answer = process.exchange(pickle.dumps((sys.path, limit_s, call)), limit_s)
-            except BaseException:  # the process is still busy with the call and cannot be reused; raised again
+            except BaseException:  # the process still runs the call and cannot be reused; raised again
                 process.kill()
                 raise
             finally:
@@ -97,7 +97,7 @@ class ProcessPool:
         return answer["value"]
 
     def close(self) -> None:
-        """Kill all processes; a thread that waits for one finds it dead and reaps it."""
+        """Kill all processes; busy ones are reaped by the threads that wait for them."""
         with self._lock:
             idle, self._idle = self._idle, []
             busy = list(self._busy)
@@ -120,7 +120,7 @@ def process_pool(
 ) -> ProcessPool:
     """The running loop's pool with these settings, created on first use; its processes end with the loop.
 
-    Processes without an initializer are cheap to start: they also end when the loop's worker threads go idle.
+    Processes without an initializer are cheap to start, so they also end when the loop's worker threads go idle.
     """
     pools = _POOLS.here()
     key = (max_processes, initializer, initargs)

@@ -1,7 +1,7 @@
 """Remove secrets from text that leaves the process: error messages, tracebacks, saved columns.
 
-Replaced by ``***`` are the values of environment variables whose name contains KEY, TOKEN, SECRET or PASSWORD, the
-values of authorisation headers, and text in the shape of an API key. Other secrets are not found, and model text is not
+``***`` replaces the values of environment variables whose name contains KEY, TOKEN, SECRET or PASSWORD, the values of
+authorisation headers, and text that matches an API key pattern. Other secrets are not detected, and model text is not
 searched.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 HIDDEN = "***"
 MIN_SECRET_CHARS = 8
-"""Shorter values of such variables ("1", "true") are not secrets; replacing them would garble the text."""
+"""Shorter values of such variables ("1", "true") are not secrets; replacing them would corrupt the text."""
 _NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _HEADERS = frozenset(("authorization", "proxy-authorization", "x-api-key", "api-key", "api_key", "cookie"))
 _PATTERNS = (

@@ -1,4 +1,4 @@
-"""Signatures as a reader of ``help()`` and an editor see them: a TypedDict behind ``**options`` is spelt out."""
+"""Signatures for ``help()`` and editors: the keys of a TypedDict behind ``**options`` are listed as parameters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def spell_out(options: type[Any], defaults: Mapping[str, Any] | Callable[..., Any]) -> Callable[[F], F]:
     """Decorate a function that takes ``**options: Unpack[options]``: its signature lists the keys as parameters.
 
-    ``options`` is the TypedDict. ``defaults`` has the value of each key that is not given, or is the function whose
-    signature says it. Calls are not changed.
+    ``options`` is the TypedDict. ``defaults`` maps keys to default values, or is a function whose signature has them.
+    Calls are not affected.
 
     >>> from typing import TypedDict, Unpack
     >>> class Limits(TypedDict, total=False):
@@ -30,7 +30,7 @@ def spell_out(options: type[Any], defaults: Mapping[str, Any] | Callable[..., An
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=defaults.get(name),
-            annotation=getattr(annotation, "__forward_arg__", annotation),  # text, as the other annotations are
+            annotation=getattr(annotation, "__forward_arg__", annotation),  # text, like the other annotations
         )
         for name, annotation in options.__annotations__.items()
     ]

@@ -11,41 +11,41 @@ from collections.abc import Collection, Iterable
 from verifiers.errors import ConfigError
 
 ALMOST = 0.8
-"""Similarity ratio (0 to 1) from which an unknown keyword counts as a misspelling and is refused."""
+"""Similarity ratio (0 to 1) from which an unknown keyword counts as a misspelling and is rejected."""
 SIMILAR = 0.6
 """Similarity ratio (0 to 1) from which a known name is suggested."""
 
 
-def close_match(name: str, known: Iterable[str], ratio: float = ALMOST) -> str | None:
-    """The known name most like ``name``, or None when none reaches ``ratio`` (0 to 1; 1 = equal).
+def close_match(name: str, candidates: Iterable[str], ratio: float = ALMOST) -> str | None:
+    """The candidate most similar to ``name``, or None when none reaches ``ratio`` (0 to 1; 1 = equal).
 
     >>> close_match("max_turn", ["max_turns", "rubric"]), close_match("difficulty", ["max_turns", "rubric"])
     ('max_turns', None)
     """
-    matches = close_matches(name, known, 1, ratio)
+    matches = close_matches(name, candidates, 1, ratio)
     return matches[0] if matches else None
 
 
-def close_matches(name: str, known: Iterable[str], count: int = 3, ratio: float = SIMILAR) -> list[str]:
-    """Up to ``count`` known names that reach ``ratio``, the closest first."""
+def close_matches(name: str, candidates: Iterable[str], count: int = 3, ratio: float = SIMILAR) -> list[str]:
+    """Up to ``count`` candidates that reach ``ratio``, the closest first."""
     spelled: dict[str, str] = {}
-    for candidate in known:
+    for candidate in candidates:
         spelled.setdefault(_folded(candidate), candidate)
     return [spelled[match] for match in difflib.get_close_matches(_folded(name), spelled, count, ratio)]
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: ``, did you mean "X"?``; empty when no name is similar.
+def closest(name: str, candidates: Iterable[str]) -> str:
+    """Suffix of an error message: ``, did you mean "X"?``; empty when no name is similar.
 
     >>> print("no column 'answr'" + closest("answr", ["question", "answer"]))
     no column 'answr', did you mean "answer"?
     """
-    match = close_match(name, known, SIMILAR)
+    match = close_match(name, candidates, SIMILAR)
     return f', did you mean "{match}"?' if match else ""
 
 
 def check_keywords(names: Iterable[str], allowed: Collection[str], where: str) -> None:
-    """Check keywords passed to ``where``. *Raises* one ConfigError that names all unknown ones.
+    """Check keywords passed to ``where``. *Raises* one ConfigError naming all unknown ones.
 
     >>> check_keywords(["max_turn"], ["max_turns", "rubric"], "MultiTurnEnv")
     Traceback (most recent call last):
@@ -56,13 +56,13 @@ def check_keywords(names: Iterable[str], allowed: Collection[str], where: str) -
     if not unknown:
         return
     suggestions = [close_match(name, allowed, SIMILAR) for name in unknown]
-    named = ", ".join(
+    listed = ", ".join(
         f"{name!r} (did you mean {match!r}?)" if match else repr(name)
         for name, match in zip(unknown, suggestions, strict=True)
     )
-    known = "" if all(suggestions) else f"; it knows: {', '.join(sorted(allowed)) or 'no keywords'}"
+    allowed_names = "" if all(suggestions) else f"; it knows: {', '.join(sorted(allowed)) or 'no keywords'}"
     raise ConfigError(
-        f"{where} does not know {named}{known}",
+        f"{where} does not know {listed}{allowed_names}",
         names=unknown,
         key=unknown[0],
         suggestions=[match for match in suggestions if match],

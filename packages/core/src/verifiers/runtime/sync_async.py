@@ -1,11 +1,11 @@
 """Call the same coroutine from a script and from an event loop.
 
 A *dual* method blocks and returns its value when no event loop runs in the calling thread, and returns an awaitable of
-that value when one does. A *blocking* method (``…_sync``) always blocks; under a running loop it works in an extra
-thread. A blocking call runs a private event loop, closes it at the end and leaves no thread, task or socket behind.
+that value when one does. A *blocking* method (``…_sync``) always blocks; under a running loop it runs in an extra
+thread. A blocking call runs a private event loop, closes it at the end and leaves no thread, task or socket open.
 
-No signal handler is installed: a KeyboardInterrupt during a blocking call cancels the work, leaves it ten seconds to
-clean up, and is raised again.
+No signal handler is installed: a KeyboardInterrupt during a blocking call cancels the work, allows it ten seconds of
+clean-up, and is raised again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def blocking(work: Work[T]) -> T:
 
 
 class _InThread:
-    """Work in a thread with a private loop, in the context of the calling thread.
+    """Run work in a thread with a private loop, in the context of the calling thread.
 
     The calling loop is blocked meanwhile, so a cancellation of the calling task (``asyncio.run`` turns Ctrl-C into one)
-    is polled for and forwarded.
+    is polled and forwarded.
     """
 
     def __init__(self, work: Work[Any]):
@@ -70,7 +70,7 @@ class _InThread:
 
     def _cancel(self) -> None:
         for loop, task in self._running:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the work ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is closed because the work has ended
                 loop.call_soon_threadsafe(task.cancel)
 
     def _run(self) -> None:
@@ -136,7 +136,7 @@ async def maybe_await(value: Any) -> Any:
 
 
 class Done:
-    """Return value of a synchronous hook that was a coroutine in older versions: it may be awaited, and need not be.
+    """Return value of a synchronous hook that was a coroutine in older versions; awaiting it is optional.
 
     Both ``await super().setup_state(state)`` and ``super().setup_state(state)`` work.
     """

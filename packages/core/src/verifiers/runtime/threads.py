@@ -1,13 +1,13 @@
 """Run synchronous functions off the event loop, in worker threads, with a time limit on every call.
 
-An author's function never blocks the loop; a call past its limit is abandoned together with its thread; a trivial
-function costs a few microseconds. All functions of one rollout go to a thread in one hop, finished jobs return to the
-loop in batches, and one timer per loop checks the limits. The pool starts with one thread and adds threads while jobs
-are queued *and* its threads are waiting for something. Threads that hold the interpreter get no help: more of them
-would only take it away from the loop.
+An author's function never blocks the loop; a call that exceeds its limit is abandoned together with its thread; the
+overhead is a few microseconds. All functions of one rollout are handed to a thread together, finished jobs return to
+the loop in batches, and one timer per loop checks the limits. The pool starts with one thread and grows while jobs are
+queued *and* its threads wait on I/O. It does not grow while threads hold the interpreter lock: more threads would only
+delay the loop.
 
 Threads belong to one event loop and end with it; idle ones end after a second. A thread cannot be killed: the run stops
-after ``MAX_STUCK`` of them have not returned. A function that must be killable runs in a process (``processes``).
+after ``MAX_STUCK`` of them have not returned. Functions that must be killable run in a process (``processes``).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ WINDOW_S = 0.05
 IDLE_SHARE = 0.05
 """Threads that use less than this share of one core over ``WINDOW_S`` are waiting, not computing."""
 HEALTHY_LAG_S = 0.02
-"""While the loop wakes later than this, the machine is too busy to tell waiting threads from starved ones."""
+"""While the loop wakes later than this, the machine is too busy to distinguish waiting threads from starved ones."""
 PROMPT_LAG_S = 0.002
 PROMPT_WINDOWS = 4
-"""A loop that wakes this promptly for so many windows is not blocked: a thread that holds the interpreter delays it by
-about 5 ms. So the pool also grows for threads that compute outside the interpreter."""
+"""A loop with at most ``PROMPT_LAG_S`` for so many windows is not blocked: a thread that holds the interpreter lock
+delays it by about 5 ms. So the pool also grows for threads that compute without the lock."""
 
 
 class Step(Protocol):
@@ -92,24 +92,24 @@ class Workers:
         self._outbox: list[_Job] = []
         self._finished: deque[_Job] = deque()
         self._wake_pending = False
-        self._open = 0  # jobs whose future is not settled
+        self._open = 0  # jobs whose future is pending
         self._ticking = False
         self._expected_tick = 0.0
         self._lag_s = 0.0  # how late ticks come: a decaying maximum
         self._prompt_windows = 0
-        self._window: tuple[float, float] = (0.0, 0.0)  # its start, and the CPU time of the other threads at that time
+        self._window: tuple[float, float] = (0.0, 0.0)  # start, CPU time of the other threads at the start
 
     async def run(self, steps: Sequence[Step], context: Any) -> list[Any]:
-        """Call the steps one after another in a worker thread; returns the value of each step, or ``Raised``.
+        """Call the steps sequentially in a worker thread; return the value of each step, or ``Raised``.
 
-        A step past its limit gives ``Raised(TimeoutError)``; the steps after it run in another thread.
+        A step that exceeds its limit gives ``Raised(TimeoutError)``; the following steps run in another thread.
 
         *Raises* TooManyFaults when ``MAX_STUCK`` threads hang in functions that do not return.
         """
         loop = asyncio.get_running_loop()
         job = _Job(steps, context, loop.create_future())
         self._open += 1
-        if not self._outbox:  # jobs of one turn of the loop are submitted together, which wakes a thread once
+        if not self._outbox:  # jobs of one loop iteration are submitted together, which wakes a thread once
             loop.call_soon(self._hand_over)
         self._outbox.append(job)
         if not self._ticking:
@@ -225,11 +225,11 @@ class Workers:
                 self._wake_pending = True
                 try:
                     self._loop.call_soon_threadsafe(self._deliver)
-                except RuntimeError:  # the loop closed meanwhile: no caller is waiting
+                except RuntimeError:  # the loop has closed: no caller is waiting
                     return
 
     def _call_steps(self, worker: _Worker, job: _Job) -> bool:
-        """Run the remaining steps of a job; False when this thread was abandoned meanwhile."""
+        """Run the remaining steps of a job; False when this thread was abandoned."""
         with worker.lock:
             worker.started, worker.job = monotonic(), job
         while len(job.outcomes) < len(job.steps) and not job.future.cancelled():
@@ -290,8 +290,8 @@ def workers() -> Workers:
     return _WORKERS.here()
 
 
-async def _close(found: Workers) -> None:
-    found.close()
+async def _close(threads: Workers) -> None:
+    threads.close()
 
 
 _WORKERS: PerLoop[Workers] = PerLoop(lambda: Workers(asyncio.get_running_loop()), _close)

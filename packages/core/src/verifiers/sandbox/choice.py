@@ -1,8 +1,8 @@
-"""Finds a sandbox backend: by name, or for ``"auto"`` the first of ``AUTO`` whose probe passes.
+"""Find a sandbox backend: by name, or for ``"auto"`` the first of ``AUTO`` whose probe passes.
 
-Names are looked up in ``BACKENDS`` (this package's own and those added with ``register``), then among the entry points
-of the group ``verifiers.sandboxes`` of the installed distributions. A probe runs code in the sandbox, on a service too.
-When no probe passes, ``SandboxUnavailable`` says why each failed: there is no silent fallback to weaker isolation.
+Names are looked up in ``BACKENDS`` (the built-in ones and those added with ``register``), then among the entry points
+of the group ``verifiers.sandboxes`` of the installed distributions. A probe runs code in the sandbox (or service).
+When no probe passes, ``SandboxUnavailable`` gives the reason for each: there is no silent fallback to weaker isolation.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ DISTRIBUTIONS: dict[str, str] = {
     "prime-sandboxes": "'verifiers-sandboxes[prime]'",
     "prime": "'verifiers-sandboxes[prime]'",
 }
-"""Backends of the distribution verifiers-sandboxes -> what to give ``pip install``."""
+"""Backends of the distribution verifiers-sandboxes -> the argument of ``pip install``."""
 
 
 def register(name: str, factory: Callable[[], SandboxBackend]) -> None:
-    """Add a backend under a name; ``sandbox="that name"`` then finds it.
+    """Register a backend under a name, for ``sandbox="NAME"``.
 
-    *Raises* ConfigError for a name that is taken.
+    *Raises* ConfigError when the name is already in use.
     """
     if name == "auto" or name in BACKENDS or name in DISTRIBUTIONS or name in _installed():
-        raise ConfigError(f"There is a sandbox backend {name!r} already; register yours under another name")
+        raise ConfigError(f"A sandbox backend named {name!r} already exists; choose another name")
     BACKENDS[name] = factory
 
 
 async def backend_for(sandbox: str | SandboxBackend = "auto") -> SandboxBackend:
-    """The backend of this name; a backend itself passes through.
+    """Return the backend of this name; a backend object is returned unchanged.
 
     *Raises* SandboxUnavailable with the reason of each failed probe or with the package to install, ConfigError for an
     unknown name.
@@ -63,7 +63,7 @@ async def backend_for(sandbox: str | SandboxBackend = "auto") -> SandboxBackend:
         backend = _create(sandbox)
         if not (availability := await backend.available()):
             raise SandboxUnavailable(
-                f"The sandbox {sandbox!r} does not work here: {availability.reason}", names=[sandbox]
+                f"The sandbox {sandbox!r} is not available: {availability.reason}", names=[sandbox]
             )
         return backend
     refusals = []
@@ -73,9 +73,9 @@ async def backend_for(sandbox: str | SandboxBackend = "auto") -> SandboxBackend:
             return backend
         refusals.append(f"{name}: {availability.reason} ({how})")
     raise SandboxUnavailable(
-        "No sandbox works here, and code that a model wrote is not run without one. "
+        "No sandbox is available, and model-written code is not run without one. "
         + "; ".join(refusals)
-        + ". For code you trust there is sandbox='unsafe_subprocess', which isolates nothing",
+        + ". For trusted code use sandbox='unsafe_subprocess', which isolates nothing",
         names=list(AUTO),
     )
 
@@ -98,18 +98,16 @@ def _create(name: str) -> SandboxBackend:
             f"install with: pip install {DISTRIBUTIONS[name]}",
             names=[name],
         )
-    known = sorted({*BACKENDS, *DISTRIBUTIONS, *installed})
-    raise ConfigError(
-        f"No sandbox backend is called {name!r}; there are auto, {', '.join(known)}{closest(name, known)}"
-    )
+    names = sorted({*BACKENDS, *DISTRIBUTIONS, *installed})
+    raise ConfigError(f"Unknown sandbox backend {name!r}; available: auto, {', '.join(names)}{closest(name, names)}")
 
 
 def _installed() -> dict[str, EntryPoint]:
-    """Backends of other distributions. *Raises* ConfigError when two distributions offer one name."""
-    found: dict[str, EntryPoint] = {}
+    """Backends of other distributions. *Raises* ConfigError when two distributions provide the same name."""
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINTS):
-        if (other := found.setdefault(point.name, point)).value != point.value:
+        if (other := points.setdefault(point.name, point)).value != point.value:
             raise ConfigError(
-                f"Two packages offer a sandbox backend {point.name!r}: {other.value} and {point.value}; uninstall one"
+                f"Two packages have a sandbox backend {point.name!r}: {other.value} and {point.value}; uninstall one"
             )
-    return found
+    return points

@@ -1,4 +1,4 @@
-"""The types of a sandbox: where model-written code runs, with limits, until its rollout ends.
+"""Types of the sandboxes in which model-written code runs: limits, results, and the protocols of backends.
 
     backend = await verifiers.sandbox.backend_for("auto")
     sandbox = await backend.open(SandboxSpec(packages=("numpy", "sympy")))
@@ -6,7 +6,7 @@
     (await sandbox.exec(["bash", "-c", "ls"], timeout_s=10)).stdout
     await sandbox.close()
 
-A backend decides how to isolate. Limits are per sandbox: many sandboxes together may ask for more than the machine has.
+A backend defines the isolation. Limits are per sandbox: many sandboxes together may exceed what the machine has.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from verifiers.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox offers and may use.
+    """Contents and limits of a sandbox.
 
     Example: ``SandboxSpec(packages=("numpy", "sympy"), memory_mb=1024, env={"LANG": "C.UTF-8"})``
     """
 
     packages: tuple[str, ...] = ()
-    """Distributions, as pip names them, that code inside can import; with their dependencies, and nothing else."""
+    """Distributions (pip names) that code inside can import, with their dependencies and nothing else."""
     memory_mb: int = 2048
     """MB that each process may allocate beyond interpreter and packages; also of all processes and files together."""
     cpu_s: float = 600.0
@@ -34,12 +34,12 @@ class SandboxSpec:
     wall_s: float = 3600.0
     """Seconds after which an opened sandbox ends."""
     file_mb: int = 512
-    """MB of all files together; with the local backends files lie in memory, so at most ``memory_mb``."""
+    """MB of all files together; the local backends keep files in memory, so at most ``memory_mb``."""
     num_processes: int = 64
-    """Processes and threads at the same time."""
+    """Concurrent processes and threads."""
     network: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for the code; it sees none of this process's."""
+    """Environment variables for the code; variables of this process are not passed on."""
     working_dir: str | None = None
     """Working directory of calls, created when it does not exist. None: the sandbox's home."""
     max_output_bytes: int = 2**20
@@ -50,10 +50,12 @@ class SandboxSpec:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"SandboxSpec.{name} is {getattr(self, name)!r}; it must be above 0")
         if isinstance(self.packages, str):
-            raise ConfigError(f"SandboxSpec.packages is the text {self.packages!r}; give a tuple of names")
+            raise ConfigError(f"SandboxSpec.packages is the string {self.packages!r}; pass a tuple of names")
         for name, value in self.env.items():
             if "=" in name or "\0" in f"{name}{value}" or not name:
-                raise ConfigError(f"SandboxSpec.env has {name!r}, which cannot be the name of an environment variable")
+                raise ConfigError(
+                    f"SandboxSpec.env contains {name!r}, which is not a valid name of an environment variable"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +74,17 @@ class ExecResult:
     exit_code: int | None = None
     """Exit code of a command, negative for a signal; None for Python code and after a time-out."""
     timed_out: bool = False
-    """The call ran longer than ``timeout_s``: every process was killed, and Python's variables are gone."""
+    """The call exceeded ``timeout_s``: every process was killed, and Python variables are lost."""
     truncated: bool = False
     """Some output was dropped."""
     limit: str | None = None
-    """The limit that was hit: "wall", "memory", "cpu", "file", "processes" or "output"; "killed" when the interpreter
-    ended suddenly for another reason."""
+    """The limit that was reached: "wall", "memory", "cpu", "file", "processes" or "output"; "killed" when the
+    interpreter died for another reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The result of a probe. True in a condition when the backend works here."""
+    """The result of a probe; truthy when the backend works on this machine."""
 
     ok: bool
     reason: str
@@ -93,7 +95,7 @@ class Availability:
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One per rollout. Calls of one sandbox run one after another."""
+    """A sandbox of one rollout. Calls run sequentially."""
 
     async def exec(self, code_or_argv: str | list[str], *, timeout_s: float) -> ExecResult:
         """Run Python code in the persistent interpreter (text), or a command (list).
@@ -103,15 +105,15 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """Read a regular file. *Raises* OSError as inside, such as FileNotFoundError; SandboxLimit above 64 MB."""
+        """Read a regular file. *Raises* OSError of the sandbox, such as FileNotFoundError; SandboxLimit above 64 MB."""
         ...
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        """Write a file and create its folders. *Raises* OSError as inside."""
+        """Write a file and create its folders. *Raises* the OSError of the sandbox."""
         ...
 
     async def reset(self) -> None:
-        """Kill every process and delete all files and state, as if newly opened."""
+        """Kill every process and delete all files and state, as in a newly opened sandbox."""
         ...
 
     async def close(self) -> None:
@@ -121,16 +123,16 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class SandboxBackend(Protocol):
-    """A way to isolate, such as ``bubblewrap``."""
+    """An isolation mechanism, such as ``bubblewrap``."""
 
     name: str
     capabilities: frozenset[str]
-    """Some of "numpy", "sympy", "files", "network", "state", "isolation"."""
+    """A subset of "numpy", "sympy", "files", "network", "state", "isolation"."""
 
     async def available(self) -> Availability:
-        """Try it: whether it works here, and why not."""
+        """Probe the backend: whether it works on this machine, and the reason if not."""
         ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """Open a sandbox. *Raises* SandboxUnavailable when none can be started, ConfigError for a missing package."""
+        """Open a sandbox. *Raises* SandboxUnavailable when it cannot be started, ConfigError for a missing package."""
         ...

@@ -1,6 +1,6 @@
-"""alphabet-sort: sort names by first or last name, and merge new names into the sorted list turn after turn.
+"""alphabet-sort: sort names by first or last name, and merge new names into the sorted list in each turn.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PRESETS: dict[str, tuple[Settings, float]] = {
     "normal": (Settings(min_turns=1, max_turns=3, min_names_per_turn=1, max_names_per_turn=5), 4.0),
     "hard": (Settings(min_turns=3, max_turns=5, min_names_per_turn=4, max_names_per_turn=10), 8.0),
 }
-"""What each ``difficulty`` sets: the bounds of a game and ``similarity_power``."""
+"""``difficulty`` -> bounds of a game and ``similarity_power``."""
 
 
 class AlphabetSortEnv(vf.MultiTurnEnv):
-    """Each turn the user brings new names; the game ends when the last ones have been answered."""
+    """Each user turn adds names; the game ends with the reply to the last turn."""
 
     @vf.stop
     def all_turns_answered(self, state: vf.State) -> bool:
@@ -55,38 +55,40 @@ def load_environment(
     """The alphabet-sort environment.
 
     Args:
-        min_turns: Fewest turns of a game. Default: by difficulty; 1 for "normal".
-        max_turns: Most turns of a game. Default: by difficulty; 3 for "normal".
-        min_names_per_turn: Fewest new names in a turn. Default: by difficulty; 1 for "normal".
-        max_names_per_turn: Most new names in a turn. Default: by difficulty; 5 for "normal".
-        similarity_power: Power the similarity is raised to: the higher, the less a nearly right list earns.
+        min_turns: Minimum turns of a game. Default: by difficulty; 1 for "normal".
+        max_turns: Maximum turns of a game. Default: by difficulty; 3 for "normal".
+        min_names_per_turn: Minimum new names in a turn. Default: by difficulty; 1 for "normal".
+        max_names_per_turn: Maximum new names in a turn. Default: by difficulty; 5 for "normal".
+        similarity_power: Exponent of the similarity: the higher, the lower the reward of a nearly right list.
             Default: by difficulty; 4 for "normal".
         power_per_turn: Raise each turn's similarity, then average over the turns; False averages first.
-        difficulty: Presets of the five numbers above; one that is given wins over the preset.
-        num_train_examples: Training games. A dataset gives at most what it has beyond the held-out games.
-        num_eval_examples: Held-out games; with the shipped names, none of their last names is in a training game.
-        seed: Chooses the games; the same arguments give the same games on every machine.
+        difficulty: Preset of the five numbers above; explicit arguments override it.
+        num_train_examples: Training games. With a dataset at most its games beyond the held-out ones.
+        num_eval_examples: Held-out games; with the shipped names, their last names do not occur in training games.
+        seed: Determines the games; equal arguments give equal games on every machine.
         dataset_name: A dataset with lists of names to read instead of the shipped names, such as
             "kalomaze/alphabetic-arxiv-authors-it1"; loaded on first use, needs a network unless cached.
-        system_prompt: Put before every game. Default: none.
-        num_shots: Games played right, as earlier messages of the conversation, before each game: for models that do
-            not follow the instruction alone. They use shipped names, and are neither trained on nor held out.
+        system_prompt: System message of every game. Default: none.
+        num_shots: Few-shot games with right replies before each game, for models that do not follow the instruction
+            alone. They use shipped names, and are neither trained on nor held out.
         autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name.
+        ConfigError: An invalid argument, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
     """
     if difficulty not in PRESETS:
         raise vf.ConfigError(f"difficulty must be one of {', '.join(PRESETS)}, not {difficulty!r}")
-    given = {
+    overrides = {
         "min_turns": min_turns,
         "max_turns": max_turns,
         "min_names_per_turn": min_names_per_turn,
         "max_names_per_turn": max_names_per_turn,
     }
     preset, preset_power = PRESETS[difficulty]
-    settings = _check_settings(replace(preset, **{name: value for name, value in given.items() if value is not None}))
+    settings = _check_settings(
+        replace(preset, **{name: value for name, value in overrides.items() if value is not None})
+    )
     power = _check_power(preset_power if similarity_power is None else similarity_power)
     _check_whole("num_train_examples", num_train_examples, 1)
     _check_whole("num_eval_examples", num_eval_examples, 1)
@@ -111,7 +113,7 @@ def load_environment(
 
 
 def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubric:
-    # Coroutines, so that they run on the loop: at most a few hundred microseconds each, less than a thread's hand-over.
+    # Coroutines run on the event loop: at most a few hundred microseconds each, less than a switch to a thread.
     async def similarity(completion: Any, info: dict, parser: vf.Parser) -> float:
         return conversation_score(_replies(completion, parser), info["targets"], power, power_per_turn, autojunk)
 
@@ -128,11 +130,11 @@ def _make_rubric(power: float, power_per_turn: bool, autojunk: bool) -> vf.Rubri
 
 
 def _shots(games: list[dict[str, Any]]) -> list[dict[str, str]] | None:
-    """The messages of each game when every turn is answered right."""
+    """The messages of each game with right replies."""
     messages = []
     for game in games:
-        asked = [game["question"], *game["info"]["follow_ups"]]
-        for number, (question, target) in enumerate(zip(asked, game["info"]["targets"], strict=True)):
+        prompts = [game["question"], *game["info"]["follow_ups"]]
+        for number, (question, target) in enumerate(zip(prompts, game["info"]["targets"], strict=True)):
             tag = LATER_TAG if number else FIRST_TAG
             messages.append({"role": "user", "content": question})
             messages.append({"role": "assistant", "content": f"<{tag}>\n{target}\n</{tag}>"})

@@ -1,8 +1,7 @@
-"""Games: which names come in which turn, what the user says, and the list that is right after each turn.
+"""Games: the names and user message of each turn, and the right list after it.
 
-A game is a dataset row made by ``make_row``; everything the environment says later is already in its ``info``. Games
-from the shipped names are a pure function of (settings, count, seed), and the held-out games use last names that no
-training game uses. This module scores nothing and reads no dataset (``public``).
+A game is a dataset row of ``make_row``, whose ``info`` contains all later user messages. Games from the shipped names
+are a pure function of (settings, count, seed); the last names of held-out games do not occur in training games.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ LATER_TAG = "combined_alphabetical_sorted"
 NEW_MARK = " // new name!"
 
 HELD_OUT_EVERY = 5
-"""Every fifth last name is kept for the held-out games."""
+"""Every fifth last name is used in held-out games only."""
 
 MAX_MISSES = 1000
-"""Repeated games in a row after which the settings are taken to allow no further different game."""
+"""Consecutive repeated games after which the settings are considered exhausted."""
 
 FIRST_PROMPT = """\
 Sort these names alphabetically by {key} name. Each is written as first name and last name joined, such as AdaLovelace.
@@ -54,7 +53,7 @@ Name2 // new name!
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long a game is: turns, and new names in each turn, both drawn evenly from these bounds."""
+    """Bounds of the number of turns and of new names per turn, both drawn uniformly."""
 
     min_turns: int = 1
     max_turns: int = 3
@@ -72,29 +71,29 @@ class Settings:
 
 
 def make_row(turns: list[list[Name]], by_last: bool) -> dict[str, Any]:
-    """The dataset row of a game; ``turns`` holds the new names of each turn in the order they are shown.
+    """The dataset row of a game; ``turns`` holds the new names of each turn in displayed order.
 
-    ``info``: ``sort_by``; ``follow_ups``, the user messages after the first; ``targets``, per turn the right lines
-    joined by newlines.
+    ``info``: ``sort_by``; ``follow_ups``, the user messages after the first; ``targets``, the right lines of
+    each turn joined by newlines.
     """
     sort_by = "last" if by_last else "first"
     messages, targets = [], []
-    known: list[Name] = []
+    names: list[Name] = []
     for number, new in enumerate(turns):
-        known += new
+        names += new
         lines = [
             first + last + (NEW_MARK if number and (first, last) in new else "")
-            for first, last in sorted(known, key=lambda name: sort_key(name, by_last))
+            for first, last in sorted(names, key=lambda name: sort_key(name, by_last))
         ]
-        shown = "\n".join(first + last for first, last in new)
-        messages.append((LATER_PROMPT if number else FIRST_PROMPT).format(key=sort_by.upper(), names=shown))
+        names_text = "\n".join(first + last for first, last in new)
+        messages.append((LATER_PROMPT if number else FIRST_PROMPT).format(key=sort_by.upper(), names=names_text))
         targets.append("\n".join(lines))
     info = {"sort_by": sort_by, "follow_ups": messages[1:], "targets": targets}
     return {"question": messages[0], "answer": targets[-1], "info": info}
 
 
 def sort_key(name: Name, by_last: bool) -> tuple[str, str]:
-    """Case is ignored; where the sorted part is equal, the other part decides; a lone part serves as both."""
+    """Case-insensitive key; ties are broken by the other part of the name; a single part is used as both."""
     first, last = name[0].lower() or name[1].lower(), name[1].lower()
     return (last, first) if by_last else (first, last)
 
@@ -106,9 +105,9 @@ def load_names(file: str) -> tuple[str, ...]:
 
 
 def generate_games(settings: Settings, count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
-    """``count`` different games from the shipped names; inside a game no first and no last name comes twice.
+    """``count`` different games from the shipped names; first and last names are unique within a game.
 
-    Raises ConfigError when the settings do not allow that many different games, or games that long.
+    *Raises* ConfigError when the settings allow fewer different games, or need more names than there are.
     """
     last_names = [n for i, n in enumerate(load_names("last_names.txt")) if (i % HELD_OUT_EVERY == 0) == held_out]
     first_names = load_names("first_names.txt")
@@ -134,11 +133,11 @@ def generate_games(settings: Settings, count: int, seed: int, held_out: bool) ->
 
 
 def game_key(row: dict[str, Any]) -> str:
-    """What makes two games the same: every user message, in order."""
+    """Identity of a game: all user messages, in order."""
     return "\n".join([row["question"], *row["info"]["follow_ups"]])
 
 
 def deal(names: Iterable[Name], sizes: list[int]) -> list[list[Name]]:
-    """The names cut into turns of the given sizes."""
+    """The names divided into turns of these sizes."""
     stream = iter(names)
     return [[next(stream) for _ in range(size)] for size in sizes]

@@ -1,7 +1,7 @@
 """Games from the lists of names of a public dataset: loaded once, on first use, and cut into two disjoint parts.
 
-Nothing is fetched when the object is made. This module never falls back to the shipped names (``games``): a dataset
-that cannot be read is an error.
+Construction fetches nothing. There is no fallback to the shipped names (``games``): a dataset that cannot be read is an
+error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vf_alphabet_sort.games import Name, Settings, deal, game_key, make_row
 class PublicGames:
     """One game per row of a dataset's ``train`` split, from its ``names`` column (lists of names), in seeded order.
 
-    A row with fewer names than its game would need is passed over. ``held_out()`` and ``train()`` raise DatasetError
-    when the dataset cannot be loaded, has no such column, or gives too few games.
+    Rows with too few names are skipped. ``held_out()`` and ``train()`` raise DatasetError when the dataset cannot be
+    loaded, has no such column, or gives too few games.
     """
 
     def __init__(self, name: str, settings: Settings, seed: int, num_train: int, num_held_out: int):
@@ -46,8 +46,8 @@ class PublicGames:
         return self._games
 
     def _all_games(self, rng: random.Random) -> Iterator[dict[str, Any]]:
-        for written in self._lists():
-            different = {"".join(name).lower(): name for name in map(split_name, written)}
+        for names_text in self._lists():
+            different = {"".join(name).lower(): name for name in map(split_name, names_text)}
             names, sizes, by_last = list(different.values()), self.settings.draw(rng), rng.random() < 0.5
             if len(names) >= sum(sizes):
                 yield make_row(deal(rng.sample(names, len(names)), sizes), by_last)
@@ -70,14 +70,14 @@ class PublicGames:
         return table["names"]
 
 
-def split_name(written: str) -> Name:
+def split_name(text: str) -> Name:
     """First and last name of ``Vladimir Drinfeld`` (at the last space) or ``VladimirDrinfeld`` (at the first capital
-    after a small letter); a name of one part has an empty first name.
+    after a lower-case letter); a single name has an empty first name.
 
     >>> split_name("VladimirDrinfeld"), split_name("Jean-Paul Sartre"), split_name("Plato")
     (('Vladimir', 'Drinfeld'), ('Jean-Paul', 'Sartre'), ('', 'Plato'))
     """
-    first, _, last = written.strip().rpartition(" ")
+    first, _, last = text.strip().rpartition(" ")
     if first:
         return first.replace(" ", ""), last
     for i in range(1, len(last)):

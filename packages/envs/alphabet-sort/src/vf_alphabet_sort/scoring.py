@@ -1,7 +1,7 @@
-"""What a conversation is worth: per turn the ``difflib`` ratio of the listed lines and the right ones.
+"""Score of a conversation: per turn the ``difflib`` ratio of the reply's lines and the right ones.
 
-Pure functions of texts; they know nothing of messages or environments. Cost is bounded: blocks are found in one pass,
-and only the beginning of an answer far longer than the right list is matched.
+Pure functions of texts. Cost is bounded: blocks are found in one pass, and of an answer far longer than the right list
+only the beginning is matched.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 
 from vf_alphabet_sort.games import FIRST_TAG, LATER_TAG
 
-try:  # the same numbers with autojunk, about ten times as fast; the extra "speed"
+try:  # equal results with autojunk, about ten times as fast; the extra "speed"
     from cydifflib import SequenceMatcher
 except ImportError:
     from difflib import SequenceMatcher
 
 JUNK_LENGTH = 200
-"""The length of a target from which on ``difflib``'s heuristic does anything."""
+"""Minimum length of a target for ``difflib``'s heuristic to take effect."""
 MAX_LENGTH_FACTOR = 4
-"""Of a block longer than this many times the right list, only the beginning is matched; its length still counts."""
+"""Of a block longer than this multiple of the right list only the beginning is matched; its full length counts."""
 
 
 def find_blocks(text: str, turn: int) -> Iterator[str]:
-    """The contents of the turn's tag in ``text``, in order; an opening tag without a closing one holds nothing.
+    """The contents of the turn's tag in ``text``, in order; an unclosed tag is ignored.
 
     >>> list(find_blocks("<alphabetical_sorted>A</alphabetical_sorted> and <alphabetical_sorted>B", turn=0))
     ['A']
@@ -61,8 +61,8 @@ def line_ratio(block: str, target: str, autojunk: bool = False) -> float:
 def num_matched(answer: str, target: str) -> int:
     """Characters in the matching blocks that ``difflib`` finds without its heuristic, in a fraction of its time.
 
-    The longest block that is in both, of several the first in ``answer`` and then in ``target``; in the same way left
-    and right of it. A block is looked for with ``str.find``, and only when it is longer than the longest so far.
+    Takes the longest common block (ties: first in ``answer``, then in ``target``) and recurses left and right of it.
+    ``str.find`` searches only for blocks longer than the longest so far.
 
     >>> num_matched("ab//cd", "cdab")
     2
@@ -70,27 +70,27 @@ def num_matched(answer: str, target: str) -> int:
     matched, regions = 0, [(0, len(answer), 0, len(target))]
     while regions:
         begin, end, low, high = regions.pop()
-        size = place = found = 0
+        size = i = j = 0
         start = begin
         while start + size < end:
             at = target.find(answer[start : start + size + 1], low, high)
             if at < 0:
                 start += 1
                 continue
-            size, place, found = size + 1, start, at
-            while place + size < end and found + size < high and answer[place + size] == target[found + size]:
+            size, i, j = size + 1, start, at
+            while i + size < end and j + size < high and answer[i + size] == target[j + size]:
                 size += 1
         if size:
             matched += size
-            regions += [(begin, place, low, found), (place + size, end, found + size, high)]
+            regions += [(begin, i, low, j), (i + size, end, j + size, high)]
     return matched
 
 
 def turn_similarity(text: str, turn: int, target: str, autojunk: bool = False) -> float:
     """Similarity of one reply: that of its last block, provided each block is better than the one before.
 
-    0.0 without a block, and 0.0 when a block is not strictly better than the one before it: repeating oneself, or
-    trying several answers, earns nothing.
+    0.0 without a block, and 0.0 when a block is not strictly better than the one before it, so that repeated or
+    multiple answers are not rewarded.
     """
     best: float | None = None
     for block in find_blocks(text, turn):
@@ -104,9 +104,9 @@ def turn_similarity(text: str, turn: int, target: str, autojunk: bool = False) -
 def conversation_score(
     replies: Sequence[str], targets: Sequence[str], power: float, power_per_turn: bool, autojunk: bool = False
 ) -> float:
-    """The mean over all turns of the game of similarity ** ``power``; a turn that was never answered counts 0.
+    """The mean over all turns of the game of similarity ** ``power``; a turn without a reply counts 0.
 
-    ``power_per_turn=False`` takes the mean first and raises that.
+    ``power_per_turn=False`` applies the power to the mean.
     """
     similarities = [
         turn_similarity(reply, turn, target, autojunk)
@@ -118,7 +118,7 @@ def conversation_score(
 
 
 def exact_share(replies: Sequence[str], targets: Sequence[str]) -> float:
-    """The share of the game's turns whose single block holds exactly the right lines."""
+    """The share of the game's turns whose only block contains exactly the right lines."""
     exact = 0
     for turn, (reply, target) in enumerate(zip(replies, targets, strict=False)):
         exact += [clean_lines(block) for block in find_blocks(reply, turn)] == [target.lower()]

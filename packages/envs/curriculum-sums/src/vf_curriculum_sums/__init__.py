@@ -1,6 +1,6 @@
-"""curriculum-sums: arithmetic with a column ``difficulty``, to try a curriculum on. One turn, one right number.
+"""curriculum-sums: arithmetic with a column ``difficulty``, for curriculum training. One turn, one number.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def load_environment(
     """The curriculum-sums environment.
 
     Args:
-        min_difficulty: Easiest level, 1 to 5; the levels from here to max_difficulty take turns in the rows.
+        min_difficulty: Easiest level, 1 to 5; rows cycle through the levels up to max_difficulty.
         max_difficulty: Hardest level.
         num_train_examples: Training sums.
-        num_eval_examples: Held-out sums; none of them is a training sum. They do not depend on num_train_examples.
-        seed: Chooses the sums; the same arguments give the same sums on every machine.
+        num_eval_examples: Held-out sums, disjoint from the training sums and independent of num_train_examples.
+        seed: Determines the sums; equal arguments give equal sums on every machine.
         system_prompt: Default: an instruction that names the tags. "" sends none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name.
+        ConfigError: An invalid argument, by name.
     """
     for name, value, least in (
         ("min_difficulty", min_difficulty, 1),
@@ -63,7 +63,7 @@ def load_environment(
 
 
 def read_number(text: str | None) -> int | None:
-    """The whole number that is all of an answer; thousands may be set off by commas, the minus may be a dash.
+    """The integer that an answer consists of, optionally with commas between thousands and U+2212 as the minus sign.
 
     >>> read_number(" 1,024 "), read_number("−5"), read_number("x = 3"), read_number(None)
     (1024, -5, None, None)
@@ -73,7 +73,7 @@ def read_number(text: str | None) -> int | None:
 
 
 def _make_rubric(parser: vf.Parser) -> vf.Rubric:
-    # Coroutines, so that they run on the loop: they take microseconds, less than a thread's hand-over.
+    # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
     async def correct_answer(completion: Any, answer: str) -> float:
         return float(read_number(parser.parse_answer(completion)) == int(answer))
 

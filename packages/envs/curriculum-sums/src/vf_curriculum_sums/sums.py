@@ -1,4 +1,4 @@
-"""Sums in five levels of difficulty: what is asked, and what is right. Pure functions of (levels, count, seed)."""
+"""Sums in five levels of difficulty: questions and answers. Pure functions of (levels, count, seed)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from verifiers.errors import ConfigError
 
 MAX_MISSES = 1000
-"""Repeated sums in a row after which a level is taken to hold no further different one."""
+"""Consecutive repeated sums after which a level is considered exhausted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a sum of a level is made of, for example ``Level(3, 1, 99, "+-")``."""
+    """Terms, bounds and operators of a level, for example ``Level(3, 1, 99, "+-")``."""
 
     terms: int
     least: int
@@ -29,7 +29,7 @@ LEVELS: dict[int, Level] = {
     4: Level(3, 2, 99, "+-*"),
     5: Level(4, 10, 999, "+-*"),
 }
-"""By ``difficulty``; ``*`` comes at most once in a sum."""
+"""``difficulty`` -> level; ``*`` occurs at most once in a sum."""
 
 
 def make_sum(level: Level, rng: random.Random) -> tuple[str, int]:
@@ -37,9 +37,9 @@ def make_sum(level: Level, rng: random.Random) -> tuple[str, int]:
     numbers = [rng.randint(level.least, level.most) for _ in range(level.terms)]
     signs = [rng.choice("+-" if "-" in level.operators else "+") for _ in numbers[1:]]
     if "*" in level.operators:
-        place = rng.randrange(len(signs))
-        signs[place] = "*"
-        numbers[place + 1] = rng.randint(2, 9)
+        index = rng.randrange(len(signs))
+        signs[index] = "*"
+        numbers[index + 1] = rng.randint(2, 9)
     text = str(numbers[0]) + "".join(f" {sign} {number}" for sign, number in zip(signs, numbers[1:], strict=True))
     return text, value_of(numbers, signs)
 
@@ -60,7 +60,7 @@ def value_of(numbers: list[int], signs: list[str]) -> int:
 
 
 def generate_rows(min_difficulty: int, max_difficulty: int, num_held_out: int, num_train: int, seed: int) -> Any:
-    """(held-out rows, training rows): the levels take turns, and no sum is in both or twice in one.
+    """(held-out rows, training rows): rows cycle through the levels, and all sums are distinct.
 
     A row is ``question``, ``answer`` and ``difficulty``. *Raises* ConfigError when a level has too few sums.
     """

@@ -1,6 +1,6 @@
 r"""gsm8k: grade-school word problems with a final answer in ``\boxed{}``. One turn, no network, no download.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vf_gsm8k.public import GSM8K, GSM_SYMBOLIC, PublishedRows, SymbolicRows
 __all__ = ["load_environment"]
 
 NUM_TRAIN, NUM_EVAL = 1000, 100
-"""How many problems are generated unless asked otherwise."""
+"""Default numbers of generated problems."""
 
 
 def load_environment(
@@ -29,14 +29,14 @@ def load_environment(
     Args:
         num_train_examples: Training problems; -1: 1,000 generated ones, or all that a dataset has.
         num_eval_examples: Held-out problems; -1: 100 generated ones, or all that a dataset has.
-        seed: Chooses the problems; the same arguments give the same problems on every machine.
-        dataset_name: Where the problems come from instead of being generated: "openai/gsm8k" (or "gsm8k"), the
+        seed: Determines the problems; equal arguments give equal problems on every machine.
+        dataset_name: Source other than the generator: "openai/gsm8k" (or "gsm8k"), the
             published set, loaded on first use, needs a network unless cached; or "gsm_symbolic", a generator of
             Reasoning Gym (extra ``offline``).
-        system_prompt: Put before every problem; "" or None sends none. Default: solve step by step, answer in a box.
+        system_prompt: System message of every problem; "" or None sends none. Default: reason, then answer in a box.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name.
+        ConfigError: An invalid argument, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded.
     """
     for name, value, least in (
@@ -60,8 +60,8 @@ def _sources(dataset_name: str | None, seed: int, num_train: int, num_eval: int)
         symbolic = SymbolicRows(seed, num_train, num_eval)
         return symbolic.train, symbolic.held_out
     if dataset_name is not None:
-        known = ", ".join(map(repr, (*GSM8K, GSM_SYMBOLIC)))
-        raise vf.ConfigError(f"dataset_name must be one of {known}, or be left out, not {dataset_name!r}")
+        names = ", ".join(map(repr, (*GSM8K, GSM_SYMBOLIC)))
+        raise vf.ConfigError(f"dataset_name must be one of {names}, or be left out, not {dataset_name!r}")
     return (
         lambda: _generated(num_train, seed, False, "num_train_examples"),
         lambda: _generated(num_eval, seed, True, "num_eval_examples"),

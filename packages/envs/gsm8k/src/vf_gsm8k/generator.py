@@ -1,8 +1,7 @@
-"""Rows of generated word problems: as many as asked for, all different, held out or not, by a seed.
+"""Rows of generated word problems, all different, for training or evaluation, by a seed.
 
-Promise: the same arguments give the same rows on every machine; the stories take turns, so that any hundred rows have
-all kinds of problems; a held-out problem and a training problem never have the same story and numbers, whatever the
-seeds and counts. Downloads nothing.
+Equal arguments give equal rows on every machine. Rows cycle through the stories, so that any hundred rows contain all
+kinds of problems. Held-out and training problems never share story and numbers, for any seeds and counts. Offline.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ from vf_gsm8k import stories  # noqa: F401  (fills STORIES)
 from vf_gsm8k.problem import STORIES, Draw, Problem, is_held_out
 
 MAX_DRAWS = 20_000
-"""Draws for one row until the story is taken to be used up."""
+"""Consecutive failed draws after which a story is considered exhausted."""
 
 
 def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
     """``count`` rows with ``question``, ``answer``, ``solution`` and ``info`` (story, numbers, number of steps).
 
-    Raises: ``ValueError`` when no story has another problem.
+    *Raises* ValueError when all stories are exhausted.
     """
     generator = random.Random(f"gsm8k/{seed}/{held_out}")
-    told = {name: _problems(name, generator, held_out) for name in STORIES}
+    problems = {name: _problems(name, generator, held_out) for name in STORIES}
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
-        if not told:
+        if not problems:
             raise ValueError(f"the stories have {len(rows)} different problems, fewer than {count}")
-        names = list(told)
+        names = list(problems)
         generator.shuffle(names)
         for name in names[: count - len(rows)]:
-            row = next(told[name], None)
+            row = next(problems[name], None)
             if row is None:
-                del told[name]
+                del problems[name]
             else:
                 rows.append(row)
     return rows
 
 
 def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[dict[str, Any]]:
-    """The different problems of one story, until ``MAX_DRAWS`` draws in a row gave none."""
+    """The different problems of one story, until ``MAX_DRAWS`` consecutive draws fail."""
     seen: set[tuple[int, ...]] = set()
     failures = 0
     while failures < MAX_DRAWS:

@@ -1,8 +1,8 @@
-"""What a story is made of: the numbers it draws, the problem it tells, and the table of all stories.
+"""Stories, the templates of word problems: sampling of numbers, the resulting problem, and the registry of stories.
 
-A story is a function of a ``Draw`` that returns a ``Problem``, or None when the numbers it drew do not fit together
-(an answer that is no whole number, change from too little money); it is then asked again. The numbers of a problem
-identify it: two problems of one story with the same numbers are the same problem, whatever the names in them.
+A story is a function of a ``Draw`` that returns a ``Problem``, or None when the sampled numbers are inconsistent (a
+fractional answer, change from too little money); it is then called again. The numbers identify a problem: two problems
+of one story with equal numbers are equal, even with different names in the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 HELD_OUT_PARTS = 5
-"""One of so many sets of numbers is held out for evaluation."""
+"""One in this many sets of numbers is held out for evaluation."""
 
 PEOPLE = (
     "Ada Ben Carla Dmitri Elif Farah Goran Hana Imani Jonas Kavya Lena Mateo Noor Oskar Priya Quentin Rosa Samir Tara "
@@ -23,7 +23,7 @@ PEOPLE = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, its whole-numbered answer, and the steps of its solution, the last of which ends in the answer."""
+    """A question, its integer answer, and the steps of its solution, the last of which ends in the answer."""
 
     question: str
     answer: int
@@ -31,7 +31,7 @@ class Problem:
 
 
 class Draw:
-    """Draws for one telling of a story, and remembers the numbers."""
+    """Samples the values of one problem and records the numbers."""
 
     def __init__(self, generator: random.Random):
         self._generator = generator
@@ -39,25 +39,25 @@ class Draw:
         self.numbers: list[int] = []
 
     def number(self, low: int, high: int, step: int = 1) -> int:
-        """A whole number from ``low`` to ``high``, both included, in steps of ``step``."""
+        """An integer from ``low`` to ``high`` inclusive, in steps of ``step``."""
         number = self._generator.randrange(low, high + 1, step)
         self.numbers.append(number)
         return number
 
     def person(self) -> str:
-        """A first name that was not drawn before in this telling."""
+        """A first name that is not yet used in this problem."""
         name = self._generator.choice(self._unnamed)
         self._unnamed.remove(name)
         return name
 
     def word(self, words: str) -> str:
-        """One of the words, which are separated by ``|``; it changes the text and not the numbers."""
+        """One of the words, separated by ``|``; it affects the text, not the identity of the problem."""
         return self._generator.choice(words.split("|"))
 
 
 Story = Callable[[Draw], Problem | None]
 STORIES: dict[str, Story] = {}
-"""Every story by name, in the order of their definition."""
+"""Name -> story, in definition order."""
 
 
 def story(function: Story) -> Story:
@@ -67,7 +67,7 @@ def story(function: Story) -> Story:
 
 
 def is_held_out(name: str, numbers: Sequence[int]) -> bool:
-    """Whether a problem belongs to the evaluation set: it depends on the story and its numbers alone.
+    """Whether a problem belongs to the evaluation set; depends only on the story and its numbers.
 
     >>> is_held_out("change", (3, 4, 20)), is_held_out("change", (3, 4, 21))
     (False, False)
@@ -77,7 +77,7 @@ def is_held_out(name: str, numbers: Sequence[int]) -> bool:
 
 
 def whole(numerator: int, denominator: int) -> int | None:
-    """The quotient where it is a whole number.
+    """The quotient if it is an integer, else None.
 
     >>> whole(12, 4), whole(13, 4)
     (3, None)

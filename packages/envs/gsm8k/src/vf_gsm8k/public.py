@@ -1,7 +1,7 @@
-"""Word problems from elsewhere: the published GSM8K, or the generator ``gsm_symbolic`` of Reasoning Gym.
+"""Word problems from other sources: the published GSM8K, or the generator ``gsm_symbolic`` of Reasoning Gym.
 
-Nothing is read when an object is made. This module never falls back to the generated stories (``generator``): what
-cannot be read is an error that says what works offline.
+Construction reads nothing. There is no fallback to generated problems (``generator``): the error of an unavailable
+source names what works offline.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class SymbolicRows:
     def _generated(self) -> list[dict[str, Any]]:
         import reasoning_gym
 
-        wanted = self.num_train + self.num_held_out
-        entries = reasoning_gym.create_dataset(GSM_SYMBOLIC, size=4 * wanted + 100, seed=self.seed)
+        count = self.num_train + self.num_held_out
+        entries = reasoning_gym.create_dataset(GSM_SYMBOLIC, size=4 * count + 100, seed=self.seed)
         rows: dict[str, dict[str, Any]] = {}
         for index in range(len(entries)):
             entry = entries[index]
             question, _, _ = entry["question"].partition(" Give the result as your final answer")
             rows.setdefault(question, {"question": question, "answer": str(entry["answer"])})
-            if len(rows) == wanted:
+            if len(rows) == count:
                 return list(rows.values())
-        raise DatasetError(f"{GSM_SYMBOLIC} has {len(rows)} different questions for seed {self.seed}, not {wanted}")
+        raise DatasetError(f"{GSM_SYMBOLIC} has {len(rows)} different questions for seed {self.seed}, not {count}")

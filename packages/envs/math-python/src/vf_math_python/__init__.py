@@ -1,6 +1,6 @@
 r"""math-python: competition problems, a Python interpreter in a sandbox, and a final answer in ``\boxed{}``.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ print(sum(n % 6 == 0 for n in range(1, 51)))
 Output:
 8
 The answer is \\boxed{8}."""
-"""The same for models that are not shown tools."""
+"""Default prompt when code is taken from code blocks (``code_from``)."""
 NUM_TRAIN, NUM_EVAL = 1000, 100
-"""Problems that are put together from the written and the generated ones unless asked otherwise."""
+"""Default numbers of problems, hand-written ones first, then generated ones."""
 SPLITS = ("train", "test")
 
 
@@ -57,31 +57,31 @@ def load_environment(
     r"""The math-python environment.
 
     Args:
-        dataset_name: A published set to play instead of the problems that come with this package: "math", "math500",
-            "aime2024", "aime2025", "amc2023", "gsm8k", "openrs", "arithmetic" or another name that
-            ``vf.load_example_dataset`` knows; fetched on first use.
-        dataset_split: The split to train on. Default: the one the set is published with, "train" where it has one.
-        num_train_examples: Training problems; -1: 1,000 of this package's, or all that a set has.
-        num_eval_examples: Held-out problems; -1: 100 of this package's, or all of a set's test split (of a set with
-            one split all up to 500 problems, else 100).
-        max_turns: Messages the model may write, those with code among them.
-        code_from: Where its code comes from: "tool" (calls of python), "blocks" (Python blocks in its replies), or
-            "auto": blocks for a model of which is known that its chat template shows no tools, else the tool.
-        sandbox: Where its code runs: "auto", or the name of a sandbox backend.
-        timeout_per_command_seconds: Limit of one call of the tool.
-        pip_install_packages: What code can import beside the standard library; installed beforehand.
-        seed: Chooses the problems; the same arguments give the same problems on every machine.
-        system_prompt: Put before every problem; "" or None sends none. By default it says how code is run, in the form
-            of ``code_from``; to another one an explanation of the form is added where code comes from blocks.
-        split: Another name of dataset_split.
+        dataset_name: A published dataset to use instead of the problems of this package: "math", "math500",
+            "aime2024", "aime2025", "amc2023", "gsm8k", "openrs", "arithmetic" or another name for
+            ``vf.load_example_dataset``; fetched on first use.
+        dataset_split: The split to train on. Default: "train" where it exists, else the only split.
+        num_train_examples: Training problems; -1: 1,000 of this package, or all of a dataset.
+        num_eval_examples: Held-out problems; -1: 100 of this package, or the test split of a dataset (of a dataset
+            with one split all up to 500 problems, else 100).
+        max_turns: Model calls, including those with code.
+        code_from: Source of the code: "tool" (calls of python), "blocks" (Python blocks in replies), or "auto": blocks
+            for a model whose chat template is known to omit tools, else the tool.
+        sandbox: "auto", or the name of a sandbox backend.
+        timeout_per_command_seconds: Time limit of one execution.
+        pip_install_packages: Packages that code can import, which must be installed.
+        seed: Determines the problems; equal arguments give equal problems on every machine.
+        system_prompt: System message of every problem; "" or None sends none. The default explains how to run code, by
+            ``code_from``; with blocks, an explanation of their format is appended to another prompt.
+        split: Alias of dataset_split.
         eval_split: The split to evaluate on. Default: "test" where there is one.
-        rollouts_per_example: What runs of this environment use unless they are told otherwise.
-        max_concurrent: Rollouts at a time, in the same way.
+        rollouts_per_example: Default of runs of this environment.
+        max_concurrent: Default of concurrent rollouts in runs of this environment.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name; at the first rollout, a package that is not installed.
-        DatasetError: On first use of the rows, when a set cannot be fetched.
-        SandboxUnavailable: At the first rollout, when no sandbox works here.
+        ConfigError: An invalid argument, by name; at the first rollout, a package that is not installed.
+        DatasetError: On first use of the rows, when a dataset cannot be fetched.
+        SandboxUnavailable: At the first rollout, when no sandbox is available.
     """
     for name, value, least in (
         ("num_train_examples", num_train_examples, 1),
@@ -91,7 +91,7 @@ def load_environment(
     ):
         _check_whole(name, value, least, all_is_allowed=name.startswith("num_"))
     if dataset_split is not None and split is not None:
-        raise vf.ConfigError("split is another name of dataset_split; give one of them")
+        raise vf.ConfigError("split is an alias of dataset_split; pass only one of them")
     train, held_out = _sources(
         dataset_name, dataset_split or split, eval_split, seed, num_train_examples, num_eval_examples
     )
@@ -130,9 +130,9 @@ def _sources(
 
 
 def own_rows(split: str, count: int, seed: int, name: str) -> list[dict[str, Any]]:
-    """``count`` problems of this package: the written ones of the split in an order of ``seed``, then generated ones.
+    """``count`` problems of this package: the hand-written ones of the split in seeded order, then generated ones.
 
-    Raises: ``DatasetError`` when there are not so many; ``name`` is the argument that asked for them.
+    *Raises* DatasetError when there are fewer; ``name`` is the name of the argument in the message.
     """
     rows = written_rows(held_out=split == "test")
     random.Random(f"math-python/written/{seed}").shuffle(rows)

@@ -1,7 +1,7 @@
-"""Rows of generated problems: as many as asked for, all different, held out or not, by a seed.
+"""Rows of generated problems, all different, for training or evaluation, by a seed.
 
-The kinds take turns. Whether a problem is held out depends on its kind and its numbers alone, so a held-out problem and
-a training problem are never the same, whatever the seeds and counts.
+Rows cycle through the kinds. Whether a problem is held out depends only on its kind and its numbers, so held-out and
+training problems are disjoint for any seeds and counts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from vf_math_python.kinds import KINDS, Draw
 
 HELD_OUT_PARTS = 5
-"""One of so many sets of numbers is held out."""
+"""One in this many sets of numbers is held out."""
 MAX_DRAWS = 20_000
-"""Draws for one row until a kind is taken to be used up."""
+"""Consecutive failed draws after which a kind is considered exhausted."""
 
 
 def is_held_out(name: str, numbers: Sequence[int]) -> bool:
@@ -28,27 +28,27 @@ def is_held_out(name: str, numbers: Sequence[int]) -> bool:
 def generate_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
     """``count`` rows with ``question``, ``answer`` (LaTeX) and ``info``.
 
-    Raises: ``ValueError`` when no kind has another problem.
+    *Raises* ValueError when all kinds are exhausted.
     """
     generator = random.Random(f"math-python/{seed}/{held_out}")
-    left = {name: _problems(name, generator, held_out) for name in KINDS}
+    problems = {name: _problems(name, generator, held_out) for name in KINDS}
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
-        if not left:
+        if not problems:
             raise ValueError(f"there are {len(rows)} different generated problems, fewer than {count}")
-        names = list(left)
+        names = list(problems)
         generator.shuffle(names)
         for name in names[: count - len(rows)]:
-            row = next(left[name], None)
+            row = next(problems[name], None)
             if row is None:
-                del left[name]
+                del problems[name]
             else:
                 rows.append(row)
     return rows
 
 
 def _problems(name: str, generator: random.Random, held_out: bool) -> Iterator[dict[str, Any]]:
-    """The different problems of one kind, until ``MAX_DRAWS`` draws in a row gave none."""
+    """The different problems of one kind, until ``MAX_DRAWS`` consecutive draws fail."""
     seen: set[str] = set()
     failures = 0
     while failures < MAX_DRAWS:

@@ -1,7 +1,7 @@
-"""The kinds of generated problems: each function draws numbers, states a problem and computes its answer.
+"""Kinds of generated problems: each function samples numbers, formulates a problem and computes its answer.
 
-A kind returns None when the numbers it drew do not fit together, and is then asked again. The numbers identify a
-problem of its kind. Answers are LaTeX: an integer, a fraction or a root in simplest form.
+A kind returns None when the sampled numbers are inconsistent, and is then called again. The numbers identify a problem
+of its kind. Answers are LaTeX: an integer, a fraction or a root in simplest form.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Problem = tuple[str, str]
 
 
 class Draw:
-    """Draws whole numbers and remembers them."""
+    """Samples integers and records them."""
 
     def __init__(self, generator: random.Random):
         self._generator = generator
         self.numbers: list[int] = []
 
     def number(self, low: int, high: int) -> int:
-        """From ``low`` to ``high``, both included."""
+        """An integer from ``low`` to ``high`` inclusive."""
         self.numbers.append(self._generator.randint(low, high))
         return self.numbers[-1]
 
 
 Kind = Callable[[Draw], Problem | None]
 KINDS: dict[str, Kind] = {}
-"""Every kind by name."""
+"""Name -> kind."""
 
 
 def kind(function: Kind) -> Kind:
@@ -55,7 +55,7 @@ def latex(value: int | Fraction) -> str:
 
 
 def signed(coefficient: int, symbol: str) -> str:
-    """A term that is not the first of a sum.
+    """A term of a sum after the first.
 
     >>> signed(-3, "x"), signed(1, "x"), signed(-2, "")
     (' - 3x', ' + x', ' - 2')

@@ -1,7 +1,7 @@
-"""Problems of a published set, by its short name: loaded once, on first use, as a training and a held-out part.
+"""Problems of a published dataset, by its short name: loaded once, on first use, as a training and a held-out part.
 
-Nothing is fetched when the object is made, and nothing else is ever taken in its place: a set that cannot be fetched is
-an error that says what works offline.
+Construction fetches nothing. There is no fallback to other problems: the error of an unavailable dataset names what
+works offline.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from verifiers.errors import ConfigError, DatasetError
 from verifiers.runtime.suggest import closest
 
 TRAIN_AND_TEST = ("arithmetic", "gsm8k", "math", "openbookqa")
-"""Sets that are published with a training and a test split; the others have one."""
+"""Datasets with a training and a test split; the others have one."""
 FEW, CUT = 500, 100
-"""A set of one split with at most FEW rows is held out whole; of a larger one CUT rows are, unless asked otherwise."""
+"""Default held-out part of a dataset with one split: all rows up to FEW, else CUT rows."""
 
 
 class PublishedSet:
-    """``split`` is the one to train on, ``eval_split`` the one to evaluate on; None: as the set is published.
+    """``split`` is for training, ``eval_split`` for evaluation; None: the published splits.
 
-    Where both are the same split it is cut in two, by ``seed``. ``train()`` and ``held_out()`` raise DatasetError when
-    the set cannot be fetched, and when nothing is left for them. *Raises* ConfigError for a name that is no set.
+    If both are the same split it is divided by ``seed``. ``train()`` and ``held_out()`` raise DatasetError when the
+    dataset cannot be fetched or no rows remain. *Raises* ConfigError for an unknown name.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class PublishedSet:
     ):
         from verifiers.data.example_sets import HUB_SETS
 
-        known = ("arithmetic", *HUB_SETS)
-        if name not in known:
-            hint = closest(name, known) or ";"
-            raise ConfigError(f"dataset_name {name!r} is no set{hint} the names are: {', '.join(known)}")
+        names = ("arithmetic", *HUB_SETS)
+        if name not in names:
+            hint = closest(name, names) or ";"
+            raise ConfigError(f"unknown dataset_name {name!r}{hint} available: {', '.join(names)}")
         default = "train" if name == "arithmetic" else HUB_SETS[name].split
         self.name, self.seed = name, seed
         self.split = split or default
@@ -49,13 +49,13 @@ class PublishedSet:
         rows = self._rows(self.split)[start:]
         if not rows:
             raise DatasetError(
-                f"all {start} problems of {self.name!r} are held out for evaluation; to train on some of them, give a "
+                f"all {start} problems of {self.name!r} are held out for evaluation; to train on some of them, set "
                 "num_eval_examples below that"
             )
         return rows if self.num_train < 0 else rows[: self.num_train]
 
     def _cut(self) -> int:
-        """How many rows of the evaluation split are held out."""
+        """Number of held-out rows of the evaluation split."""
         rows = len(self._rows(self.eval_split))
         if self.num_held_out >= 0:
             return min(self.num_held_out, rows)
@@ -69,7 +69,7 @@ class PublishedSet:
                 rows = vf.load_example_dataset(self.name, split).to_list()
             except DatasetError as error:
                 raise DatasetError(
-                    f"{error}; or leave dataset_name out: math-python then plays the problems it ships"
+                    f"{error}; or leave dataset_name out: math-python then uses its own problems"
                 ) from error
             rows = list({row["question"]: row for row in rows}.values())
             random.Random(f"math-python/{self.seed}").shuffle(rows)

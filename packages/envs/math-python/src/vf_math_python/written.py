@@ -1,6 +1,6 @@
-"""The problems written for this package: one TOML file per topic, a table per problem.
+"""Hand-written problems of this package: one TOML file per topic, one table per problem.
 
-Every second problem of a topic is held out for evaluation; that depends on its place in the file alone.
+Every second problem of a topic, by position in the file, is held out for evaluation.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def problems(topic: str) -> dict[str, dict[str, str]]:
 
 
 def written_rows(held_out: bool) -> list[dict[str, Any]]:
-    """The training or the held-out rows, the topics taking turns."""
+    """The training or the held-out rows, cycling through the topics."""
     halves = [list(problems(topic).items())[0 if held_out else 1 :: 2] for topic in TOPICS]
     return [
-        _row(topic, *halves[place][turn])
+        _row(topic, *halves[index][turn])
         for turn in range(max(map(len, halves)))
-        for place, topic in enumerate(TOPICS)
-        if turn < len(halves[place])
+        for index, topic in enumerate(TOPICS)
+        if turn < len(halves[index])
     ]
 
 

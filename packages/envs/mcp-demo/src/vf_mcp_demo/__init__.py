@@ -1,6 +1,6 @@
-"""mcp-demo: questions about a warehouse whose stock only an MCP server knows; the server comes with the package.
+"""mcp-demo: questions about warehouses whose stock is available only from an MCP server, included in the package.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def load_environment(
 
     Args:
         num_train_examples: Training questions, 620 at most.
-        num_eval_examples: Held-out questions, 152 at most; no training question is about one of their items.
-        max_turns: Replies of the model, those with tool calls included.
-        seed: Chooses the stock and the questions; the same arguments give the same ones on every machine.
+        num_eval_examples: Held-out questions, 152 at most; their items do not occur in training questions.
+        max_turns: Model calls, including those with tool calls.
+        seed: Determines stock and questions; equal arguments give equal ones on every machine.
         system_prompt: Default: an instruction that names the tools' use and the tags. "" sends none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name; or the MCP client is not installed.
+        ConfigError: An invalid argument, by name; or the MCP client is not installed.
     """
     _check_whole("num_train_examples", num_train_examples, 1)
     _check_whole("num_eval_examples", num_eval_examples, 1)
@@ -65,7 +65,7 @@ def load_environment(
 
 
 def read_number(text: str | None) -> int | None:
-    """The whole number that is all of an answer; thousands may be set off by commas.
+    """The integer that an answer consists of, optionally with commas between thousands.
 
     >>> read_number(" 1,024\\n"), read_number("1024 cents"), read_number(None)
     (1024, None, None)
@@ -75,7 +75,7 @@ def read_number(text: str | None) -> int | None:
 
 
 def _make_rubric(parser: vf.Parser) -> vf.Rubric:
-    # Coroutines, so that they run on the loop: they take microseconds, less than a thread's hand-over.
+    # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
     async def correct_answer(completion: Any, answer: str) -> float:
         replies = parser.get_assistant_messages(completion)
         return float(read_number(parser.parse_answer(replies[-1:])) == int(answer))

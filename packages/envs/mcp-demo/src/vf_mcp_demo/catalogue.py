@@ -1,6 +1,6 @@
 """The warehouses' stock, and questions about it. Pure functions of a seed, shared by the server and the environment.
 
-Every fifth item is asked about in held-out questions only, whatever the seed.
+Every fifth item occurs in held-out questions only, for every seed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Item:
 
 
 def make_catalogue(seed: int) -> dict[str, Item]:
-    """Every item by its name."""
+    """Item name -> item."""
     rng = random.Random(f"mcp-demo/catalogue/{seed}")
     return {
         name: Item(name, rng.randint(2, 60) * 25, {warehouse: rng.randint(0, 250) for warehouse in WAREHOUSES})
@@ -47,7 +47,7 @@ def make_catalogue(seed: int) -> dict[str, Item]:
 
 
 def all_questions(catalogue: dict[str, Item], names: list[str]) -> Iterator[tuple[str, int]]:
-    """(question, right number) of every question about these items: one look-up, several, and a computation."""
+    """(question, answer) of every question about these items: one look-up, several, and a computation."""
     for name in names:
         item = catalogue[name]
         yield f"How many {name} are there in all warehouses together?", sum(item.stock.values())
@@ -62,7 +62,7 @@ def all_questions(catalogue: dict[str, Item], names: list[str]) -> Iterator[tupl
 
 
 def draw_rows(count: int, seed: int, held_out: bool) -> list[dict[str, Any]]:
-    """``count`` different questions. *Raises* ConfigError for more than there are."""
+    """``count`` different questions. *Raises* ConfigError when there are fewer."""
     names = [name for i, name in enumerate(ITEMS) if (i % HELD_OUT_EVERY == 0) == held_out]
     questions = list(all_questions(make_catalogue(seed), names))
     if count > len(questions):

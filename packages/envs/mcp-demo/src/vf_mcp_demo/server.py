@@ -1,8 +1,8 @@
-"""A server of the Model Context Protocol on stdio that knows the warehouses' stock.
+"""A server of the Model Context Protocol on stdio for the stock of the warehouses.
 
     python -m vf_mcp_demo.server --seed 0
 
-Its tools only read: rollouts share one server and cannot disturb one another.
+Its tools are read-only, so rollouts can share one server.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def make_server(seed: int) -> MCPServer:
     @server.tool()
     def get_stock(item: str, warehouse: str) -> int:
         """Pieces of an item in a warehouse."""
-        found = catalogue.get(item)
-        if found is None:
+        entry = catalogue.get(item)
+        if entry is None:
             raise ToolError(f"there is no item {item!r}; list_items names all")
-        if warehouse not in found.stock:
+        if warehouse not in entry.stock:
             raise ToolError(f"there is no warehouse {warehouse!r}; list_warehouses names all")
-        return found.stock[warehouse]
+        return entry.stock[warehouse]
 
     @server.tool()
     def get_price(item: str) -> int:
         """Price of one piece of an item, in cents."""
-        found = catalogue.get(item)
-        if found is None:
+        entry = catalogue.get(item)
+        if entry is None:
             raise ToolError(f"there is no item {item!r}; list_items names all")
-        return found.price_cents
+        return entry.price_cents
 
     return server
 

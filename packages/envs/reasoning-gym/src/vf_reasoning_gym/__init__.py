@@ -1,6 +1,6 @@
 """reasoning-gym: generated problems with a verifiable answer, by the generators of Reasoning Gym.
 
-``load_environment`` is the whole interface; how problems are made and scored is in ``vf.ReasoningGymEnv``.
+The public interface is ``load_environment``; problems are generated and scored by ``vf.ReasoningGymEnv``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import verifiers as vf
 __all__ = ["DEFAULT_GENERATORS", "load_environment"]
 
 DEFAULT_GENERATORS = ("chain_sum", "leg_counting", "number_sorting", "spell_backward", "time_intervals")
-"""Short problems of several kinds, none of which depends on Python's hash seed."""
+"""Short problems of several kinds, all independent of Python's hash seed."""
 
 
 def load_environment(
@@ -28,12 +28,12 @@ def load_environment(
     Args:
         gym: A generator's name, a list of names, or a list of {"name", "weight", "config"} to mix them unevenly.
         num_train_examples: Training problems.
-        num_eval_examples: Held-out problems: those that follow the training problems in the generator's sequence.
-        seed: Chooses the problems.
+        num_eval_examples: Held-out problems, which follow the training problems in the generator's sequence.
+        seed: Determines the problems.
         system_prompt: Default: an instruction that names the tags. "" sends none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name; or Reasoning Gym is not installed.
+        ConfigError: An invalid argument, by name; or Reasoning Gym is not installed.
     """
     return vf.ReasoningGymEnv(
         gym=gym if isinstance(gym, str) else list(gym),

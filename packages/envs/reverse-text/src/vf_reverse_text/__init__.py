@@ -1,6 +1,6 @@
 """reverse-text: write a text backwards inside ``<reversed_text>`` tags. One turn, no network, no download.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def load_environment(
     """The reverse-text environment.
 
     Args:
-        unit: What one generated text is: "paragraph", "sentence" or "word" (one lower-case English word).
-        min_chars: Fewest characters of a text. Default: 80, 20 or 3 by unit; no bound with a dataset.
-        max_chars: Most characters of a text. Default: 180, 80 or 6 by unit; no bound with a dataset.
-        num_train_examples: Training texts. A dataset gives at most what it has beyond the held-out texts.
-        num_eval_examples: Held-out texts; none of them is a training text. They do not depend on num_train_examples.
-        seed: Chooses the texts; the same arguments give the same texts on every machine.
+        unit: Kind of a generated text: "paragraph", "sentence" or "word" (one lower-case English word).
+        min_chars: Minimum characters of a text. Default: 80, 20 or 3 by unit; no bound with a dataset.
+        max_chars: Maximum characters of a text. Default: 180, 80 or 6 by unit; no bound with a dataset.
+        num_train_examples: Training texts. With a dataset at most its texts beyond the held-out ones.
+        num_eval_examples: Held-out texts, disjoint from the training texts and independent of num_train_examples.
+        seed: Determines the texts; equal arguments give equal texts on every machine.
         dataset_name: A dataset to read instead of generating, such as "PrimeIntellect/Reverse-Text-RL"; loaded on
             first use, needs a network unless cached.
         system_prompt: Default: an instruction for paragraphs, sentences and datasets; none for words, so that a tiny
             model sees only the word. "" sends none.
-        num_shots: Solved examples, as earlier messages of the conversation, before each text: for models that do not
-            follow the instruction alone. They are generated, and neither trained on nor held out.
+        num_shots: Few-shot examples before each text, for models that do not follow the instruction alone. They are
+            generated, and neither trained on nor held out.
         autojunk: Score with difflib's frequent-character heuristic, as published numbers for this task were.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name.
+        ConfigError: An invalid argument, by name.
         DatasetError: On first use of the rows, when the dataset cannot be loaded or is too small.
     """
     _check_arguments(unit, min_chars, max_chars, num_train_examples, num_eval_examples, num_shots, seed, dataset_name)
@@ -107,7 +107,7 @@ def _shots(texts: list[str]) -> list[dict[str, str]] | None:
 
 
 def _bounds(unit: str, min_chars: int | None, max_chars: int | None) -> tuple[int, int]:
-    """The bounds for generated texts; one that is given moves the other's default out of its way."""
+    """The bounds for generated texts; an explicit bound adjusts the default of the other."""
     shortest, longest = DEFAULT_LENGTHS[unit]
     if min_chars is not None:
         shortest, longest = min_chars, max(longest, min_chars)

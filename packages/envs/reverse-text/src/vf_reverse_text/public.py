@@ -1,7 +1,7 @@
 """The texts to reverse, read from a public dataset: loaded once, on first use, and cut into two disjoint parts.
 
-Nothing is fetched when the object is made. This module generates no text (``texts``) and never falls back to
-generated ones: a dataset that cannot be read is an error.
+Construction fetches nothing. There is no fallback to generated texts (``texts``): a dataset that cannot be read is an
+error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TEXT_COLUMNS = ("prompt", "question", "text")
 class PublicTexts:
     """The different texts of a dataset's ``train`` split within the bounds, shuffled by ``seed``.
 
-    A row's text is its ``prompt``, ``question`` or ``text`` column; of a list of messages, the last user message.
+    The text of a row is its ``prompt``, ``question`` or ``text`` column, or its last user message.
     ``held_out()`` and ``train()`` raise DatasetError when the dataset cannot be loaded, has no such column, or has too
     few texts for the held-out part and a training part.
     """

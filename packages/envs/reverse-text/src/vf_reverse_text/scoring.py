@@ -1,17 +1,17 @@
-"""How alike an answer and the reversed text are: ``difflib``'s sequence ratio, with a bound on its cost.
+"""Similarity of a parsed answer and the reversed text: ``difflib``'s sequence ratio, with bounded cost.
 
-Pure functions of two strings; finding the answer inside a completion is the parser's business.
+Pure functions of two strings; the parser extracts the answer from a completion.
 """
 
 from __future__ import annotations
 
-try:  # the same numbers about ten times as fast; the extra "speed"
+try:  # equal results about ten times as fast; the extra "speed"
     from cydifflib import SequenceMatcher
 except ImportError:
     from difflib import SequenceMatcher
 
 MAX_LENGTH_FACTOR = 4
-"""Of an answer longer than this many times the target, only the beginning is matched; its whole length still counts."""
+"""Of an answer longer than this multiple of the target only the beginning is matched; its full length still counts."""
 
 
 def sequence_ratio(answer: str, target: str, autojunk: bool = False) -> float:

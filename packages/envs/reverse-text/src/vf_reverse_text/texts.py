@@ -1,8 +1,7 @@
 """The texts to reverse, generated from the shipped words.
 
-They are a pure function of (unit, bounds, count, seed): all different, every length exactly inside the
-bounds, and a longer request begins with the shorter one's texts, so the held-out set does not change with the size of
-the training set. This module renders no prompt, scores nothing and reads no dataset (``public``).
+They are a pure function of (unit, bounds, count, seed): all different, with lengths within the bounds. A longer request
+begins with the texts of a shorter one, so the held-out set is independent of the size of the training set.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from importlib import resources
 from verifiers.errors import ConfigError
 
 DEFAULT_LENGTHS = {"word": (3, 6), "sentence": (20, 80), "paragraph": (80, 180)}
-"""Characters of a generated text, smallest and largest, when the caller names no bounds."""
+"""Characters of a generated text, minimum and maximum, by default."""
 
 SENTENCE_LENGTHS = (20, 60)
 """Characters of one sentence inside a longer paragraph."""
 
 MAX_MISSES = 1000
-"""Repeated texts in a row after which the bounds are taken to hold no further different text."""
+"""Consecutive repeated texts after which the bounds are considered exhausted."""
 
 
 @functools.cache
@@ -32,7 +31,7 @@ def load_words() -> tuple[str, ...]:
 
 @functools.cache
 def words_by_length() -> dict[int, tuple[str, ...]]:
-    """The shipped words by their number of letters; every length from 2 to 12 is there."""
+    """The shipped words by their number of letters; every length from 2 to 12 occurs."""
     lengths: dict[int, list[str]] = {}
     for word in load_words():
         lengths.setdefault(len(word), []).append(word)
@@ -42,7 +41,7 @@ def words_by_length() -> dict[int, tuple[str, ...]]:
 def generate_texts(unit: str, min_chars: int, max_chars: int, count: int, seed: int) -> list[str]:
     """``count`` different texts of ``min_chars`` to ``max_chars`` characters.
 
-    Raises ConfigError when the bounds do not hold that many different texts.
+    *Raises* ConfigError when the bounds allow fewer different texts.
     """
     rng = random.Random(f"reverse-text/{unit}/{min_chars}/{max_chars}/{seed}")
     if unit == "word":
@@ -80,15 +79,15 @@ def _collect_different(make: Callable[[], str], count: int, what: str, max_chars
 def make_sentence(rng: random.Random, length: int) -> str:
     """A line of random words that starts with a capital and ends with a full stop, exactly ``length`` (>= 3) long."""
     words, by_length = load_words(), words_by_length()
-    room, chosen = length - 1, []  # one character is the full stop
+    room, sentence = length - 1, []  # one character is the full stop
     while room not in by_length:
         word = rng.choice(words)
         while len(word) > room - 3:  # leave a space and two letters for the last word
             word = rng.choice(words)
-        chosen.append(word)
+        sentence.append(word)
         room -= len(word) + 1
-    chosen.append(rng.choice(by_length[room]))
-    return " ".join(chosen).capitalize() + "."
+    sentence.append(rng.choice(by_length[room]))
+    return " ".join(sentence).capitalize() + "."
 
 
 def make_paragraph(rng: random.Random, length: int) -> str:

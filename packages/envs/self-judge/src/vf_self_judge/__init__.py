@@ -1,6 +1,6 @@
-"""self-judge: questions whose answers a panel of judges grades; the judges are the evaluated model unless named.
+"""self-judge: questions graded by a panel of judges; by default the judges are the evaluated model itself.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Aggregation = Literal["mean", "median", "min", "max"]
 SYSTEM_PROMPT = "Answer the question in at most three sentences."
 
 HELD_OUT_EVERY = 5
-"""Every fifth question is kept for evaluation, whatever the seed."""
+"""Every fifth question is held out, for every seed."""
 
 JUDGE_SAMPLING = {"temperature": 0.0, "max_tokens": 512}
 
@@ -41,18 +41,18 @@ def load_environment(
     """The self-judge environment.
 
     Args:
-        judge_models: Names of the judges. Default: the evaluated model, as accuracy, completeness and clarity.
+        judge_models: Model names of the judges. Default: the evaluated model, for accuracy, completeness, clarity.
         judge_base_url: Endpoint of the named judges. Default: OPENAI_BASE_URL, else OpenAI's.
-        judge_api_key_var: Environment variable with the key of that endpoint.
-        aggregation: How the judges' scores become one: "mean", "median", "min" or "max".
-        require_all: A judge that gives no readable score makes the reward unknown; false takes the others' scores.
+        judge_api_key_var: Environment variable with the API key of that endpoint.
+        aggregation: How the judges' scores are combined: "mean", "median", "min" or "max".
+        require_all: A judge without a parseable score makes the reward unknown; false uses the other scores.
         num_train_examples: Training questions. Default: all, 48.
-        num_eval_examples: Held-out questions; none of them is a training question, whatever the seed. Default: all, 12.
-        seed: Chooses the order of the questions.
-        system_prompt: Default: an instruction to be brief. "" sends none.
+        num_eval_examples: Held-out questions, disjoint from the training questions for every seed. Default: all, 12.
+        seed: Determines the order of the questions.
+        system_prompt: Default: an instruction to answer briefly. "" sends none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name.
+        ConfigError: An invalid argument, by name.
     """
     _check_whole("seed", seed, None)
     if aggregation not in get_args(Aggregation):
@@ -100,7 +100,7 @@ def _make_rubric(judge_models: Sequence[str] | None, client: Any, **parameters: 
 
 
 def _judge_client(judge_models: Any, base_url: str | None, key_var: str) -> vf.ClientConfig | None:
-    """The endpoint of named judges; None for the judges that are the evaluated model."""
+    """The endpoint of named judges; None when the evaluated model is the judge."""
     if judge_models is None:
         if base_url is not None:
             raise vf.ConfigError("judge_base_url is the endpoint of judge_models; name them, or leave it out")

@@ -1,10 +1,10 @@
-"""A panel of judges that are one model in several roles: the model that is being evaluated, or a named one.
+"""A panel of judges: the evaluated model in several roles.
 
-``PanelRubric`` is a ``JudgeRubric`` whose judges are called after their roles. Each judge's client puts its role before
-the judge's question and sends it on: to the endpoint and model of the rollout that is scored. Which rollout that is
-travels in a context variable, so that many rollouts are scored side by side.
+``PanelRubric`` is a ``JudgeRubric`` whose judges are named after their roles. Each judge's client prepends its role to
+the question and sends it to the endpoint and model of the scored rollout, which are passed in a context variable, so
+that rollouts can be scored concurrently.
 
-A model that judges itself is kinder than another one would be: this is a task to try judge rewards on, no measure.
+Models overrate their own answers: this environment demonstrates judge rewards and is not a benchmark.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ ROLES: Mapping[str, str] = {
     "clarity": "You are a strict editor. Score only whether the response is short, to the point and easy to follow. "
     "Repetition and text that does not answer the question cost most of the score.",
 }
-"""What each judge is told, by its name."""
+"""Name of a judge -> its system message."""
 
 _scored: ContextVar[tuple[Any, str]] = ContextVar("self_judge_scored")
-"""Client and model of the rollout that is being scored."""
+"""Client and model of the scored rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleClient:
-    """A client that asks the evaluated model in a role."""
+    """A client that sends questions to the evaluated model in a role."""
 
     role: str
 
     async def complete(self, request: ModelRequest) -> Response:
         """The evaluated model's answer to the judge's question; its failures pass through."""
         client, model = _scored.get()
-        asked = replace(request, prompt=[SystemMessage(self.role), *request.prompt], model=model)
-        return await as_client(client).complete(asked)
+        role_request = replace(request, prompt=[SystemMessage(self.role), *request.prompt], model=model)
+        return await as_client(client).complete(role_request)
 
 
 class PanelRubric(vf.JudgeRubric):
@@ -54,7 +54,7 @@ class PanelRubric(vf.JudgeRubric):
         super().__init__(judge_client=clients, judge_models=list(ROLES), **parameters)
 
     async def judge_score(self, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
-        """As ``JudgeRubric``. *Raises* ScoringError when the state knows of no client to ask."""
+        """As ``JudgeRubric``. *Raises* ScoringError when the state has no client."""
         client = state.get("client")
         if client is None:
             raise ScoringError("self-judge needs the model of the rollout to judge it; name others in judge_models")

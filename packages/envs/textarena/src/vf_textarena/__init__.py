@@ -1,6 +1,6 @@
 """textarena: single-player games of TextArena, one independent game per rollout.
 
-``load_environment`` is the whole interface; how a game is dealt and played is in ``vf.TextArenaEnv``.
+The public interface is ``load_environment``; the rules of a rollout are in ``vf.TextArenaEnv``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import verifiers as vf
 __all__ = ["DEFAULT_GAME", "load_environment"]
 
 DEFAULT_GAME = "GuessTheNumber-v0"
-"""A game that needs no word list, so that it plays offline."""
+"""A game without a word list, so that it runs offline."""
 
 SYSTEM_PROMPT = """\
 You play a game. Make one move in every message{think}, in exactly this format:
@@ -33,14 +33,14 @@ def load_environment(
     Args:
         game: A single-player game of TextArena, such as "GuessTheNumber-v0" or "FrozenLake-v0".
         use_think: Ask for reasoning in <think> tags before the move.
-        max_turns: Moves after which a game that is not over is cut; it is then worth 0.
+        max_turns: Moves after which an unfinished game ends with reward 0.
         num_train_examples: Training games.
-        num_eval_examples: Held-out games; no training game is dealt from one of their seeds.
-        seed: The games are dealt from seed, seed + 1, and so on.
+        num_eval_examples: Held-out games; their seeds are disjoint from those of the training games.
+        seed: Games are generated from seed, seed + 1, and so on.
         system_prompt: Default: an instruction that names the tags. "" sends none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name; or TextArena is not installed.
+        ConfigError: An invalid argument, by name; or TextArena is not installed.
     """
     if not isinstance(use_think, bool):
         raise vf.ConfigError(f"use_think must be true or false, not {use_think!r}")

@@ -1,6 +1,6 @@
-"""tool-test: call exactly the tools that are asked for, with the right arguments, several in one message.
+"""tool-test: call exactly the requested tools with the right arguments, several in one message.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vf_tool_test.tools import TOOLS
 __all__ = ["load_environment"]
 
 MAX_TURNS = 2
-"""One for the calls, one to say something about the results; only the first is scored."""
+"""One for the calls, one to comment on the results; only the first is scored."""
 
 
 def load_environment(
@@ -29,14 +29,14 @@ def load_environment(
 
     Args:
         num_train_examples: Training tasks.
-        num_eval_examples: Held-out tasks; none of them is a training task. They do not depend on num_train_examples.
-        min_calls: Fewest calls a task asks for.
-        max_calls: Most calls a task asks for, 32 at most.
-        seed: Chooses the tasks; the same arguments give the same tasks on every machine.
-        system_prompt: Put before every task. Default: none.
+        num_eval_examples: Held-out tasks, disjoint from the training tasks and independent of num_train_examples.
+        min_calls: Minimum number of requested calls.
+        max_calls: Maximum number of requested calls, at most 32.
+        seed: Determines the tasks; equal arguments give equal tasks on every machine.
+        system_prompt: System message of every task. Default: none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name.
+        ConfigError: An invalid argument, by name.
     """
     _check_whole("num_train_examples", num_train_examples, 1)
     _check_whole("num_eval_examples", num_eval_examples, 1)
@@ -60,7 +60,7 @@ def load_environment(
 
 
 def _make_rubric() -> vf.Rubric:
-    # Coroutines, so that they run on the loop: they take microseconds, less than a thread's hand-over.
+    # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
     async def calls_right(completion: Any, info: dict[str, Any], parser: vf.Parser) -> float:
         return share_right(info["calls"], _first_calls(completion, parser))
 

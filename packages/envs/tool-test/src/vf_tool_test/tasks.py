@@ -1,4 +1,4 @@
-"""Tasks (which calls are asked for) and what the calls that were made are worth. Pure; no model, no messages' prose.
+"""Tasks (sets of requested calls) and the score of a model's calls. Pure functions.
 
 A call is a dict ``{"name": …, "arguments": {…}}``.
 """
@@ -15,13 +15,13 @@ from verifiers.errors import ConfigError
 from vf_tool_test.tools import TOOLS, draw_arguments
 
 MAX_MISSES = 1000
-"""Repeated tasks in a row after which the settings are taken to allow no further different one."""
+"""Consecutive repeated tasks after which the settings are considered exhausted."""
 
 
 def generate_tasks(count: int, min_calls: int, max_calls: int, seed: int) -> list[dict[str, Any]]:
     """``count`` rows with different sets of calls: ``question``, ``answer`` (the calls as JSON) and ``info["calls"]``.
 
-    *Raises* ConfigError when the settings do not allow that many.
+    *Raises* ConfigError when the settings allow fewer.
     """
     rng = random.Random(f"tool-test/{min_calls}/{max_calls}/{seed}")
     rows: dict[str, dict[str, Any]] = {}
@@ -37,7 +37,7 @@ def generate_tasks(count: int, min_calls: int, max_calls: int, seed: int) -> lis
 
 
 def _draw_calls(count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Different calls; a tool may come more than once."""
+    """Distinct calls; a tool may occur more than once."""
     calls: dict[str, dict[str, Any]] = {}
     while len(calls) < count:
         name = rng.choice(TOOLS).__name__
@@ -47,7 +47,7 @@ def _draw_calls(count: int, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def ask(calls: Sequence[Mapping[str, Any]]) -> str:
-    """The user's message.
+    """The user message of a task.
 
     >>> print(ask([{"name": "add", "arguments": {"a": 1, "b": 2}}]))
     Make exactly this tool call:
@@ -63,7 +63,7 @@ def ask(calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def call_key(call: Mapping[str, Any]) -> str:
-    """What makes two calls the same: the tool and the arguments' JSON values; 3 and 3.0 are one number.
+    """Identity of a call: the tool and the JSON values of the arguments; 3 and 3.0 are equal.
 
     >>> call_key({"name": "add", "arguments": {"b": 2.0, "a": 1}})
     'add {"a": 1, "b": 2}'
@@ -80,7 +80,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_call(tool_call: Mapping[str, Any]) -> str | None:
-    """The key of a call that a model made; None when its arguments are no JSON object."""
+    """The key of a model's call; None when its arguments are not a JSON object."""
     function = tool_call.get("function") or tool_call
     try:
         arguments = json.loads(function["arguments"] or "{}")
@@ -89,12 +89,12 @@ def read_call(tool_call: Mapping[str, Any]) -> str | None:
     return call_key({"name": function["name"], "arguments": arguments}) if isinstance(arguments, dict) else None
 
 
-def share_right(asked: Iterable[Mapping[str, Any]], made: Sequence[str | None]) -> float:
-    """Calls that were both asked for and made, over the larger of the two numbers: each call too many costs too.
+def share_right(requested: Iterable[Mapping[str, Any]], actual: Sequence[str | None]) -> float:
+    """Number of matching calls over the larger of requested and actual calls, so that surplus calls lower the score.
 
     >>> share_right([{"name": "f", "arguments": {}}], ["f {}", None])
     0.5
     """
-    wanted: Counter[str | None] = Counter(map(call_key, asked))
-    given = Counter(made)
-    return (wanted & given).total() / max(wanted.total(), given.total())
+    expected: Counter[str | None] = Counter(map(call_key, requested))
+    observed = Counter(actual)
+    return (expected & observed).total() / max(expected.total(), observed.total())

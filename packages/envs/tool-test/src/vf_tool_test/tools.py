@@ -1,6 +1,6 @@
-"""The tools a task may ask for, and how their arguments are drawn. Each takes other types, so that schemas are tried.
+"""The tools of the tasks, and the sampling of their arguments. Their parameter types differ, to cover tool schemas.
 
-They are coroutines that compute in microseconds: nothing waits for a thread.
+The tools are coroutines that take microseconds, so no thread is needed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TOOLS: tuple[Callable[..., Any], ...] = (add, to_fahrenheit, join_words, set_lam
 
 
 def draw_arguments(tool: str, rng: random.Random) -> dict[str, Any]:
-    """Arguments for a call of a tool, by its name."""
+    """Sample arguments for a call of the named tool."""
     match tool:
         case "add":
             return {"a": rng.randint(-99, 999), "b": rng.randint(-99, 999)}

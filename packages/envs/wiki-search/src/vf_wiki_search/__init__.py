@@ -1,6 +1,6 @@
-"""wiki-search: questions whose answers stand somewhere in an encyclopaedia that only the tools can read.
+"""wiki-search: questions about an encyclopaedia that is accessible only through tools.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vf_wiki_search.retrievers import make_retriever
 __all__ = ["SYSTEM_PROMPT", "load_environment"]
 
 NUM_PAGES = 10
-"""Pages that one search shows."""
+"""Results per search."""
 HELD_OUT = 8
-"""One page of so many is asked about in evaluation only."""
+"""One in this many pages is used in held-out questions only."""
 
 SYSTEM_PROMPT = (
     "You answer questions from an encyclopaedia. Find the page with search_pages, see what it holds with "
@@ -47,18 +47,18 @@ def load_environment(
 
     Args:
         num_train_examples: Training questions, -1 for all.
-        num_eval_examples: Held-out questions, -1 for all; none is about a page that training asks about.
-        max_turns: Replies of the model, those with tool calls included.
-        corpus: "factbook", shipped with the package, or "rare-wiki", pages and questions from the hub.
+        num_eval_examples: Held-out questions, -1 for all; their pages do not occur in training questions.
+        max_turns: Model calls, including those with tool calls.
+        corpus: "factbook", shipped with the package, or "rare-wiki", pages and questions from the Hugging Face hub.
         retriever: "bm25"; "dense" (extra `dense`); "chroma" (extra `chroma`).
-        judge_model: A model that compares the answers. Default: none; they must match but for case and the like.
-        judge_base_url: Where the judge is served. Default: OpenAI's API.
-        judge_api_key_var: The variable that holds the judge's key.
-        seed: Order and choice of the questions; the same arguments give the same ones on every machine.
+        judge_model: A model that compares the answers. Default: none; normalised answers must be equal.
+        judge_base_url: Endpoint of the judge. Default: OpenAI's API.
+        judge_api_key_var: Environment variable with the API key of the judge.
+        seed: Determines order and choice of the questions; equal arguments give equal ones on every machine.
         system_prompt: Default: an instruction that names the tools and the tags. "" sends none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name; or an extra is missing.
+        ConfigError: An invalid argument, by name; or an extra is missing.
         DatasetError: corpus="rare-wiki" without network.
     """
     for name, value in (("num_train_examples", num_train_examples), ("num_eval_examples", num_eval_examples)):
@@ -67,7 +67,7 @@ def load_environment(
     _check_whole("max_turns", max_turns, 1)
     _check_whole("seed", seed, None)
     if corpus not in CORPORA:
-        load_corpus(corpus)  # refuses it
+        load_corpus(corpus)  # raises ConfigError
     pages = _Pages(corpus, retriever)
     train, held_out = _questions(corpus, seed)
     parser = vf.XMLParser(["answer"])
@@ -75,8 +75,8 @@ def load_environment(
         tools=[pages.search_pages, pages.view_sections, pages.read_section],
         max_turns=max_turns,
         parallel_tool_calls=True,
-        dataset=_taken("num_train_examples", train, num_train_examples),
-        eval_dataset=_taken("num_eval_examples", held_out, num_eval_examples),
+        dataset=_first_rows("num_train_examples", train, num_train_examples),
+        eval_dataset=_first_rows("num_eval_examples", held_out, num_eval_examples),
         system_prompt=(SYSTEM_PROMPT if system_prompt is None else system_prompt) or None,
         parser=parser,
         rubric=_make_rubric(parser, judge_model, judge_base_url, judge_api_key_var),
@@ -103,8 +103,8 @@ class _Pages:
         Returns:
             Up to ten pages, the best first, one per line: page id and title.
         """
-        found = _index(self._corpus_name, self._retriever_name).search(query, NUM_PAGES)
-        return "\n".join(f"{page.page_id}: {page.title}" for page in found) or "no page was found"
+        pages = _index(self._corpus_name, self._retriever_name).search(query, NUM_PAGES)
+        return "\n".join(f"{page.page_id}: {page.title}" for page in pages) or "no page was found"
 
     def view_sections(self, page_id: str) -> str:
         """List the sections of a page.
@@ -136,13 +136,13 @@ def _index(corpus: str, retriever: str) -> Any:
 
 
 def _check_retriever(name: str) -> None:
-    """Refuse at once what would fail at the first search."""
+    """Raise early what would fail at the first search."""
     if name != "bm25":
         make_retriever(name, Corpus(load_corpus("factbook").pages[:1]))
 
 
 def _questions(corpus: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(training rows, held-out rows) in the order of the seed; which page is held out does not depend on it."""
+    """(training rows, held-out rows) in seeded order; the split is independent of the seed."""
     if corpus == "rare-wiki":
         rows = [
             _row(row["question"], row["answer"], str(row.get("filename", number)), {})
@@ -156,8 +156,8 @@ def _questions(corpus: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[
     return [row for row in rows if not _is_held_out(row["info"]["page_id"])], held_out
 
 
-def _row(question: str, answer: str, page_id: str, given: dict[str, Any]) -> dict[str, Any]:
-    info = {"page_id": page_id, "section_id": given.get("section_id", ""), "kind": given.get("kind", "")}
+def _row(question: str, answer: str, page_id: str, source: dict[str, Any]) -> dict[str, Any]:
+    info = {"page_id": page_id, "section_id": source.get("section_id", ""), "kind": source.get("kind", "")}
     return {"question": question, "answer": answer, "info": info}
 
 
@@ -165,20 +165,20 @@ def _is_held_out(page_id: str) -> bool:
     return int.from_bytes(hashlib.sha256(page_id.encode()).digest()[:4], "big") % HELD_OUT == 0
 
 
-def _taken(name: str, rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+def _first_rows(name: str, rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     if number > len(rows):
-        raise vf.ConfigError(f"{name} is {number}; there are {len(rows)} such questions, -1 takes all", key=name)
+        raise vf.ConfigError(f"{name} is {number}; there are {len(rows)} such questions, -1 uses all", key=name)
     return rows if number == -1 else rows[:number]
 
 
 def _make_rubric(parser: vf.Parser, judge_model: str | None, base_url: str | None, key_var: str) -> vf.Rubric:
-    # Coroutines, so that they run on the loop: they take microseconds, less than a thread's hand-over.
+    # Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
     async def exact_match(completion: Any, answer: str) -> float:
-        """1 when the last answer block holds the right answer."""
+        """1 when the last answer block contains the right answer."""
         return float(matches(parser.parse_answer(completion), answer))
 
     async def evidence_read(state: vf.State, info: dict[str, Any]) -> float:
-        """1 when the section that holds the answer was read."""
+        """1 when the section with the answer was read."""
         replies = [message for step in state["trajectory"] for message in step["completion"]]
         calls = [call for message in replies for call in message.tool_calls or ()]
         return float(any(call.name == "read_section" and info["section_id"] in call.arguments for call in calls))
@@ -198,12 +198,12 @@ def _judge(parser: vf.Parser, model: str, base_url: str | None, key_var: str) ->
     where = {} if base_url is None else {"api_base_url": base_url}
 
     async def judged_correct(judge: Any, prompt: Any, completion: Any, answer: str, state: vf.State) -> float:
-        """1 when the judge says that the answer is the right one; unknown when it says neither yes nor no."""
+        """1 when the judge accepts the answer; unknown when its verdict is neither yes nor no."""
         if not parser.parse_answer(completion):
             return 0.0
         verdict = (await judge(prompt, completion, answer, state)).strip().strip(".!").casefold()
         if verdict not in ("yes", "no"):
-            raise ValueError(f"the judge {model} said neither yes nor no: {verdict[:80]!r}")
+            raise ValueError(f"the verdict of the judge {model} is neither yes nor no: {verdict[:80]!r}")
         return float(verdict == "yes")
 
     client = vf.ClientConfig(api_key_var=key_var, **where)

@@ -1,6 +1,6 @@
-"""Pages and sections: what the three tools show, from the shipped encyclopaedia or from the hub.
+"""Pages and sections for the three tools, from the shipped encyclopaedia or the hub.
 
-A page has an id, a title and sections; a section's id is ``page_id:section``. Nothing here searches (``retrievers``).
+A page has an id, a title and sections; the id of a section is ``page_id:section``. Searching is in ``retrievers``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        """All of the page, for an index."""
+        """The whole page as text, for an index."""
         return "\n\n".join([self.title, *(f"{title}\n{text}" for title, text in self.sections.values())])
 
 
@@ -44,22 +44,22 @@ class Corpus:
         self._by_id = {page.page_id: page for page in self.pages}
 
     def page(self, page_id: str) -> Page:
-        """Raises ``ToolError``, which the model reads, for an id that is none."""
-        found = self._by_id.get(page_id.strip())
-        if found is None:
-            raise vf.ToolError(f"there is no page {_shown(page_id)}; page ids come from search_pages")
-        return found
+        """The page of this id. *Raises* ToolError, which the model reads, for an unknown id."""
+        page = self._by_id.get(page_id.strip())
+        if page is None:
+            raise vf.ToolError(f"there is no page {_short_repr(page_id)}; page ids come from search_pages")
+        return page
 
     def section(self, section_id: str) -> str:
-        """The text of a section. Raises ``ToolError``, which the model reads."""
+        """The text of a section. *Raises* ToolError, which the model reads, for an unknown id."""
         page = self._by_id.get(section_id.partition(":")[0].strip())
         if page is None or section_id.strip() not in page.sections:
-            raise vf.ToolError(f"there is no section {_shown(section_id)}; section ids come from view_sections")
+            raise vf.ToolError(f"there is no section {_short_repr(section_id)}; section ids come from view_sections")
         return page.sections[section_id.strip()][1]
 
 
 def load_corpus(name: str) -> Corpus:
-    """A corpus of ``CORPORA``. Raises ``ConfigError`` for another name, ``DatasetError`` where the hub is needed."""
+    """A corpus of ``CORPORA``. *Raises* ConfigError for another name, DatasetError when the hub is unreachable."""
     if name == "factbook":
         return _factbook()
     if name == "rare-wiki":
@@ -84,7 +84,7 @@ def _rare_wiki() -> Corpus:
 
 
 def from_markdown(page_id: str, title: str, content: str) -> Page:
-    """A page whose sections begin at Markdown headings; what stands before the first is the section "Summary".
+    """A page whose sections begin at Markdown headings; text before the first is the section "Summary".
 
     >>> list(from_markdown("7", "Owl", "A bird.\\n# Food\\nMice.").sections.items())
     [('7:summary', ('Summary', 'A bird.')), ('7:food', ('Food', 'Mice.'))]
@@ -102,7 +102,7 @@ def from_markdown(page_id: str, title: str, content: str) -> Page:
 
 
 def hub_rows(name: str) -> list[dict[str, Any]]:
-    """Every row of a dataset of the hub. Raises ``DatasetError`` that names the choice that needs no network."""
+    """All rows of a dataset of the hub. *Raises* DatasetError naming the alternative that works offline."""
     from datasets import load_dataset
 
     try:
@@ -119,5 +119,5 @@ def slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
 
 
-def _shown(text: str) -> str:
+def _short_repr(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:80]}…")

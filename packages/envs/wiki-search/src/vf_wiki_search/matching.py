@@ -1,6 +1,6 @@
-"""Whether an answer is the right one, without a judge: equal after what does not matter is taken away.
+"""Compare a model's answer with the right one, without a judge: equality of the normalised texts.
 
-Case, accents, punctuation, articles and thousands separators do not matter; anything more or less does.
+Case, accents, punctuation, articles and thousands separators are ignored; any other difference counts.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import re
 import unicodedata
 
 LONGEST = 400
-"""Characters of an answer that are read; a longer one is no answer to these questions."""
+"""Maximum characters of an answer; longer ones never match."""
 
 
 def normalised(text: str) -> str:
-    """What two equal answers share.
+    """The canonical text of an answer; equal for matching answers.
 
     >>> normalised("The Republic of Côte d'Ivoire"), normalised("4,807.0 m"), normalised("7 September.")
     ('republic of cote d ivoire', '4807 m', '7 september')
@@ -31,18 +31,18 @@ UNITS = re.compile(
 )
 
 
-def matches(given: str | None, answer: str) -> bool:
-    """Whether ``given`` is ``answer``; a number may be followed by its unit.
+def matches(text: str | None, answer: str) -> bool:
+    """Whether ``text`` matches ``answer``; a number may be followed by its unit.
 
     >>> matches("the Uk.", "UK"), matches("2,994 metres", "2,994"), matches("Paris or Lyon", "Paris"), matches("", "")
     (True, True, False, False)
     """
-    if not given or len(given) > LONGEST:
+    if not text or len(text) > LONGEST:
         return False
-    said, wanted = normalised(given), normalised(answer)
-    if wanted.replace(".", "").isdigit():
-        said = UNITS.sub("", said)
-    if re.fullmatch(r"\d{1,2} [a-z]+", wanted):  # a day: "September 7th" is "7 September"
-        said = re.sub(r"\b(\d{1,2})(st|nd|rd|th)\b", r"\1", said).replace(" of ", " ")
-        said = re.sub(r"^([a-z]+) (\d{1,2})$", r"\2 \1", said)
-    return said == wanted
+    actual, expected = normalised(text), normalised(answer)
+    if expected.replace(".", "").isdigit():
+        actual = UNITS.sub("", actual)
+    if re.fullmatch(r"\d{1,2} [a-z]+", expected):  # a day: "September 7th" is "7 September"
+        actual = re.sub(r"\b(\d{1,2})(st|nd|rd|th)\b", r"\1", actual).replace(" of ", " ")
+        actual = re.sub(r"^([a-z]+) (\d{1,2})$", r"\2 \1", actual)
+    return actual == expected

@@ -1,6 +1,6 @@
-"""From a query to pages: BM25 by default, meaning (dense vectors) where an extra is installed.
+"""Retrieval of pages for a query: BM25 by default, dense vectors with an extra.
 
-A retriever is built once per corpus and is shared by all rollouts; searching changes nothing in it.
+A retriever is built once per corpus and shared by all rollouts; searches do not modify it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ RETRIEVERS = ("bm25", "dense", "chroma")
 
 
 class Retriever(Protocol):
-    """Pages for a query, the best first."""
+    """Returns pages for a query, the best first."""
 
     def search(self, query: str, num_pages: int) -> list[Page]: ...
 
 
 def make_retriever(name: str, corpus: Corpus) -> Retriever:
-    """A retriever of ``RETRIEVERS`` over a corpus. Raises ``ConfigError`` for another name or a missing extra."""
+    """A retriever of ``RETRIEVERS`` over a corpus. *Raises* ConfigError for another name or a missing extra."""
     if name == "bm25":
         return Bm25(corpus)
     if name == "dense":
@@ -40,17 +40,17 @@ def make_retriever(name: str, corpus: Corpus) -> Retriever:
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-case words, English plurals cut; numbers keep their digits.
+    """Lower-case words without the plural s.
 
     >>> words_of("The highest points of Malta: 253 m")
     ['the', 'highest', 'point', 'of', 'malta', '253', 'm']
     """
-    found = re.findall(r"[^\W_]+", text.lower())
-    return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in found]
+    words = re.findall(r"[^\W_]+", text.lower())
+    return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in words]
 
 
 class Bm25:
-    """Okapi BM25 (Robertson and Zaragoza 2009) over whole pages; a word of the title counts ``TITLE`` times."""
+    """Okapi BM25 (Robertson and Zaragoza 2009) over whole pages; words of the title have weight ``TITLE``."""
 
     TITLE = 5
 
@@ -70,11 +70,11 @@ class Bm25:
             return []
         scores = self._index.get_scores(words)
         best = np.argsort(-scores, kind="stable")[:num_pages]
-        return [self._pages[place] for place in best if scores[place] > 0]
+        return [self._pages[index] for index in best if scores[index] > 0]
 
 
 class Dense:
-    """Cosine of sentence embeddings (MiniLM, int8, on the CPU through ONNX) of sections; a page is its best section."""
+    """Cosine of sentence embeddings (MiniLM, int8, on the CPU through ONNX) of sections; ranks pages by the best."""
 
     def __init__(self, corpus: Corpus):
         self._embed = _embedder()
@@ -84,7 +84,7 @@ class Dense:
     def search(self, query: str, num_pages: int) -> list[Page]:
         """The pages of the nearest sections."""
         order = np.argsort(-(self._vectors @ self._embed([query])[0]), kind="stable")
-        return _distinct((self._owners[place] for place in order), num_pages)
+        return _distinct((self._owners[index] for index in order), num_pages)
 
 
 class Chroma:
@@ -108,26 +108,26 @@ class Chroma:
 
     def search(self, query: str, num_pages: int) -> list[Page]:
         """The pages of the nearest sections."""
-        wanted = min(4 * num_pages, len(self._owners))
-        found = self._collection.query(query_embeddings=self._embed([query]), n_results=wanted, include=[])
-        return _distinct((self._owners[section_id] for section_id in found["ids"][0]), num_pages)
+        limit = min(4 * num_pages, len(self._owners))
+        result = self._collection.query(query_embeddings=self._embed([query]), n_results=limit, include=[])
+        return _distinct((self._owners[section_id] for section_id in result["ids"][0]), num_pages)
 
 
 def section_vectors(corpus: Corpus) -> np.ndarray:
-    """Unit vectors of all sections in order, float32 [sections, 384]; kept in the user's cache, for they take minutes.
+    """Unit vectors of all sections in order, float32 [sections, 384]; cached on disk, because they take minutes.
 
-    Raises ``ConfigError`` when the extra is missing.
+    *Raises* ConfigError when the extra is missing.
     """
     embed = _embedder()
     texts = [f"{page.title}. {title}. {text}" for page in corpus.pages for title, text in page.sections.values()]
-    kept = _cache_folder() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:32]}.npy"
-    if kept.is_file():
-        return np.load(kept, allow_pickle=False)
+    path = _cache_folder() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:32]}.npy"
+    if path.is_file():
+        return np.load(path, allow_pickle=False)
     vectors = embed(texts)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=kept.parent, suffix=".npy", delete=False) as written:
-        np.save(written, vectors, allow_pickle=False)
-    Path(written.name).replace(kept)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as file:
+        np.save(file, vectors, allow_pickle=False)
+    Path(file.name).replace(path)
     return vectors
 
 
@@ -136,17 +136,17 @@ def _cache_folder() -> Path:
 
 
 def _distinct(pages: Iterable[Page], num_pages: int) -> list[Page]:
-    found: dict[str, Page] = {}
+    distinct: dict[str, Page] = {}
     for page in pages:
-        found.setdefault(page.page_id, page)
-        if len(found) == num_pages:
+        distinct.setdefault(page.page_id, page)
+        if len(distinct) == num_pages:
             break
-    return list(found.values())
+    return list(distinct.values())
 
 
 @functools.cache
 def _embedder() -> Any:
-    """texts -> float32 [texts, dimensions] of unit length. Raises ``ConfigError`` when the extra is missing."""
+    """texts -> float32 [texts, dimensions] of unit length. *Raises* ConfigError when the extra is missing."""
     try:
         from vf_wiki_search.embedding import Embedder
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""wordle: find the secret word in six guesses; after each the model reads which letters are right.
+"""wordle: find the secret word in six guesses; after each guess the environment marks its letters.
 
-``load_environment`` is the whole interface; the README says what each number means.
+The public interface is ``load_environment``; the README describes rewards and metrics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HARD = "Every guess must use all that the marks have shown: a G letter stays in 
 
 
 class WordleEnv(vf.MultiTurnEnv):
-    """One secret word per row (``answer``). The moves so far are ``state["moves"]``, as the rules judged them."""
+    """One secret word per row (``answer``). ``state["moves"]`` holds the evaluated moves so far."""
 
     def __init__(self, rules: Rules, **parameters: Any):
         super().__init__(max_turns=rules.max_guesses, **parameters)
@@ -41,7 +41,7 @@ class WordleEnv(vf.MultiTurnEnv):
         state["moves"] = []
 
     def add_trajectory_step(self, state: vf.State, step: vf.TrajectoryStep) -> None:
-        """Judge the reply of this turn, before the limit of turns can end the rollout without it."""
+        """Evaluate the reply of this turn, before the turn limit can end the rollout."""
         super().add_trajectory_step(state, step)
         moves, answer = state["moves"], state["answer"]
         moves.append(judge(self.parser.parse_answer(step["completion"]), answer, moves, self.rules))
@@ -49,7 +49,7 @@ class WordleEnv(vf.MultiTurnEnv):
             state["final_env_response"] = self.env_response([], state)
 
     def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
-        """The marks of the last guess, and what is left."""
+        """The marks of the last guess and the number of remaining guesses."""
         return [vf.UserMessage(describe(state["answer"], state["moves"], self.rules))]
 
     @vf.stop(priority=10)
@@ -70,18 +70,18 @@ def load_environment(
     """The wordle environment.
 
     Args:
-        num_train_examples: Training games, each with another secret word. Default: 2,000, or all there are (words of
-            four letters: 1,373).
-        num_eval_examples: Held-out games; their words are never secret in training, whatever the seed.
+        num_train_examples: Training games with distinct secret words. Default: 2,000, or all (words of four letters:
+            1,373).
+        num_eval_examples: Held-out games; their words are never secret in training, for any seed.
         use_think: Ask for reasoning in <think> tags before the guess, and count them in the format reward.
-        word_length: Letters of the word, 4 to 8.
-        max_guesses: Replies the model has; one without a guess that counts is used up too.
-        hard_mode: Every guess must use all that the marks before have shown.
-        seed: Chooses the words and their order; the same arguments give the same games on every machine.
+        word_length: Number of letters, 4 to 8.
+        max_guesses: Model replies per game, including those without a valid guess.
+        hard_mode: Every guess must be consistent with all earlier marks.
+        seed: Determines the words and their order; equal arguments give equal games on every machine.
         system_prompt: Default: the rules and the format. "" sends none.
 
     Raises:
-        ConfigError: An argument that cannot be used, by name.
+        ConfigError: An invalid argument, by name.
     """
     if num_train_examples is not None:
         _check_whole("num_train_examples", num_train_examples, 1)
@@ -126,9 +126,9 @@ def _system_prompt(rules: Rules, use_think: bool) -> str:
 
 
 def _make_rubric(rules: Rules, parser: vf.Parser) -> vf.Rubric:
-    """The rewards, from the completion and the answer alone, so that stored rollouts can be scored again.
+    """The rewards, computed from completion and answer alone, so that saved rollouts can be scored again.
 
-    They are coroutines, to run on the loop: they take microseconds, less than a thread's hand-over.
+    Coroutines run on the event loop: they take microseconds, less than a switch to a thread.
     """
     value = 1.0 / rules.word_length
 

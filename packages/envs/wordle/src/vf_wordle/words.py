@@ -1,7 +1,6 @@
-"""The shipped words (see DATA.md), and which of them are secret in training and in held-out games.
+"""The shipped words (see DATA.md), and their split into secrets of training and of held-out games.
 
-Every eleventh answer is kept for held-out games, whatever the seed, so no model is ever trained on a word that it is
-measured with. Everything here is a pure function of its arguments.
+Every eleventh answer is held out, for every seed, so no model is trained on a word of the evaluation. Pure functions.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from importlib import resources
 from verifiers.errors import ConfigError
 
 LENGTHS = range(4, 9)
-"""Letters that a word may have."""
+"""Allowed word lengths."""
 
 HELD_OUT_EVERY = 11
 
@@ -27,20 +26,20 @@ def load_words(file: str, length: int) -> tuple[str, ...]:
 
 @functools.cache
 def valid_guesses(length: int) -> frozenset[str]:
-    """What may be guessed."""
+    """Valid guesses."""
     return frozenset(load_words("guesses.txt", length))
 
 
 def secrets(length: int, held_out: bool) -> list[str]:
-    """The words that are secret in training games, or in held-out games, sorted."""
+    """The secret words of training or held-out games, sorted."""
     answers = load_words("answers.txt", length)
     return [word for i, word in enumerate(answers) if (i % HELD_OUT_EVERY == 0) == held_out]
 
 
 def draw_secrets(length: int, count: int | None, seed: int, held_out: bool, at_most: int | None = None) -> list[str]:
-    """``count`` different words in an order that the seed chooses; None: all there are, and no more than ``at_most``.
+    """``count`` different words in seeded order; None: all, but at most ``at_most``.
 
-    *Raises* ConfigError for more words than there are.
+    *Raises* ConfigError when there are fewer words.
     """
     words = secrets(length, held_out)
     random.Random(f"wordle/{length}/{held_out}/{seed}").shuffle(words)

@@ -2,8 +2,9 @@
 
 One zygote per list of packages runs in an outer sandbox that bubblewrap creates: no network, no host files but
 interpreter, system programs and those packages (all read-only), an empty environment. Each session is a fork of it in
-namespaces of its own (user, mount, PID, network, IPC, host name), with its own files in memory, no capability, a
-system-call filter and limits; it cannot create further namespaces. A session costs a fork, not an interpreter's start.
+separate namespaces (user, mount, PID, network, IPC, host name), with its own files in memory, no capability, a
+system-call filter and limits; it cannot create further namespaces. Opening a session costs a fork, not the start of an
+interpreter.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from verifiers.sandbox.host.zygotes import Zygote, zygote_for
 from verifiers.sandbox.protocol import Availability, SandboxSpec
 
 CAUSE_S = 5.0
-"""Seconds to wait for the supervisor to say why a worker ended."""
+"""Seconds to wait for the supervisor to report why a worker ended."""
 PROBE = """
 import os
 with open("/proc/self/status") as file:
@@ -101,7 +102,7 @@ class _Namespaces:
         self._request("kill", [])
 
     async def ended(self) -> None:
-        return None  # the area is shared memory: there is nothing to wait for
+        return None  # the output area is shared memory, always complete
 
     async def cause(self) -> str | None:
         if self._control is None:
@@ -130,7 +131,5 @@ class _Namespaces:
     def _request(self, op: str, fds: list[int]) -> None:
         """Send a request to the supervisor."""
         if self._control is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # the session is gone: its worker's connection closes too, which is noticed
+            with contextlib.suppress(OSError):  # the session has ended: the closed connection of its worker is reported
                 socket.send_fds(self._control, [json.dumps({"op": op}).encode()], fds)

@@ -1,8 +1,8 @@
 """Sandboxes by Landlock and system-call supervision, without namespaces (https://github.com/multikernel/sandlock).
 
-For machines where namespaces are forbidden. Weaker than ``bubblewrap`` and slower: each session starts an interpreter
-that imports packages when it needs them, a time-out also deletes its files, names and sizes of host files can be read,
-and a session whose supervisor is killed from outside can leave processes behind.
+For machines that forbid namespaces. Weaker and slower than ``bubblewrap``: each session starts an interpreter that
+imports packages on first use, a time-out also deletes its files, names and sizes of host files can be read, and a
+session whose supervisor is killed from outside can leave processes behind.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Sandlock:
             return Availability(False, str(error))
         if result.value != "[]":
             return Availability(False, f"a session was not isolated: {result.error or result.value}")
-        return Availability(True, "a supervised session answered and could not look out")
+        return Availability(True, "a supervised session answered and could not access the host")
 
 
 class _SupervisedProcesses:
@@ -109,7 +109,7 @@ class _SupervisedProcesses:
             self._control = None
 
     async def ended(self) -> None:
-        return None  # the area is shared memory: there is nothing to wait for
+        return None  # the output area is shared memory, always complete
 
     async def cause(self) -> str | None:
         if self._control is None:
@@ -150,14 +150,14 @@ class _SupervisedProcesses:
         for name, path in {**folders(spec.packages), "guest": mounts.GUEST}.items():
             if not os.path.lexists(f"{packages}/{name}"):
                 os.symlink(path.resolve(), f"{packages}/{name}")
-        shown = mounts.mounts(spec.packages)
+        layout = mounts.mounts(spec.packages)
         settings = {**worker_settings(spec), "memory_mb": spec.memory_mb, "file_mb": spec.file_mb, "cpu_s": spec.cpu_s}
         python = getattr(sys, "_base_executable", sys.executable)
         encoded = base64.b64encode(json.dumps(settings).encode()).decode()
         return {
             "command": [os.path.realpath(python), "-c", RUN_WORKER, "0", "1", encoded],
-            "readable": [*map(str, shown.shown.values()), packages, *filter(os.path.exists, DEVICES)],
-            "denied": _hidden_on_the_host(shown),
+            "readable": [*map(str, layout.visible.values()), packages, *filter(os.path.exists, DEVICES)],
+            "denied": _hidden_on_the_host(layout),
             "folder": self._folder,
             "home": home,
             "writable": [home, "/dev/null"],
@@ -181,11 +181,11 @@ class _SupervisedProcesses:
         }
 
 
-def _hidden_on_the_host(shown: mounts.Mounts) -> list[str]:
-    """Paths of the host for the hidden ones: without namespaces nothing is mounted over them."""
-    found = []
-    for place in shown.hidden:
-        for inside, path in shown.shown.items():
-            if place.startswith(f"{inside}/"):
-                found.append(str(path / Path(place).relative_to(inside)))
-    return [path for path in found if os.path.exists(path)]
+def _hidden_on_the_host(layout: mounts.Mounts) -> list[str]:
+    """Host paths of the hidden folders: without namespaces nothing can be mounted over them, so access is denied."""
+    paths = []
+    for hidden in layout.hidden:
+        for inside, path in layout.visible.items():
+            if hidden.startswith(f"{inside}/"):
+                paths.append(str(path / Path(hidden).relative_to(inside)))
+    return [path for path in paths if os.path.exists(path)]

@@ -1,6 +1,6 @@
 """No sandbox: a plain child process with this process's rights, network and files. For trusted code.
 
-Time-outs, state and output bounds work as in a sandbox; no other limit does. ``auto`` never selects it.
+Time-outs, state and output bounds work as in a sandbox; no other limit is enforced. ``auto`` never selects it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ class UnsafeSubprocess:
         self._warned = False
 
     async def available(self) -> Availability:
-        return Availability(True, "a child process can always be started; it isolates nothing")
+        return Availability(True, "a child process can always be started; it provides no isolation")
 
     async def open(self, spec: SandboxSpec) -> Session:
         require(spec.packages)
         if not self._warned:
             self._warned = True
-            _LOGGER.warning(
-                "sandbox='unsafe_subprocess': code that the model writes runs with your rights, files and network"
-            )
+            _LOGGER.warning("sandbox='unsafe_subprocess': model-written code runs with your rights, files and network")
         return await Session.open(spec, _Child(spec))
 
 
@@ -65,7 +63,7 @@ class _Child:
         code = RUN_WORKER.format(folder=GUEST_FOLDER)
         working_dir = self._spec.working_dir or self._folder
         await asyncio.to_thread(os.makedirs, working_dir, exist_ok=True)
-        self._child = subprocess.Popen(  # noqa: ASYNC220  (takes milliseconds; a thread's end would kill the child)
+        self._child = subprocess.Popen(  # noqa: ASYNC220  (takes milliseconds; the end of a starting thread would kill the child)
             [sys.executable, "-c", code, *map(str, fds), settings],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
@@ -82,7 +80,7 @@ class _Child:
             child.wait()
 
     async def ended(self) -> None:
-        return None  # the area is shared memory: there is nothing to wait for
+        return None  # the output area is shared memory, always complete
 
     async def cause(self) -> str | None:
         return None

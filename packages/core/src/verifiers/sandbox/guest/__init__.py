@@ -1,1 +1,1 @@
-"""What runs inside a sandbox, as the package ``guest``. Standard library only: verifiers cannot be imported there."""
+"""Code run inside a sandbox, as the package ``guest``. Standard library only: verifiers is not installed there."""

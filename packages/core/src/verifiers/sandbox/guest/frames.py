@@ -1,6 +1,6 @@
 """Messages between host and guest: two lengths, a JSON object (header), then raw bytes (body).
 
-The host reads answers with ``host.channel``, which trusts nothing in them.
+The host reads answers with ``host.channel``, which validates them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 LENGTHS = struct.Struct("!II")
 OUTPUT = struct.Struct("=QQ")
-"""Head of the shared output area: bytes of stdout and of stderr so far. Space for both follows, of equal size."""
+"""Header of the shared output area: bytes of stdout and of stderr so far. Two regions of equal size follow."""
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One message."""
+    """Encode one message."""
     encoded = json.dumps(header).encode("ascii")
     return b"".join((LENGTHS.pack(len(encoded), len(body)), encoded, body))
 

@@ -1,4 +1,4 @@
-"""The guest init: first process of a sandbox that the host reaches by a stream, not by a shared socket.
+"""Guest init: the first process of a sandbox that the host reaches over a stream instead of a shared socket.
 
 It handles requests from the host and forwards requests for the code to a worker. Two programs:
 
@@ -11,11 +11,11 @@ requests. Operations (``op``):
 
 * ``start``: start a new worker.
 * ``forward``: the body is a request for the worker, the reply's body its answer; the reply is ``gone`` when the worker
-  ended or sent something that is no answer.
+  ended or its answer is malformed.
 * ``kill``: kill every process.
-* ``cause``: why the worker ended.
+* ``cause``: report why the worker ended.
 
-Replies to ``kill`` and ``cause`` carry what was written to stdout and stderr.
+Replies to ``kill`` and ``cause`` carry the captured stdout and stderr.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GONE = {"gone": True}
 
 
 class GuestInit(Supervisor):
-    """A supervisor with one worker at a time; ``settings`` as the host's ``encoded_settings`` makes them."""
+    """A supervisor with one worker at a time; ``settings`` as encoded by ``encoded_settings`` on the host."""
 
     def __init__(self, settings: dict[str, Any]):
         super().__init__(settings, tuple(settings["places"]))
@@ -48,12 +48,12 @@ class GuestInit(Supervisor):
         self._received = bytearray()
         self._max_sizes = (settings["max_header_bytes"], settings["max_file_bytes"])
         self._requester: int | None = None
-        """Stream that waits for the worker's answer."""
+        """Stream whose request waits for the worker's answer."""
         self._max_output = settings["max_output_bytes"]
         self._area = kernel.memory_file("sandbox-output", frames.OUTPUT.size + 2 * self._max_output)
 
     def serve(self, requests: Requests) -> None:
-        """Handle requests until their stream ends."""
+        """Handle requests until the end of their stream."""
         requests.register(self._poll)
         tick_s = 1.0
         while True:
@@ -82,7 +82,7 @@ class GuestInit(Supervisor):
             requests.reply(stream, {"sizes": self._output_sizes()}, self._outputs())
 
     def forget(self, stream: int) -> None:
-        """The requester is gone: drop the answer to its request."""
+        """Drop the answer to a request whose requester has disconnected."""
         if self._requester == stream:
             self._requester = None
 
@@ -118,7 +118,7 @@ class GuestInit(Supervisor):
         self._poll.modify(self._connection, select.POLLIN | select.POLLOUT)
 
     def _exchange(self, requests: Requests) -> None:
-        """Send to the worker and receive from it without blocking. Anything but one answer to a request ends it."""
+        """Send to the worker and receive from it without blocking. Data other than one answer per request ends it."""
         assert self._connection is not None
         try:
             if self._unsent:
@@ -149,7 +149,7 @@ class GuestInit(Supervisor):
         return None
 
     def _answer_size(self) -> int | None:
-        """Bytes of the answer, None before its lengths have arrived; 0 above the bounds, so that any is too long."""
+        """Bytes of the answer, None until its lengths are received; 0 above the bounds: any data is too long."""
         if len(self._received) < frames.LENGTHS.size:
             return None
         header, body = frames.LENGTHS.unpack_from(self._received)
@@ -157,7 +157,7 @@ class GuestInit(Supervisor):
         return 0 if above else frames.LENGTHS.size + header + body
 
     def _output_sizes(self) -> list[int]:
-        """Bytes of stdout and stderr. The worker can write to the area: whatever it wrote, the bound holds."""
+        """Bytes of stdout and stderr. The worker can write to the area, so its sizes are clamped to the bound."""
         head = os.pread(self._area, frames.OUTPUT.size, 0)
         return [min(size, self._max_output) for size in frames.OUTPUT.unpack(head)]
 
@@ -168,7 +168,7 @@ class GuestInit(Supervisor):
 
 
 class Requests:
-    """Where requests come from: one stream (input and output), or connections to a socket with one request each."""
+    """Source of requests: one stream (input and output), or connections to a socket with one request each."""
 
     def __init__(self, reading: int, writing: int | None, listening: socket.socket | None = None):
         self._writing = writing
@@ -188,7 +188,7 @@ class Requests:
             poll.register(fd, select.POLLIN)
 
     def read(self, fd: int, init: GuestInit) -> bool:
-        """Read what is there and handle complete requests. False at the end of the one stream."""
+        """Read available data and handle complete requests. False at the end of the single stream."""
         assert self._poll is not None
         if self._listening is not None and fd == self._listening.fileno():
             client, _ = self._listening.accept()
@@ -208,7 +208,7 @@ class Requests:
         return True
 
     def reply(self, stream: int, header: dict[str, Any], body: bytes = b"") -> None:
-        """Send a reply. A client that has gone away gets none; without the one stream this process ends."""
+        """Send a reply, dropped for a disconnected client; when the single stream is closed, this process ends."""
         packed = memoryview(frames.pack(header, body))
         fd = stream if self._writing is None else self._writing
         try:
@@ -242,13 +242,13 @@ def main() -> None:
     init = GuestInit(settings)
     if settings["confined"]:
         restrict(settings)
-    _point_to_null(2)  # a file of the host: under gVisor the code can open it as /proc/1/fd/2
+    _point_to_null(2)  # stderr is a host file, which code under gVisor can open as /proc/1/fd/2
     init.serve(requests)
     os._exit(0)
 
 
 def _listen(path: str) -> socket.socket:
-    """Listen on ``path`` and continue in the background: the caller's process ends when requests can be sent."""
+    """Listen on ``path`` and continue in the background; the calling process ends once requests can be sent."""
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
     os.chmod(path, 0o600)
@@ -261,7 +261,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _point_to_null(*fds: int) -> None:
-    """Close file descriptors inherited from the parent; their numbers stay taken, by /dev/null."""
+    """Redirect file descriptors inherited from the parent to /dev/null, so that their numbers are not reused."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
         os.dup2(null, fd)
@@ -277,7 +277,7 @@ def send() -> None:
         connection.sendall(packed)
         reply = frames.read(cast(BinaryIO, connection.makefile("rb")))
     if reply is None:
-        sys.exit("the guest init is gone")
+        sys.exit("the guest init has ended")
     encoded = base64.b64encode(frames.pack(*reply))
     if len(encoded) > MAX_PRINTED and rest:
         with open(rest[0], "wb") as file:

@@ -1,6 +1,6 @@
-"""Runs Python code, cell after cell in one namespace, as a notebook does.
+"""Run Python code cell by cell in one namespace, as a notebook does.
 
-An error becomes text: the traceback with the code's own lines. No exception of the code propagates.
+An exception of the code is returned as text, a traceback with source lines. No exception of the code propagates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Interpreter:
         self._cells = 0
 
     def run(self, code: str) -> tuple[str | None, str | None, str | None]:
-        """Run one cell; ``(value, error, limit)``: repr of the trailing expression, traceback, limit that was hit."""
+        """Run one cell; ``(value, error, limit)``: repr of the trailing expression, traceback, limit reached."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         try:
@@ -49,7 +49,7 @@ class Interpreter:
 
 
 def cut(text: str) -> str:
-    """At most ``MAX_TEXT`` characters, all encodable; a cut is marked."""
+    """Truncate to ``MAX_TEXT`` encodable characters and mark the truncation."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT} characters more]"
 
@@ -60,12 +60,12 @@ def _describe(error: BaseException) -> str:
         while frame is not None and not frame.tb_frame.f_code.co_filename.startswith("<cell "):
             frame = frame.tb_next
         return cut("".join(traceback.format_exception(type(error), error, frame)).rstrip("\n"))
-    except BaseException:  # noqa: BLE001  (an exception whose own text raises, or no memory left for it)
+    except BaseException:  # noqa: BLE001  (an exception whose ``str`` raises, or out of memory)
         return type(error).__name__
 
 
 def _limit(error: BaseException) -> str | None:
-    """Which limit an exception comes from; None for an ordinary one."""
+    """The limit that an exception indicates; None for others."""
     if isinstance(error, MemoryError):
         return "memory"
     if isinstance(error, OSError):

@@ -1,6 +1,6 @@
-"""System calls that Python has no functions for. Each *raises* OSError.
+"""System calls that the standard library does not wrap. Each *raises* OSError.
 
-Linux only; the numbers are those of the generic headers, the same on every architecture.
+Linux only; constants from the generic headers, equal on every architecture.
 
 *Source*: the headers ``linux/sched.h``, ``linux/mount.h``, ``linux/prctl.h``, ``linux/capability.h``,
 ``linux/sockios.h``.
@@ -23,7 +23,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 163
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 28, 38, 47
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_CHILD_SUBREAPER = 1, 22, 2, 36
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-SECBITS_ALL_LOCKED = 0xEF  # no root privileges, no set-uid fix-ups, no keeping, no raising; each locked but keep-caps
+SECBITS_ALL_LOCKED = 0xEF  # NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE set, KEEP_CAPS clear; all locked
 CAP_VERSION_3 = 0x20080522
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
@@ -42,7 +42,7 @@ def unshare(flags: int) -> None:
 
 
 def memory_file(name: str, size: int) -> int:
-    """A file in memory, sealed at ``size`` bytes: it cannot shrink under a reader, nor grow to hide memory."""
+    """A file in memory, sealed at ``size`` bytes: it cannot shrink under a reader or grow into uncounted memory."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -61,7 +61,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def raise_loopback() -> None:
-    """Bring up the interface ``lo`` of this network namespace, so that code can connect to itself."""
+    """Bring up the interface ``lo`` of this network namespace, so that code can open local connections."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)
@@ -69,7 +69,7 @@ def raise_loopback() -> None:
 
 
 def drop_privileges() -> None:
-    """Drop every capability, for now and after any exec. An ordinary user has none to drop (and may not try)."""
+    """Drop every capability permanently, also across exec. Unprivileged users have none and return early."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if not _holds_capabilities():
         return
@@ -85,8 +85,8 @@ def drop_privileges() -> None:
 
 def _holds_capabilities() -> bool:
     with open("/proc/self/status", encoding="ascii") as file:
-        held = dict(line.split()[:2] for line in file if line.startswith("Cap"))
-    return any(int(mask, 16) for name, mask in held.items() if name != "CapBnd:")
+        masks = dict(line.split()[:2] for line in file if line.startswith("Cap"))
+    return any(int(mask, 16) for name, mask in masks.items() if name != "CapBnd:")
 
 
 class _Program(ctypes.Structure):
@@ -94,7 +94,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(instructions: bytes) -> None:
-    """Install a seccomp filter for this process and all it will start. ``PR_SET_NO_NEW_PRIVS`` must be set."""
+    """Install a seccomp filter for this process and its future children. ``PR_SET_NO_NEW_PRIVS`` must be set."""
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     program = _Program(len(instructions) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))

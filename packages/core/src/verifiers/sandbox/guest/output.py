@@ -1,7 +1,7 @@
-"""Captures stdout and stderr, up to a bound.
+"""Capture stdout and stderr, up to a bound.
 
-File descriptors 1 and 2 become pipes, so output of child processes and C libraries is captured too. A thread empties
-them into a memory file that the host shares: after a time-out the host still has what was written until then.
+File descriptors 1 and 2 become pipes, so output of child processes and C libraries is captured too. A thread drains
+them into a memory file shared with the host, which can read partial output after a time-out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_LAST_READS = 64
 
 
 class Output:
-    """Captures both streams of this process from now on."""
+    """Capture both streams of this process from construction on."""
 
     def __init__(self, area_fd: int, max_bytes: int):
         self._max_bytes = max_bytes
@@ -48,7 +48,7 @@ class Output:
         return ours
 
     def begin(self) -> None:
-        """Forget what was captured."""
+        """Discard the captured output."""
         with self._lock:
             self._stored, self._seen = [0, 0], [0, 0]
             frames.OUTPUT.pack_into(self._area, 0, 0, 0)
@@ -79,19 +79,19 @@ class Output:
                 self._read(ready)
 
     def _read(self, ready: list[tuple[int, int]]) -> bool:
-        found = False
+        any_read = False
         for fd, _ in ready:
             try:
                 chunk = os.read(fd, CHUNK)
             except BlockingIOError:
                 continue
-            if not chunk:  # every writer closed it
+            if not chunk:  # all writers closed the pipe
                 for poll in self._polls:
                     poll.unregister(fd)
                 continue
-            found = True
+            any_read = True
             self._store(self._pipes.index(fd), chunk)
-        return found
+        return any_read
 
     def _store(self, number: int, chunk: bytes) -> None:
         stored = self._stored[number]

@@ -1,8 +1,8 @@
-"""The system-call filter. It denies calls that create namespaces and mounts, access other processes, load code into the
-kernel, or allocate memory that no limit counts.
+"""Seccomp filter: denies system calls that create namespaces and mounts, access other processes, load code into the
+kernel, or allocate memory that is not counted.
 
 A deny list: namespaces and dropped privileges are the boundary, the filter reduces the kernel surface behind them.
-Architectures without numbers here have no filter (``instructions`` returns None).
+Architectures without a table have no filter (``instructions`` returns None).
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def numbers(table: str) -> dict[str, int]:
-    """Name -> number."""
+    """System-call name -> number."""
     return {name: int(number) for name, number in (entry.split() for entry in table.split(","))}
 
 
 def instructions(machine: str | None = None, pretend: bool = False) -> bytes | None:
-    """The BPF program for this machine, None where there is none. ``pretend``: return success for ``PRETENDED``."""
+    """BPF program for the machine, None if unsupported. ``pretend``: fake success of ``PRETENDED``."""
     machine = machine or platform.machine()
     if machine not in AUDIT_ARCH:
         return None

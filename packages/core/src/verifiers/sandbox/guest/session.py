@@ -1,8 +1,8 @@
-"""One session: its own namespaces, files and limits, and a supervisor as its first process.
+"""One session: separate namespaces, files and limits, with a supervisor as its first process.
 
 The supervisor (PID 1 of its namespace) handles requests from the host over ``control``: start a worker on a connection,
-kill everything, say why the last worker ended. Model-written code runs only in workers; they can neither read the
-supervisor nor signal it, and when it ends, the kernel kills everything in the namespace.
+kill all processes, report why the last worker ended. Model-written code runs only in workers, which can neither read
+the supervisor's memory nor signal it; when it ends, the kernel kills all processes in the namespace.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _map_user() -> None:
 
 
 def _mount_files(settings: dict[str, Any]) -> None:
-    """Mount the session's own files, ``/proc`` and terminals over those of the outer sandbox, which are read-only."""
+    """Mount writable files, ``/proc`` and terminals of the session over the read-only ones of the outer sandbox."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", ROOT, "tmpfs", safe, f"size={settings['file_mb']}m,nr_inodes=100k,mode=0755")
@@ -54,7 +54,7 @@ def _mount_files(settings: dict[str, Any]) -> None:
     kernel.mount(f"{ROOT}/shm", "/dev/shm", None, kernel.MS_BIND)
     kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
     kernel.mount("proc", "/proc", "proc", safe | kernel.MS_NOEXEC)
-    # Further namespaces would give the code capabilities in them.
+    # Nested namespaces would grant the code capabilities inside them.
     with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
         file.write("0")
     socket.sethostname("sandbox")

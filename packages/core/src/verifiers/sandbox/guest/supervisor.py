@@ -1,7 +1,7 @@
-"""The supervisor: the first process of a session. It starts one worker at a time, enforces limits, and kills.
+"""Supervisor: the first process of a session. It starts one worker at a time, enforces limits and kills processes.
 
-Model-written code runs only in workers and what they start. When this process is the first of its PID namespace, the
-kernel kills all others when it ends; elsewhere (on a remote machine) it kills its descendants one by one.
+Model-written code runs only in workers and their children. When this process is PID 1 of its namespace, the kernel
+kills all others when it ends; elsewhere (on a remote machine) it kills its descendants one by one.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 from . import kernel, limits, seccomp, worker
 
 OWN_PROCESSES = 3
-"""Supervisor, worker and its output thread: not counted against the code."""
+"""Supervisor, worker and its output thread: not counted against the limit of the code."""
 MAX_FILES = 1024
 TICK_S, BUSY_TICK_S = 1.0, 0.1
 ENDING_TICK_S, ENDING_TICKS = 0.002, 250
 MAX_ROUNDS = 1000
-"""Rounds of killing descendants, which may fork meanwhile."""
+"""Rounds of killing descendants, which may fork in the meantime."""
 
 
 class Supervisor:
-    """``places``: mount points of the code's files, which lie in memory and count as memory."""
+    """``mount_points``: in-memory file systems of the code, whose files count as memory."""
 
-    def __init__(self, settings: dict[str, Any], places: tuple[str, ...]):
+    def __init__(self, settings: dict[str, Any], mount_points: tuple[str, ...]):
         self._settings = settings
-        self._places = [*{os.stat(place).st_dev: place for place in places}.values()]
+        self._mount_points = [*{os.stat(path).st_dev: path for path in mount_points}.values()]
         self._is_pid_1 = os.getpid() == 1
         self._worker: int | None = None
         self._cause: str | None = None
@@ -44,7 +44,7 @@ class Supervisor:
         return self._cause
 
     def start_worker(self, connection: socket.socket, area_fd: int, close_fds: list[int]) -> None:
-        """Fork a worker, after ``kill``; it closes ``close_fds`` first."""
+        """Fork a worker, after ``kill``; the child first closes ``close_fds``."""
         self._cause = None
         self._worker = os.fork()
         if not self._worker:
@@ -71,7 +71,7 @@ class Supervisor:
                 self._note_end(*ended)
 
     def await_worker(self) -> None:
-        """Wait for a worker that closed its connection; kill it when it does not end by itself."""
+        """Wait for a worker that closed its connection; kill it after ``ENDING_TICKS``."""
         for _ in range(ENDING_TICKS):
             self.reap()
             if self._worker is None:
@@ -80,13 +80,13 @@ class Supervisor:
         self.kill()
 
     def check_limits(self) -> float:
-        """Kill all processes when together they exceed a limit; seconds until the next check."""
+        """Kill all processes when their total exceeds a limit; return the seconds until the next check."""
         others = self._others()
         if len(others) > self._settings["num_processes"] + OWN_PROCESSES:
             return self._end("processes")
-        files_kb = sum(map(_files_kb, self._places))
+        files_kb = sum(map(_files_kb, self._mount_points))
         max_kb = self._settings["memory_mb"] * 1024 + self._own_kb
-        # The resident size is an upper bound that is cheap to read; the proportional one is read only above it.
+        # The resident size is a cheap upper bound; the proportional size is read only when that exceeds the limit.
         resident_kb = files_kb + sum(map(_resident_kb, others))
         if resident_kb > max_kb and files_kb + sum(map(_proportional_kb, others)) > max_kb:
             return self._end("memory")
@@ -109,7 +109,7 @@ class Supervisor:
 
 
 def restrict(settings: dict[str, Any]) -> None:
-    """Drop all privileges, install the system-call filter and set limits, for this process and all it will start."""
+    """Drop all privileges, install the system-call filter and set limits, for this process and its future children."""
     kernel.drop_privileges()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     for name, value in (
@@ -124,12 +124,12 @@ def restrict(settings: dict[str, Any]) -> None:
 
 
 def end_descendants() -> None:
-    """Kill descendants until there are none. They may fork meanwhile, within their process limit."""
+    """Kill descendants until none remain. They may fork in the meantime, within their process limit."""
     for _ in range(MAX_ROUNDS):
-        found = descendants(os.getpid())
-        if not found:
+        pids = descendants(os.getpid())
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -139,7 +139,7 @@ def end_descendants() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids of all descendants but zombies."""
+    """Process ids of all descendants except zombies."""
     parents: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -147,12 +147,12 @@ def descendants(pid: int) -> list[int]:
                 state, parent = file.read().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents.setdefault(int(parent), []).append(int(name))
-    found, waiting = [], [pid]
-    while waiting:
-        children = parents.get(waiting.pop(), [])
-        found += children
-        waiting += children
-    return found
+    pids, pending = [], [pid]
+    while pending:
+        children = parents.get(pending.pop(), [])
+        pids += children
+        pending += children
+    return pids
 
 
 def _cause(status: int) -> str:
@@ -160,13 +160,13 @@ def _cause(status: int) -> str:
     return {int(signal.SIGXCPU): "cpu", int(signal.SIGXFSZ): "file"}.get(ended_by, "killed")
 
 
-def _files_kb(place: str) -> int:
-    files = os.statvfs(place)
+def _files_kb(path: str) -> int:
+    files = os.statvfs(path)
     return (files.f_blocks - files.f_bfree) * files.f_frsize // 1024
 
 
 def _resident_kb(pid: int) -> int:
-    """Resident set size, pages shared with other processes included; 0 for a process that has ended."""
+    """Resident set size including shared pages; 0 for a process that has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize() // 1024
@@ -188,7 +188,7 @@ def _run_worker(connection: socket.socket, area_fd: int, settings: dict[str, Any
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("900")  # when memory runs out, the kernel kills workers first
+            file.write("900")  # the kernel's OOM killer selects workers first
         os.setsid()
         os.environ.update(settings["env"])
         folder = settings["working_dir"] or settings["home"]

@@ -1,7 +1,7 @@
-"""The worker: runs the code. It answers requests of the host, one after another, until the connection closes.
+"""Worker: runs the code and answers requests of the host sequentially until the connection closes.
 
 Forked by a supervisor, or run as a command with arguments ``SOCKET_FD AREA_FD SETTINGS``, where SETTINGS is base64 of
-JSON. It isolates nothing by itself.
+JSON. It provides no isolation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .interpreter import Interpreter, cut
 from .output import Output
 
 ASSUMED_BYTES = 64 * 2**20
-"""Address space of an interpreter that has imported nothing, where ``/proc`` cannot be read."""
+"""Assumed address space of a bare interpreter where ``/proc`` cannot be read."""
 
 
 class Worker:
@@ -47,7 +47,7 @@ class Worker:
         pid = os.getpid()
         self._output.begin()
         value, error, limit = self._interpreter.run(body.decode("utf-8", "surrogatepass"))
-        if os.getpid() != pid:  # this is a child that the code forked; only the worker may answer
+        if os.getpid() != pid:  # a child that the code forked; only the worker may answer
             os._exit(0)
         return self._answer(value=value, error=error, limit=limit)
 
@@ -89,7 +89,7 @@ class Worker:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Opening a named pipe must not block."""
+    """Open without blocking on a named pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -100,7 +100,7 @@ def _failure(error: OSError | ValueError) -> dict[str, Any]:
 
 
 def reseed() -> None:
-    """Reseed NumPy: sessions of one zygote must not draw the same numbers. ``random`` reseeds itself on fork."""
+    """Reseed NumPy so that sessions of one zygote draw different numbers. ``random`` reseeds itself on fork."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
 
@@ -115,13 +115,13 @@ def main() -> None:
         limits.apply(settings, ASSUMED_BYTES)
         program = seccomp.instructions(pretend=True)
         if program is None:
-            sys.exit("there is no system-call filter for this architecture")
+            sys.exit("no system-call filter exists for this architecture")
         kernel.install_filter(program)
     worker.serve()
 
 
 def _above_stderr(fd: int) -> int:
-    """Move a descriptor out of 0, 1 and 2, which are the code's stdin, stdout and stderr."""
+    """Move a descriptor above 2: 0, 1 and 2 are stdin, stdout and stderr of the code."""
     if fd > 2:
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)

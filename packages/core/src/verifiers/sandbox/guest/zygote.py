@@ -1,4 +1,4 @@
-"""The zygote: imports the packages once, then forks sessions, each into namespaces of its own (``session``).
+"""Zygote: imports the packages once, then forks sessions into separate namespaces (``session``).
 
 It runs inside the outer sandbox and executes no model-written code. It ends when the host closes the control
 connection.
@@ -38,21 +38,21 @@ def main() -> None:
 
 
 def _import_all(names: list[str]) -> dict[str, str]:
-    """Import all; those that failed -> the error."""
-    failed = {}
+    """Import all; return name -> error of those that failed."""
+    errors = {}
     for name in names:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001  (reported to the host, which refuses the sandbox)
-            failed[name] = f"{type(error).__name__}: {error}"
-    return failed
+            errors[name] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 def _fork(control: socket.socket, fd: int, settings: dict[str, Any]) -> None:
     child = os.fork()
     if child:
         os.close(fd)
-        os.waitpid(child, 0)  # it ends as soon as the session's supervisor runs in its namespaces
+        os.waitpid(child, 0)  # the child ends once the supervisor runs in its namespaces
         return
     try:
         control.close()

@@ -1,7 +1,7 @@
-"""The host's end of the connection to one worker: one request, one answer.
+"""Host end of the connection to one worker: one request, one answer.
 
-Model-written code may have produced whatever is received: sizes are bounded before anything is stored, types are
-validated, and anything but a valid answer ends the worker. The only error that leaves this module is ``WorkerGone``.
+Received data is untrusted, because model-written code may have produced it: sizes are bounded before anything is
+stored, types are validated, and an invalid answer ends the worker. The only exception raised is ``WorkerGone``.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def open(cls, connection: socket.socket, max_header_bytes: int, max_body_bytes: int) -> Channel:
-        """A channel over a connected socket, which it owns from now on."""
+        """Open a channel over a connected socket and take ownership of it."""
         loop = asyncio.get_running_loop()
         connection.setblocking(False)
         _, channel = await loop.create_connection(lambda: cls(max_header_bytes, max_body_bytes), sock=connection)
         return channel
 
     async def request(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
-        """Send a request; the answer and its body. *Raises* WorkerGone."""
+        """Send a request; return the answer and its body. *Raises* WorkerGone."""
         if self._end_reason is not None or self._transport is None:
             raise WorkerGone(self._end_reason or "not connected")
         self._pending = asyncio.get_running_loop().create_future()

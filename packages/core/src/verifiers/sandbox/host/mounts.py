@@ -1,5 +1,5 @@
-"""What of the host is visible inside, all read-only: the interpreter, system programs and libraries, and the packages
-asked for. No home folder, configuration, run folder or socket.
+"""Host files that are visible inside, all read-only: the interpreter, system programs and libraries, and the requested
+packages. No home folder, configuration, run folder or socket.
 
 The interpreter and the packages have fixed paths inside, the same on every host.
 """
@@ -20,7 +20,7 @@ PYTHON = "/opt/python"
 PACKAGES = "/opt/packages"
 INSIDE = "/opt/sandbox"
 GUEST = Path(guest.__file__).parent
-"""The package that runs inside, where it is named ``guest``."""
+"""Folder of the package that runs inside, where it is named ``guest``."""
 INTERPRETER = f"{PYTHON}/bin/python3"
 ENVIRONMENT = {
     "PATH": f"{PYTHON}/bin:/usr/bin:/bin",
@@ -40,9 +40,9 @@ FILES = {
     "/etc/group": f"root:x:0:\nsandbox:x:{launch.UID}:\n",
     "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
-"""Files of the sandbox that are not the host's: path -> text."""
+"""Files that replace those of the host: path inside -> text."""
 RUN_GUEST = "import sys; sys.path[0] = {path!r}; from guest.{module} import main; del sys.path[0]; main()"
-"""Python code that runs ``main`` of a module of the guest package, which lies in folder ``path``."""
+"""Python code that runs ``main`` of a module of the guest package, in folder ``path``."""
 SYSTEM = (
     "/usr/bin /usr/sbin /usr/lib /usr/lib64 /usr/lib32 /usr/libexec /usr/share/zoneinfo /usr/share/terminfo "
     "/etc/ld.so.cache /etc/alternatives /etc/localtime"
@@ -52,23 +52,23 @@ TOP_LEVEL = "/bin /sbin /lib /lib64 /lib32".split()
 
 @dataclass(slots=True)
 class Mounts:
-    """What to mount where.
+    """Mounts of a sandbox.
 
-    Example: ``Mounts(shown={"/usr/bin": Path("/usr/bin")}, hidden=["/usr/lib/python3/dist-packages"])``
+    Example: ``Mounts(visible={"/usr/bin": Path("/usr/bin")}, hidden=["/usr/lib/python3/dist-packages"])``
     """
 
-    shown: dict[str, Path] = field(default_factory=dict)
+    visible: dict[str, Path] = field(default_factory=dict)
     """Path inside -> file or folder of the host."""
     links: dict[str, str] = field(default_factory=dict)
     """Path inside of a symbolic link -> its target."""
     hidden: list[str] = field(default_factory=list)
-    """Paths below a shown folder where an empty folder is mounted."""
+    """Paths below a visible folder over which an empty folder is mounted."""
 
     def folders(self) -> list[str]:
-        """Every folder that must exist above these paths, outermost first."""
-        places = [*self.shown, *self.links, *self.hidden]
-        above = {str(folder) for place in places for folder in Path(place).parents if str(folder) != "/"}
-        return sorted(folder for folder in above if not any(_is_below(folder, shown) for shown in self.shown))
+        """Parent folders that must exist for these paths, outermost first."""
+        paths = [*self.visible, *self.links, *self.hidden]
+        above = {str(folder) for path in paths for folder in Path(path).parents if str(folder) != "/"}
+        return sorted(folder for folder in above if not any(_is_below(folder, mounted) for mounted in self.visible))
 
 
 def mounts(packages: tuple[str, ...]) -> Mounts:
@@ -76,17 +76,17 @@ def mounts(packages: tuple[str, ...]) -> Mounts:
     result = Mounts()
     for path in SYSTEM:
         if os.path.exists(path):
-            result.shown[path] = Path(path).resolve()
+            result.visible[path] = Path(path).resolve()
     for path in TOP_LEVEL:
         if os.path.islink(path):
             result.links[path] = os.readlink(path)
         elif os.path.isdir(path):
-            result.shown[path] = Path(path)
+            result.visible[path] = Path(path)
     result.hidden += [str(path) for path in _installed_packages(Path("/usr/lib"))]
     _add_python(result)
     for name, installed in folders(packages).items():
-        result.shown[f"{PACKAGES}/{name}"] = installed.resolve()
-    result.shown[f"{INSIDE}/guest"] = GUEST
+        result.visible[f"{PACKAGES}/{name}"] = installed.resolve()
+    result.visible[f"{INSIDE}/guest"] = GUEST
     return result
 
 
@@ -95,14 +95,14 @@ def _add_python(result: Mounts) -> None:
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     standard = Path(sysconfig.get_path("stdlib")).resolve()
     inside = f"{PYTHON}/lib/{standard.name}"
-    result.shown[f"{PYTHON}/bin/{executable.name}"] = executable
-    result.shown[inside] = standard
+    result.visible[f"{PYTHON}/bin/{executable.name}"] = executable
+    result.visible[inside] = standard
     result.hidden += [f"{inside}/{path.relative_to(standard)}" for path in _installed_packages(standard)]
     for name in {"python", "python3"} - {executable.name}:
         result.links[f"{PYTHON}/bin/{name}"] = executable.name
     shared = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
     if sysconfig.get_config_var("Py_ENABLE_SHARED") and shared.is_file():
-        result.shown[f"{PYTHON}/lib/{shared.name}"] = shared.resolve()
+        result.visible[f"{PYTHON}/lib/{shared.name}"] = shared.resolve()
 
 
 def _installed_packages(folder: Path) -> list[Path]:
@@ -110,5 +110,5 @@ def _installed_packages(folder: Path) -> list[Path]:
     return [path for name in names for pattern in (name, f"python3*/{name}") for path in folder.glob(pattern)]
 
 
-def _is_below(folder: str, shown: str) -> bool:
-    return folder == shown or folder.startswith(f"{shown}/")
+def _is_below(folder: str, parent: str) -> bool:
+    return folder == parent or folder.startswith(f"{parent}/")

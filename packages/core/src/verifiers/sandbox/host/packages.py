@@ -1,7 +1,7 @@
-"""Installed distributions that code in a sandbox may import: their dependencies, and where their files are.
+"""Find the files of installed distributions, and of their dependencies, that code in a sandbox may import.
 
-Nothing is installed. Only these files are visible inside: an environment package in the same site-packages, with its
-answers, is not.
+This module installs nothing. Only these files are visible inside: an environment package in the same site-packages,
+with its answers, is not.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ HIDDEN = re.compile(r"(\.pth|^__pycache__|^\.\.)$|^_?_?editable_")
 
 
 def require(packages: tuple[str, ...]) -> None:
-    """*Raises* ConfigError that names every package that is not installed, and the command to install them."""
+    """*Raises* ConfigError naming every package that is not installed, and the command to install them."""
     missing = [name for name in packages if _distribution(name) is None]
     if missing:
         raise ConfigError(
-            f"The sandbox is to offer {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed here; "
+            f"The sandbox needs {', '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed; "
             f"install with: pip install {' '.join(missing)}",
             names=missing,
         )
 
 
 def import_names(packages: tuple[str, ...]) -> list[str]:
-    """Modules to import for these distributions: ``sklearn`` for ``scikit-learn``."""
+    """Import names of these distributions: ``sklearn`` for ``scikit-learn``."""
     return [name for package in packages for name in _top_levels(package)]
 
 
@@ -50,20 +50,20 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 
 
 def _closure(packages: tuple[str, ...]) -> list[str]:
-    """The packages and all that they depend on, as far as installed; extras are left out."""
-    found: dict[str, None] = {}
+    """The packages and their installed dependencies, without extras."""
+    closure: dict[str, None] = {}
     pending = [canonicalize_name(name) for name in packages]
     while pending:
         name = pending.pop()
         distribution = _distribution(name)
-        if name in found or distribution is None:
+        if name in closure or distribution is None:
             continue
-        found[name] = None
+        closure[name] = None
         for text in distribution.requires or ():
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 pending.append(canonicalize_name(requirement.name))
-    return list(found)
+    return list(closure)
 
 
 def _entries(name: str) -> list[Path]:
@@ -74,7 +74,7 @@ def _entries(name: str) -> list[Path]:
 
 
 def _top_levels(name: str) -> list[str]:
-    """Its packages, or its modules when it has no package (a script beside a package is not meant to be imported)."""
+    """Its packages, or its modules when it has no package (a script beside a package is not an import name)."""
     entries = [path for path in _entries(canonicalize_name(name)) if path.name.split(".")[0].isidentifier()]
     packages = [path.name for path in entries if (path / "__init__.py").exists()]
     return packages or [path.name.split(".")[0] for path in entries if path.suffix in (".py", ".so")]

@@ -1,8 +1,8 @@
-"""The process that supervises one sandlock session: confines the worker, reports why it ended, and kills what remains.
+"""Supervisor process of one sandlock session: confines the worker, reports why it ended, and kills remaining processes.
 
-Arguments ``FD POLICY``: stdin is the worker's connection, stdout its output area. The end of the worker is reported on
-FD; when the host closes FD, every process of the session is killed. Orphaned processes of the session become children
-of this one (a subreaper), so none escapes.
+Arguments ``FD POLICY``: stdin is the worker's connection, stdout its output area. The cause of the worker's
+end is sent on FD; when the host closes FD, every process of the session is killed. The supervisor is a subreaper:
+orphaned processes of the session become its children, so none escapes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWN_PROCESSES = 3
 
 
 def main() -> None:
-    """Supervise until the host closes its end. Does not return."""
+    """Supervise until the host closes the connection. Does not return."""
     control, policy = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.drop_privileges()
@@ -51,7 +51,7 @@ def _supervise(control: socket.socket, policy: dict[str, Any]) -> None:
 
 
 def _run(policy: dict[str, Any]) -> str:
-    """Run the worker; why it ended."""
+    """Run the worker; return why it ended."""
     import sandlock
 
     sandbox = sandlock.Sandbox(

@@ -1,8 +1,8 @@
-"""The ``Sandbox`` that a rollout uses, over any way to isolate the worker (``Processes``).
+"""The ``Sandbox`` of a rollout, independent of how the worker is isolated (``Processes``).
 
 Guarantees: after a time-out every process of the sandbox is killed and a new interpreter is ready; a worker that dies
-is replaced and the result names the cause; a worker's answers are validated; after ``close`` nothing remains. The
-worker reads and writes files, inside: a path or a link is never resolved on the host.
+is replaced and the result names the cause; a worker's answers are validated; after ``close`` no process or file
+remains. Files are read and written by the worker: the host never resolves a path or link of the sandbox.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ START_S = 60.0
 MAX_READ_BYTES = 2**26
 LIMITS = frozenset("wall memory cpu file processes output killed".split())
 MAX_ESCAPED_BYTES = 6
-"""Most bytes of JSON for one byte of text."""
+"""Upper bound on the bytes of JSON per byte of text."""
 
 
 class Processes(Protocol):
-    """What a backend implements for one sandbox: start and kill its processes."""
+    """Interface that a backend implements for one sandbox: start and kill its processes."""
 
     async def start(self, connection: socket.socket, area_fd: int) -> None:
-        """Kill what runs, then start a worker on this connection; the implementation duplicates both descriptors."""
+        """Kill running processes, then start a worker on this connection; both descriptors are duplicated."""
         ...
 
     def kill(self) -> None:
@@ -39,11 +39,11 @@ class Processes(Protocol):
         ...
 
     async def ended(self) -> None:
-        """Wait, after ``kill``, until the area contains everything that was written."""
+        """Wait, after ``kill``, until the output area is complete."""
         ...
 
     async def cause(self) -> str | None:
-        """Why the last worker ended: one of ``LIMITS``, None when unknown. The area then contains what it wrote."""
+        """Why the last worker ended: one of ``LIMITS``, None when unknown. The output area is then complete."""
         ...
 
     async def clear(self) -> None:
@@ -51,7 +51,7 @@ class Processes(Protocol):
         ...
 
     async def close(self) -> None:
-        """``clear``, and release what the sandbox holds. A second call does nothing."""
+        """``clear``, and release all resources. A second call does nothing."""
         ...
 
 
@@ -128,14 +128,14 @@ class Session:
     # --- one request
 
     async def _answer(self, header: dict[str, Any], body: bytes = b"") -> tuple[Answer, bytes]:
-        """Send a request to the worker, started if need be; kills every process when cancelled. *Raises* WorkerGone."""
+        """Send a request to the worker, started if necessary; cancellation kills every process. *Raises* WorkerGone."""
         channel = self._channel or await self._start()
         try:
             return await channel.request(header, body)
         except WorkerGone:
             self._drop_channel()
             raise
-        except BaseException:  # a time-out or a cancellation: the worker may run on; raised again
+        except BaseException:  # a time-out or a cancellation: the worker may still run; raised again
             self._drop_channel()
             self._processes.kill()
             raise
@@ -162,7 +162,7 @@ class Session:
             raise OSError(answer.errno, answer.message or os.strerror(answer.errno), header["path"])
         return answer, content
 
-    # --- ends
+    # --- end of a worker
 
     async def _timed_out(self) -> ExecResult:
         await self._processes.ended()
@@ -178,10 +178,10 @@ class Session:
         return ExecResult(stdout, stderr, error=error, truncated=truncated, limit=cause)
 
     async def _replace(self) -> None:
-        """Start a new worker; when it answers, everything that the last one started has ended."""
+        """Start a new worker; its first answer implies that all processes of the previous one have ended."""
         self._area.renew()
         if self._state == "open":
-            with contextlib.suppress(WorkerGone, TimeoutError):  # the next call raises
+            with contextlib.suppress(WorkerGone, TimeoutError):  # the next call raises the error
                 await asyncio.wait_for(self._answer({"op": "ping"}), START_S)
 
     async def _usable(self) -> None:
@@ -202,7 +202,7 @@ class Session:
 
 
 class _OutputArea:
-    """Memory shared with the worker, which writes its output there; read when the worker can no longer answer."""
+    """Memory shared with the worker, which writes its output there; read when the worker cannot answer."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes = max_bytes
@@ -212,13 +212,13 @@ class _OutputArea:
         size = frames.OUTPUT.size + 2 * self._max_bytes
         if hasattr(os, "memfd_create"):
             return kernel.memory_file("sandbox-output", size)
-        fd, name = tempfile.mkstemp()  # not Linux: a file that is unlinked at once
+        fd, name = tempfile.mkstemp()  # not Linux: a file that is unlinked immediately
         os.unlink(name)
         os.ftruncate(fd, size)
         return fd
 
     def texts(self) -> tuple[str, str, bool]:
-        """stdout, stderr and whether one is full. The bound holds whatever the worker wrote there."""
+        """stdout, stderr and whether one is full. Sizes that the worker wrote are clamped to the bound."""
         head = os.pread(self.fd, frames.OUTPUT.size, 0).ljust(frames.OUTPUT.size, b"\0")
         sizes = [min(size, self._max_bytes) for size in frames.OUTPUT.unpack(head)]
         starts = (frames.OUTPUT.size, frames.OUTPUT.size + self._max_bytes)
@@ -228,7 +228,7 @@ class _OutputArea:
         return texts[0], texts[1], max(sizes) == self._max_bytes
 
     def renew(self) -> None:
-        """Replace the memory: a worker that is about to end must not write into the next one's."""
+        """Replace the memory: a worker that is still ending must not write into that of its successor."""
         os.close(self.fd)
         self.fd = self._create()
 
@@ -257,5 +257,5 @@ def max_header_bytes(spec: SandboxSpec) -> int:
 
 
 def worker_settings(spec: SandboxSpec) -> dict[str, Any]:
-    """Settings of a worker; a supervisor's contain them."""
+    """Settings of a worker, a subset of those of a supervisor."""
     return {"max_output_bytes": spec.max_output_bytes, "max_file_bytes": MAX_READ_BYTES}

@@ -1,7 +1,7 @@
-"""Zygotes: one warm process per list of packages, inside its outer bubblewrap sandbox, that forks sessions.
+"""Zygotes: one warm process per list of packages, inside an outer bubblewrap sandbox, that forks sessions.
 
-A zygote ends with this process, however that ends: its control connection closes, and the kernel kills it when the
-thread that started it is gone. That thread lives as long as this process, so one zygote serves every event loop.
+A zygote ends with this process, even after SIGKILL: its control connection closes, and the kernel kills it when the
+thread that started it ends. That thread lives as long as this process, so one zygote serves every event loop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Zygote:
         self._wait_until_ready(packages)
 
     def fork(self, settings: dict[str, Any]) -> socket.socket:
-        """Fork a session; its control connection. *Raises* SandboxUnavailable when the zygote is gone."""
+        """Fork a session; return its control connection. *Raises* SandboxUnavailable when the zygote is gone."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -56,7 +56,7 @@ class Zygote:
             except OSError as error:
                 ours.close()
                 raise SandboxUnavailable(
-                    f"The process that forks sandboxes is gone: {self._last_error_line()}"
+                    f"The zygote process of the sandboxes has ended: {self._last_error_line()}"
                 ) from error
         ours.setblocking(False)
         return ours
@@ -73,11 +73,11 @@ class Zygote:
 
     def _launch(self, command: str, packages: tuple[str, ...], theirs: socket.socket) -> subprocess.Popen[bytes]:
         settings = json.dumps({"imports": import_names(packages), "path": [mounts.PACKAGES]})
-        shown = mounts.mounts(packages)
-        sources = [str(path) for path in shown.shown.values()]
+        layout = mounts.mounts(packages)
+        sources = [str(path) for path in layout.visible.values()]
         staged = sources if os.getuid() else [f"{launch.STAGE}/{number}" for number in range(len(sources))]
         fds = {path: _memory_file(text) for path, text in FILES.items()}
-        arguments = [command, *_options(shown, staged, fds), mounts.INTERPRETER, "-c"]
+        arguments = [command, *_options(layout, staged, fds), mounts.INTERPRETER, "-c"]
         arguments += [RUN_GUEST.format(path=mounts.INSIDE, module="zygote"), str(theirs.fileno()), settings]
         try:
             return self._start(arguments, sources, [theirs.fileno(), *fds.values()])
@@ -116,9 +116,7 @@ class Zygote:
         if failed := json.loads(report)["failed"]:
             self.close()
             reasons = "; ".join(f"{name} ({error})" for name, error in failed.items())
-            raise ConfigError(
-                f"Packages {packages} of the sandbox cannot be imported inside: {reasons}", names=[*failed]
-            )
+            raise ConfigError(f"Packages {packages} cannot be imported in the sandbox: {reasons}", names=[*failed])
 
     def _last_error_line(self) -> str:
         self._errors.seek(0)
@@ -127,7 +125,7 @@ class Zygote:
 
 
 def zygote_for(command: str, packages: tuple[str, ...]) -> Zygote:
-    """The zygote for these packages. Starts one when none is alive, which takes as long as importing the packages.
+    """Return the zygote for these packages. Starting one takes as long as importing the packages.
 
     *Raises* SandboxUnavailable when it does not start, ConfigError when a package cannot be imported inside.
     """
@@ -143,7 +141,7 @@ def zygote_for(command: str, packages: tuple[str, ...]) -> Zygote:
 
 
 def close_all() -> None:
-    """End every zygote, and with them every session."""
+    """End every zygote and thereby every session."""
     with _lock:
         while _zygotes:
             _zygotes.popitem()[1].close()
@@ -152,27 +150,27 @@ def close_all() -> None:
 atexit.register(close_all)
 
 
-def _options(shown: mounts.Mounts, sources: list[str], files: dict[str, int]) -> list[str]:
-    """Options of bubblewrap. Sessions share this file system, so all of it ends up read-only."""
+def _options(layout: mounts.Mounts, sources: list[str], files: dict[str, int]) -> list[str]:
+    """Options of bubblewrap. Sessions share this file system, so all of it is remounted read-only."""
     options = "--unshare-user --unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try".split()
     options += ["--uid", str(launch.UID), "--gid", str(launch.UID), "--hostname", "sandbox"]
     options += "--die-with-parent --new-session --clearenv".split()
-    for path in (*shown.folders(), *MOUNT_POINTS):
+    for path in (*layout.folders(), *MOUNT_POINTS):
         options += ["--perms", "0755", "--dir", path]
-    for source, place in zip(sources, shown.shown, strict=True):
-        options += ["--ro-bind", source, place]
-    for place in shown.hidden:
-        options += ["--tmpfs", place, "--remount-ro", place]
-    for place, target in shown.links.items():
-        options += ["--symlink", target, place]
-    for place, fd in files.items():
-        options += ["--perms", "0444", "--ro-bind-data", str(fd), place]
+    for source, target in zip(sources, layout.visible, strict=True):
+        options += ["--ro-bind", source, target]
+    for path in layout.hidden:
+        options += ["--tmpfs", path, "--remount-ro", path]
+    for path, target in layout.links.items():
+        options += ["--symlink", target, path]
+    for path, fd in files.items():
+        options += ["--perms", "0444", "--ro-bind-data", str(fd), path]
     options += "--proc /proc --dev /dev --chdir / --remount-ro /dev --remount-ro /".split()
     return [*options, *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value))]
 
 
 def _map_users(pid: int) -> None:
-    """Write the user maps of a process. *Raises* OSError when this root user may not."""
+    """Write the user maps of a process. *Raises* OSError when this root user is not permitted to."""
     for kind in ("uid", "gid"):
         for host in HOST_UIDS:
             try:
@@ -184,7 +182,7 @@ def _map_users(pid: int) -> None:
 
 
 def _memory_file(text: str) -> int:
-    """A file in memory, sealed: it can only be read."""
+    """A sealed, read-only file in memory."""
     fd = os.memfd_create("sandbox-file", os.MFD_ALLOW_SEALING)
     os.write(fd, text.encode())
     os.lseek(fd, 0, os.SEEK_SET)
@@ -206,7 +204,7 @@ def _starter() -> queue.SimpleQueue[Callable[[], None]]:
 
 
 def _on_starter(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Call ``start`` in the starter thread; its result, or its exception raised here."""
+    """Call ``start`` in the starter thread; return its result or raise its exception."""
     done: queue.SimpleQueue[subprocess.Popen[bytes] | BaseException] = queue.SimpleQueue()
 
     def call() -> None:

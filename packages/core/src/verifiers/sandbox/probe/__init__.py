@@ -1,7 +1,7 @@
 """``python -m verifiers.sandbox.probe [BACKEND]`` runs every attack in a sandbox and prints what stopped each.
 
-The targets are real: a secret in the environment of a waiting process, files, servers. No attack harms the host, even
-one that succeeds.
+The targets exist: a secret in the environment of a sleeping process, files, servers. No attack harms the host, even
+when it succeeds.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ VARIABLE = "VERIFIERS_PROBE_SECRET"
 
 @dataclass(frozen=True, slots=True)
 class Bait:
-    """The targets of the attacks. Only the host knows ``secret``."""
+    """Targets of the attacks. ``secret`` is known to the host only."""
 
     secret: str
     folder: Path
     facts: dict[str, object]
-    """Name -> where a target is; the code sees it as ``BAIT``."""
+    """Name -> address of a target; passed to the code as ``BAIT``."""
 
     @property
     def nap(self) -> str:
@@ -51,12 +51,12 @@ class Bait:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one attack."""
+    """Result of one attack."""
 
     attack: Attack
     reached: bool
     by: str
-    """What the attack got, or what stopped it."""
+    """What the attack obtained, or what stopped it."""
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ async def attempt(backend: SandboxBackend, attack: Attack, bait: Bait) -> Outcom
     finally:
         await sandbox.close()
     if not usable:
-        return Outcome(attack, True, "the sandbox did not work after it")
+        return Outcome(attack, True, "the sandbox was unusable afterwards")
     if attack.name == "survivor":
         return await _survivor(attack, bait)
     if attack.name == "link out":
@@ -124,8 +124,8 @@ async def attempt(backend: SandboxBackend, attack: Attack, bait: Bait) -> Outcom
         ended = result.timed_out and took_s < attack.timeout_s + GRACE_S
         return Outcome(attack, not ended, "limit: wall" if ended else f"ran for {took_s:.1f} s")
     if attack.name == "output flood":
-        held = len(result.stdout) <= 2 * LIMITS.max_output_bytes and result.truncated
-        return Outcome(attack, not held, "limit: output" if held else f"{len(result.stdout)} characters")
+        is_bounded = len(result.stdout) <= 2 * LIMITS.max_output_bytes and result.truncated
+        return Outcome(attack, not is_bounded, "limit: output" if is_bounded else f"{len(result.stdout)} characters")
     return _classify(attack, result, bait)
 
 
@@ -139,7 +139,7 @@ def _classify(attack: Attack, result: ExecResult, bait: Bait) -> Outcome:
     if result.limit:
         return Outcome(attack, False, f"limit: {result.limit}")
     last = (result.error or result.value or "nothing found").strip().splitlines()[-1]
-    return Outcome(attack, False, last if attack in DOING or result.error else "it is not there")
+    return Outcome(attack, False, last if attack in DOING or result.error else "target not visible")
 
 
 async def _usable(sandbox: Sandbox) -> bool:
@@ -154,10 +154,10 @@ async def _read_back(sandbox: Sandbox, bait: Bait) -> str:
 
 
 async def _survivor(attack: Attack, bait: Bait) -> Outcome:
-    """Look for the process from the host, which sees every process."""
+    """Search for the process on the host, where every process is visible."""
     for _ in range(40):
         if not naps(bait.nap):
-            return Outcome(attack, False, "it ended with the sandbox")
+            return Outcome(attack, False, "ended with the sandbox")
         await asyncio.sleep(0.05)
     for pid in naps(bait.nap):
         os.kill(pid, 9)
@@ -166,12 +166,12 @@ async def _survivor(attack: Attack, bait: Bait) -> Outcome:
 
 def naps(marker: str) -> list[int]:
     """Ids of the processes ``sleep MARKER``."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_bytes() == f"sleep\0{marker}\0".encode():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 async def run(name: str) -> list[Outcome]:

@@ -1,8 +1,8 @@
-"""The attacks: what hostile code would try. Each is Python code that runs in a sandbox; its value says what it got.
+"""Attacks of hostile code. Each is Python code that runs in a sandbox; its value shows what it obtained.
 
-The code finds the paths of its targets on the host in ``BAIT``. An attack in ``READING`` succeeds when its value
-contains the secret, which only the host knows; one in ``DOING`` when its value is ``'reached'``. In a plain child
-process (``unsafe_subprocess``) that runs as root they succeed, which shows that they are real attacks.
+``BAIT`` holds the addresses of the targets on the host. An attack in ``READING`` succeeds when its value contains the
+secret; one in ``DOING`` when its value is ``'reached'``. Negative control: in a plain child process
+(``unsafe_subprocess``) that runs as root they succeed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ READING = (
     ),
     Attack(
         "open files",
-        # Only files: what is read out of a pipe is gone, and pipes are what the run's event loops live by.
+        # Only regular files: reading would consume data from the pipes of the run's event loops.
         "import glob, os\nfound = b''\nfor path in filter(os.path.isfile, glob.glob(f\"/proc/{BAIT['run']}/fd/*\")):\n"
         "    try:\n        with open(path, 'rb') as file:\n"
         "            found += file.read(999)\n    except OSError: pass\nfound.decode('utf-8', 'replace')",

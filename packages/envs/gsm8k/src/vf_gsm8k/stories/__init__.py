@@ -1,4 +1,4 @@
-"""The stories: each module registers functions that draw numbers and tell one kind of word problem.
+"""The stories: each module registers functions that sample one kind of word problem.
 
 Importing this package fills ``problem.STORIES``.
 """
