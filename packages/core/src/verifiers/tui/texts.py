@@ -23,7 +23,7 @@ def run_line(run: Mapping[str, Any]) -> Text:
     rollouts = f"step {run['rollouts']}" if is_training else _count(run["rollouts"])
     reward = _number(run["reward"])
     if run["stderr"] is not None:
-        reward += f" ± {_number(1.96 * run['stderr'])}"
+        reward += f" ± {_number(run['stderr'])}"
     line = Text(no_wrap=True)
     line.append(_cell(f"{run['env']}{' (training)' if is_training else ''}", 34), "bold")
     line.append(f" {_cell(run['model'], 24)} {reward:>15} {rollouts:>11} {_count(run['errors']):>6}  ")

@@ -105,7 +105,7 @@ export function curve({ title, points, marks = [], half = 0, wide = false }) {
     smoothed.length === 1 ? svg("circle", { class: "dot", r: 2.5, cx: px(smoothed[0][0]), cy: py(smoothed[0][1]) }) : null,
     marks.map(([x, y, e]) => [
       e ? svg("line", { class: "whisker", x1: px(x), x2: px(x), y1: py(y - e), y2: py(y + e) }) : null,
-      svg("circle", { class: "mark", r: 3.5, cx: px(x), cy: py(y) }, svg("title", null, `evaluation at step ${x}: ${number(y)}${e ? ` ± ${number(e)}` : ""}`)),
+      svg("circle", { class: "mark", r: 3.5, cx: px(x), cy: py(y) }, svg("title", null, `evaluation at step ${x}: ${number(y)}${e ? `, 95% interval ± ${number(e)}` : ""}`)),
     ]), cursor, dot);
   const show = (event) => {
     if (!smoothed.length) return;

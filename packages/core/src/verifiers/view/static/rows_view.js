@@ -136,7 +136,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
     const tokens = rows.numbers("output_tokens", chosen);
     const examples = new Set(chosen.map((row) => rows.columns.key[row] || rows.columns.example[row])).size;
     replace(cards,
-      card("mean reward", interval(reward.mean, reward.stderr), isKnown(reward.stderr) ? `95% interval over ${plural(examples, "example")}` : ""),
+      card("mean reward", interval(reward.mean, reward.stderr), isKnown(reward.stderr) ? `± one standard error over ${plural(examples, "example")}` : ""),
       names().filter((name) => !isReward(name) && !SHOWN_ANYWAY.has(name)).slice(0, 4).map((name) => {
         const metric = rows.mean(`metric:${name}`, chosen);
         return card(name, interval(metric.mean, metric.stderr), weights[name] ? `weight ${short(weights[name])}` : "metric");
