@@ -13,7 +13,7 @@ GLOSSARY = REPOSITORY / "docs/reference/glossary.md"
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("packages/**/README.md")]
 OLD_PATHS = CORE / "legacy/moved.py"
 SOURCES = [path for package in (CORE, TRAINER) for path in package.rglob("*.py") if path != OLD_PATHS]
-BANNED_NAMES = frozenset("twin keeper warden owed mu".split())
+BANNED_NAMES = frozenset("twin keeper warden owed mu said told made asked wanted kept shown chosen".split())
 """Identifiers that say how a value came, or nothing; the glossary has the word."""
 
 

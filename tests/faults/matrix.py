@@ -128,7 +128,7 @@ ROWS: dict[int, Row] = {
     ),
     7: Row(
         "a second process on the same run directory",
-        "exit 2, naming process and host; the first goes on",
+        "exit 2, naming process and host; the first continues",
         (
             *_in(
                 RESUME,
@@ -363,7 +363,7 @@ ROWS: dict[int, Row] = {
     ),
     27: Row(
         "tool calls: bad JSON, unknown tool, wrong types, 5 MB arguments, 10,000 calls, deep nesting",
-        "a text of bounded size for the model; the rollout goes on",
+        "a text of bounded size for the model; the rollout continues",
         (
             *_in(
                 TOOL,
@@ -520,7 +520,7 @@ ROWS: dict[int, Row] = {
     ),
     40: Row(
         "all groups have equal rewards",
-        "a warning with a histogram for each such batch, and an end after so many; with the limit off it goes on",
+        "a warning with a histogram for each such batch, and an end after so many; with the limit off it continues",
         (
             *_in(TRAINER, "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end"),
             *_in("trainer/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
@@ -598,7 +598,7 @@ ROWS: dict[int, Row] = {
     ),
     45: Row(
         "a tracker raises, hangs, is absent",
-        "one warning; training goes on and metrics.jsonl is complete",
+        "one warning; training continues and metrics.jsonl is complete",
         _in(
             "trainer/test_loggers",
             "a_tracker_that_fails_hangs_or_is_absent_costs_one_warning",

@@ -21,7 +21,7 @@ def row(**changes):
 
 
 def test_ratios_are_over_trained_tokens_and_agreement_over_those_of_the_present_version():
-    meter = RatioMeter(4, kept=(0.5, 2.0), cap=2.5)
+    meter = RatioMeter(4, bounds=(0.5, 2.0), cap=2.5)
     log_mu = torch.zeros(5)
     log_pi = torch.log(torch.tensor([float("nan"), 1.0, 1.1, 3.0, 0.4])).nan_to_num(99.0)
     meter.add(log_pi, log_mu, torch.tensor([9.0, 1.0, 1.0, 2.0, 2.0]), row())

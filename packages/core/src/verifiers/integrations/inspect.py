@@ -140,11 +140,11 @@ def _completion(output: Mapping[str, Any]) -> Any:
 
 def _model_output(output: Mapping[str, Any], model: str) -> Any:
     types = load("model")
-    said = [m for m in to_chat(_completion(output)) if isinstance(m, types.ChatMessageAssistant)]
+    replies = [m for m in to_chat(_completion(output)) if isinstance(m, types.ChatMessageAssistant)]
     used = output["token_usage"] or {}
     read, written = int(used.get("input_tokens") or 0), int(used.get("output_tokens") or 0)
     reason = STOP_REASONS["length" if output["is_truncated"] else "stop"]
-    choices = [types.ChatCompletionChoice(message=said[-1], stop_reason=reason)] if said else []
+    choices = [types.ChatCompletionChoice(message=replies[-1], stop_reason=reason)] if replies else []
     usage = types.ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
     return types.ModelOutput(model=model, choices=choices, usage=usage)
 

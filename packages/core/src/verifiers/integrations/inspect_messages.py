@@ -100,11 +100,11 @@ def _to_call(call: Mapping[str, Any], names: dict[str, str]) -> Any:
 def to_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
     """Inspect's descriptions of OpenAI tools."""
     module = load("tool")
-    made = []
+    infos = []
     for tool in tools or ():
         function = tool.get("function") or tool
         schema = function.get("parameters") or {"type": "object", "properties": {}}
-        made.append(
+        infos.append(
             module.ToolInfo(
                 name=function["name"],
                 description=function.get("description") or "",
@@ -113,20 +113,20 @@ def to_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any]:
                 ),
             )
         )
-    return made
+    return infos
 
 
-def from_assistant(said: Any) -> Message:
-    """Our message of what an Inspect model said."""
-    message = Message(role="assistant", content=said.text)
-    reasoning = [part.reasoning for part in said.content if part.type == "reasoning"] if _has_parts(said) else []
+def from_assistant(reply: Any) -> Message:
+    """Convert an Inspect assistant message to ours."""
+    message = Message(role="assistant", content=reply.text)
+    reasoning = [part.reasoning for part in reply.content if part.type == "reasoning"] if _has_parts(reply) else []
     if reasoning:
         message["reasoning_content"] = "\n".join(reasoning)
-    if said.tool_calls:
-        message["tool_calls"] = [ToolCall(call.id, call.function, call.arguments) for call in said.tool_calls]
-        message["content"] = said.text or None
+    if reply.tool_calls:
+        message["tool_calls"] = [ToolCall(call.id, call.function, call.arguments) for call in reply.tool_calls]
+        message["content"] = reply.text or None
     return message
 
 
-def _has_parts(said: Any) -> bool:
-    return isinstance(said.content, list)
+def _has_parts(reply: Any) -> bool:
+    return isinstance(reply.content, list)

@@ -45,16 +45,16 @@ class InspectClient:
         if stop is not None:
             settings["stop_seqs"] = [stop] if isinstance(stop, str) else list(stop)
         try:
-            made = await model.generate(
+            output = await model.generate(
                 to_chat(request.prompt), tools=to_tools(request.tools), config=load("model").GenerateConfig(**settings)
             )
         except Exception as error:  # whatever a provider raises is mapped and chained
             raise ModelError(f"Inspect's model failed: {type(error).__name__}: {error}") from error
-        if not made.choices:
-            raise ModelError(f"Inspect's model gave no choice: {made.error or 'no reason given'}")
-        usage = Usage(made.usage.input_tokens, made.usage.output_tokens) if made.usage else Usage()
-        finish = FINISH_REASONS.get(made.stop_reason, "stop")
-        return Response(from_assistant(made.message), finish, usage, model=made.model or request.model)
+        if not output.choices:
+            raise ModelError(f"Inspect's model gave no choice: {output.error or 'no reason given'}")
+        usage = Usage(output.usage.input_tokens, output.usage.output_tokens) if output.usage else Usage()
+        finish = FINISH_REASONS.get(output.stop_reason, "stop")
+        return Response(from_assistant(output.message), finish, usage, model=output.model or request.model)
 
 
 def to_task(env: Environment, num_examples: int | None = None, rollouts_per_example: int = 1, **options: Any) -> Any:
@@ -67,8 +67,8 @@ def to_task(env: Environment, num_examples: int | None = None, rollouts_per_exam
     count = len(rows) if num_examples is None else min(num_examples, len(rows))
     samples = []
     for n in range(count):
-        asked, answer = to_chat(rows[n]["prompt"]), str(rows[n]["answer"])
-        samples.append(dataset.Sample(input=asked, target=answer, id=rows[n]["example_id"], metadata={"row": n}))
+        prompt, answer = to_chat(rows[n]["prompt"]), str(rows[n]["answer"])
+        samples.append(dataset.Sample(input=prompt, target=answer, id=rows[n]["example_id"], metadata={"row": n}))
     options = {"fail_on_error": False, "epochs": rollouts_per_example, "name": env.env_id or "verifiers", **options}
     return task(
         dataset=dataset.MemoryDataset(samples, name=env.env_id or "verifiers"),
@@ -89,9 +89,9 @@ def _solver(env: Environment, rows: Any) -> Any:
             )
             output = state_to_output(rollout)
             state.messages = to_chat(output["prompt"]) + to_chat(output["completion"] or [])
-            said = [message for message in state.messages if isinstance(message, types.ChatMessageAssistant)]
-            if said:
-                choices = [types.ChatCompletionChoice(message=said[-1])]
+            replies = [message for message in state.messages if isinstance(message, types.ChatMessageAssistant)]
+            if replies:
+                choices = [types.ChatCompletionChoice(message=replies[-1])]
                 state.output = types.ModelOutput(model=str(state.model), choices=choices)
             state.store.set(STORE, {"reward": _number(output["reward"]), "metrics": _numbers(output["metrics"])})
             if rollout["error"] is not None:

@@ -36,12 +36,12 @@ def make_state(
     >>> state["completion"], state["turn"], state["input"]["difficulty"]
     ([{'role': 'assistant', 'content': '4'}], 1, 'easy')
     """
-    asked = normalize_messages(prompt, message_type)
+    messages = normalize_messages(prompt, message_type)
     if message_type == "chat" and isinstance(completion, str):
         completion = AssistantMessage(completion)
-    said = normalize_messages(completion, message_type)
-    fields = {"is_completed": True, "completion": said, "trajectory": _steps(asked, said), **keys}
-    return State(prompt=asked, answer=answer, **fields)
+    replies = normalize_messages(completion, message_type)
+    fields = {"is_completed": True, "completion": replies, "trajectory": _steps(messages, replies), **keys}
+    return State(prompt=messages, answer=answer, **fields)
 
 
 def _steps(prompt: Messages, completion: Messages) -> list[TrajectoryStep]:

@@ -19,14 +19,14 @@ class RatioMeter:
 
     ``sampler/*`` are over tokens sampled by the present policy ``version``, where d should be zero: mean |d| and the
     estimate e^d - d - 1 of KL(μ‖π) (J. Schulman, "Approximating KL divergence", 2020). ``ratio/kept`` is the share of
-    tokens inside the bounds ``kept``, ``ratio/capped`` the share above ``cap``. The sums stay on the device until
+    tokens inside the ``bounds``, ``ratio/capped`` the share above ``cap``. The sums stay on the device until
     ``summary`` asks for them, so that counting a row waits for nothing.
     """
 
     NAMES = ("tokens", "entropy", "ratio", "inside", "capped", "current", "abs", "kl")
 
-    def __init__(self, version: int, kept: tuple[float, float] = (0.125, 8.0), cap: float = 5.0):
-        self.version, self.kept, self.cap = version, kept, cap
+    def __init__(self, version: int, bounds: tuple[float, float] = (0.125, 8.0), cap: float = 5.0):
+        self.version, self.bounds, self.cap = version, bounds, cap
         self._sums: list[Tensor] = []
         self._maxima: list[Tensor] = []
         self._others: dict[str, list[Tensor]] = {}
@@ -45,7 +45,7 @@ class RatioMeter:
         current = counted & (row["version"] == self.version)
         d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)
         ratio = d.exp()
-        inside = (ratio >= self.kept[0]) & (ratio <= self.kept[1])
+        inside = (ratio >= self.bounds[0]) & (ratio <= self.bounds[1])
         zero = d.new_zeros(())
         sums = [
             counted.sum(),

@@ -107,12 +107,12 @@ def _install(call: Call, tool: Installer, request: Request, package: Package) ->
     finished: Finished | None = None
     commands = _commands(tool, request, package)
     for command, one_index in commands:
-        call.note(f"+ {installer.shown(command)}")
+        call.note(f"+ {installer.command_line(command)}")
         finished = installer.run(command, echo=_echo(call), one_index=one_index)
         if finished.code:
             break
     assert finished is not None
-    return finished, " && ".join(installer.shown(command) for command, _ in commands)
+    return finished, " && ".join(installer.command_line(command) for command, _ in commands)
 
 
 def _commands(tool: Installer, request: Request, package: Package) -> list[tuple[list[str], bool]]:
@@ -130,7 +130,7 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
     (requirement,) = package.requirement
     with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
         command = tool.unpack(requirement, folder)
-        call.note(f"+ {installer.shown(command)}    # only to look into it")
+        call.note(f"+ {installer.command_line(command)}    # only to look into it")
         finished = installer.run(command, echo=_echo(call))
         if finished.code:
             last = finished.last_lines[-1].strip() if finished.last_lines else f"exit code {finished.code}"
@@ -187,7 +187,7 @@ def _request(call: Call) -> Request:
 
 def _plan(call: Call, tool: Installer, request: Request, packages: Sequence[Package]) -> None:
     """Print the commands without running them; sends no request."""
-    plans = [[installer.shown(command) for command, _ in _commands(tool, request, p)] for p in packages]
+    plans = [[installer.command_line(command) for command, _ in _commands(tool, request, p)] for p in packages]
     call.facts |= {"command": " && ".join(plans[0]), "distribution": packages[0].distribution}
     call.say("\n".join(plans[0]))
     for plan in plans[1:]:

@@ -54,7 +54,7 @@ class Finished:
         """*Raises* ``RunError`` with the last output lines when the command failed."""
         if self.code:
             lines = "\n  ".join(self.last_lines) or "nothing"
-            raise RunError(f"{shown(self.command)}\nended with exit code {self.code} and printed:\n  {lines}")
+            raise RunError(f"{command_line(self.command)}\nended with exit code {self.code} and printed:\n  {lines}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def run(
     return Finished(command, process.returncode, tuple(lines))
 
 
-def shown(command: Sequence[str]) -> str:
+def command_line(command: Sequence[str]) -> str:
     """The command quoted for a shell, without logins."""
     return without_logins(shlex.join(command))
 

@@ -161,7 +161,7 @@ def _distribution_is_there(requirement: str) -> bool:
 def _run(call: Call, command: Sequence[str], folder: Path | None = None, *, installs_here: bool = False) -> None:
     """Print a command and run it in ``folder``. *Raises* ``RunError`` when it fails."""
     where = f"    # in {folder}" if folder else ""
-    call.note(f"+ {installer.shown(command)}{where}")
+    call.note(f"+ {installer.command_line(command)}{where}")
     echo = call.verbose or (sys.stderr.isatty() and not call.quiet)
     installer.run(command, echo=echo, folder=folder, installs_here=installs_here).check()
 

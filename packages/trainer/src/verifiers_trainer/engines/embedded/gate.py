@@ -1,7 +1,7 @@
 """Lets any thread pause a loop between two steps.
 
 ``pause`` waits for the present step at most, and a waiting pause always precedes the next step; with a plain lock the
-loop could starve it. A step that can be aborted and repeated polls ``wanted``, which shortens the wait.
+loop could starve it. A step that can be aborted and repeated polls ``is_pause_pending``, which shortens the wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepGate:
         self._closed = False
 
     @property
-    def wanted(self) -> bool:
+    def is_pause_pending(self) -> bool:
         """Whether a pause is held or waiting; read without the lock, from inside a step."""
         return self._holders > 0
 

@@ -177,7 +177,7 @@ class PaddedGenerator:
                     self._interruptions += 1
 
     def _gives_up(self) -> bool:
-        return self._gate.wanted and self._interruptions < _MAX_INTERRUPTIONS
+        return self._gate.is_pause_pending and self._interruptions < _MAX_INTERRUPTIONS
 
     def _fail(self, joining: list[GenerationRequest], error: str) -> None:
         batch, self._batch = self._batch, None
