@@ -156,21 +156,21 @@ def pipeline(quick: bool, report: Report, pairs: int) -> None:
     )  # fmt: skip
     client = Answers(["a" * 63, "b" * 63], tokens=True)
     context = RunContext(client=client, model="m", require_tokens=True, seed=0)
-    batches = 2 if quick else 4
+    num_batches = 2 if quick else 4
     batches = PipelineThread(Pipeline(env, list(env.train_table), context, config))
     batches.start()
     costs = []
     try:
         for _ in range(pairs):
             with Stopwatch() as watch:
-                for _ in range(batches):
+                for _ in range(num_batches):
                     batches.next_batch()
                     client.version += 1
                     batches.set_version(client.version)
             costs.append(watch.cost)
     finally:
         batches.close()
-    count = batches * config.batch_size
+    count = num_batches * config.batch_size
     print(f"pipeline: {statistics.median(count / cost.wall_s for cost in costs):.0f} rollouts/s of wall time")
     cpu_ms = statistics.median(cost.cpu_s for cost in costs) / count * 1e3
     report.figure("pipeline, CPU of a rollout", cpu_ms, " ms", ROLLOUT_MS)

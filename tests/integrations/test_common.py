@@ -144,7 +144,7 @@ async def test_trajectories_go_through_a_file_to_groups_unchanged(engine, tmp_pa
     for group, outputs in zip(groups, (results.outputs[:2], results.outputs[2:]), strict=True):
         for record, output in zip(group.rollouts, outputs, strict=True):
             again, direct = _merged(record.turns), _merged(common.record_of(output).turns)
-            for name in ("token_ids", "loss_mask", "logprobs"):
+            for name in ("token_ids", "loss_mask", "sampler_logprobs"):
                 np.testing.assert_array_equal(getattr(again, name), getattr(direct, name))
             assert record.reward == output["reward"]
 

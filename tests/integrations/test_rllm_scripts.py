@@ -119,12 +119,12 @@ def test_every_key_below_verifiers_does_what_it_says(train, installed, capsys, a
     "place", [{"sampling": {"temperature": 0.6}}, {"rllm": {"rollout": {"train": {"temperature": 0.6}}}}]
 )
 def test_tinker_at_another_temperature_is_refused_wherever_it_stands(place):
-    with pytest.raises(vf.ConfigError, match=r"temperature 1\.0 alone"):
+    with pytest.raises(vf.ConfigError, match=r"samples of temperature 1\.0"):
         from_config({"verifiers": ENV, "backend": "tinker", **place})
 
 
 def test_the_backend_of_the_unified_configuration_is_known():
-    with pytest.raises(vf.ConfigError, match=r"temperature 1\.0 alone"):
+    with pytest.raises(vf.ConfigError, match=r"samples of temperature 1\.0"):
         from_config({"verifiers": {**ENV, "sampling_args": {"temperature": 0.5}}, "rllm": {"backend": "tinker"}})
 
 

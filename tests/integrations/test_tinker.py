@@ -186,7 +186,7 @@ def test_every_problem_is_said_at_once_and_names_are_checked(tmp_path):
         config(tmp_path, temperature=2.0, max_steps=-1)
     with pytest.raises(vf.ConfigError, match="did you mean 'learning_rate'"):
         TinkerConfig.of({"model": "m", "learning_rat": 1.0})
-    with pytest.raises(vf.ConfigError, match="TINKER_API_KEY alone"):
+    with pytest.raises(vf.ConfigError, match="TINKER_API_KEY only"):
         TinkerConfig.of({"model": "m", "api_key": "secret"})
 
 
@@ -229,7 +229,7 @@ async def test_new_weights_serve_new_requests(service):
 async def test_what_the_service_cannot_sample_is_refused_and_lengths_are_bounded():
     client = TinkerClient(engine := Engine(lambda prompt: "a"), max_seq_len=80)
     ask = [{"role": "user", "content": "?"}]
-    with pytest.raises(vf.ConfigError, match="Tinker samples without min_p"):
+    with pytest.raises(vf.ConfigError, match="Tinker has no sampling argument min_p"):
         await client.complete(ModelRequest(ask, "m", sampling_args={"min_p": 0.1}))
     await client.complete(ModelRequest(ask, "m", sampling_args={"stop": ["\n"]}))
     prompt_ids, asked = engine.calls[-1]
@@ -307,7 +307,10 @@ def test_the_command_trains_and_goes_on(tmp_path, service, capsys, monkeypatch):
     ("words", "said"),
     [
         (["--model", "m"], "env.id is missing"),
-        (["--model", "m", "--env.id", "reverse-text", "--wandb.project", "x"], "wandb.project has no meaning"),
+        (
+            ["--model", "m", "--env.id", "reverse-text", "--wandb.project", "x"],
+            "wandb.project is not a setting of a Tinker run",
+        ),
         (["--model", "m", "--env.id", "reverse-text", "--trainer.args.temperature", "0.5"], "temperature is 0.5"),
     ],
 )
@@ -357,6 +360,9 @@ SHARED = (
 """Modules of the pipeline that Tinker's trainer has in common with the other one."""
 
 
+SETTING = re.compile(r"\b(?:config|settings)\.([a-z_]+)\b(?!\()")
+
+
 def test_every_setting_that_the_shared_pipeline_reads_is_there():
     import verifiers_trainer
 
@@ -364,8 +370,8 @@ def test_every_setting_that_the_shared_pipeline_reads_is_there():
     read = {
         name
         for module in SHARED
-        for name in re.findall(r"\bconfig\.([a-z_]+)\b(?!\()", (folder / f"{module}.py").read_text(encoding="utf-8"))
+        for name in SETTING.findall((folder / f"{module}.py").read_text(encoding="utf-8"))
     }
-    read -= {"micro_batch_size", "use_cpu"}  # of the rows of a device, which the service has no part in
+    read -= {"micro_batch_size", "use_cpu", "config"}  # of the rows of a device, which the service has no part in
     assert len(read) > 20, "the modules were found and read"
     assert sorted(name for name in read if not hasattr(TinkerConfig(model="m"), name)) == []

@@ -76,7 +76,7 @@ def test_rows_with_the_same_prompt_are_told_apart(engine):
     bare = [{"role": "user", "content": "guess"}]
     with pytest.raises(vf.ConfigError, match="same prompt and different answers"):
         rollouts(env, engine)([bare], trainer(engine))
-    with pytest.raises(vf.ConfigError, match="no row of the environment"):
+    with pytest.raises(vf.ConfigError, match="is not in the environment"):
         rollouts(env, engine)([[{"role": "user", "content": "other"}]], trainer(engine))
 
 
@@ -167,7 +167,7 @@ def test_completions_of_a_single_turn_environment_are_scored():
     asked = [[{"role": "user", "content": "q"}]] * 3
     said = [[{"role": "assistant", "content": "1"}], "1", "3"]
     assert score(asked, said, answer=["1", "2", "3"], info=["{}"] * 3, completion_ids=[[1]] * 3) == [1.0, 0.0, None]
-    with pytest.raises(vf.ConfigError, match="several turns"):
+    with pytest.raises(vf.ConfigError, match="scores single turns"):
         as_reward_func(tool_env(1))
 
 

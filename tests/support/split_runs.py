@@ -95,7 +95,7 @@ def train_given(folder: str, each_rank_decides: bool = False, **settings: Any) -
     trainer.needed = []
     if each_rank_decides:
         agree = trainer.ranks.any
-        trainer.ranks.any = lambda flags, what: list(flags) if "policy of the batch" in what else agree(flags, what)
+        trainer.ranks.any = lambda flags, what: list(flags) if "old log-probabilities" in what else agree(flags, what)
     trainer.train()
     return ended(trainer, needed=trainer.needed)
 

@@ -305,7 +305,7 @@ with Interrupt(lambda: print("stopping"), lambda reason: print("leaving", flush=
 def test_a_run_that_cannot_learn_fails_with_exit_3_and_its_reason(run):
     result = run("@", "run.toml", "--env.args.reward", "constant", "--trainer.args.no_signal_steps", "1", "--json")
     assert result.exit_code == 3, result.output
-    assert "nothing to learn from" in result.stderr
+    assert "no learning signal" in result.stderr
     assert json.loads(result.stdout)["run_dir"] == "outputs/test"
 
 

@@ -255,7 +255,7 @@ def test_a_tokenizer_that_reads_differently_is_refused_and_never_sent_wrong():
         def decode(self, token_ids, skip_special_tokens=True):
             return super().decode(token_ids, skip_special_tokens).replace(" ,", ",")
 
-    with pytest.raises(BadRequest, match="without stream"):
+    with pytest.raises(BadRequest, match="use stream=false"):
         streamed(tokenizer("a , b , c")["input_ids"], Joined(tokenizer), (), None)
 
 

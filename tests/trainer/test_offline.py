@@ -72,7 +72,7 @@ def test_equal_prompts_are_siblings_and_their_text_is_tokenised_once():
 def test_columns_that_do_not_fit_are_refused():
     given = columns()
     given["rewards"].pop()
-    with pytest.raises(ConfigError, match="there are 12 prompts, 12 completions, 11 rewards"):
+    with pytest.raises(ConfigError, match="the dataset has 12 prompts, 12 completions, 11 rewards"):
         read_groups(given, build_tiny_tokenizer(), small_config("x"))
     with pytest.raises(DatasetError, match="is empty"):
         read_groups({"prompts": [], "completions": [], "rewards": []}, build_tiny_tokenizer(), small_config("x"))
@@ -182,7 +182,7 @@ def test_a_resumed_run_goes_on_with_the_batch_that_follows(tmp_path):
 def test_equal_and_unknown_rewards_teach_nothing_and_end_the_run(tmp_path):
     given = columns()
     given["rewards"] = [None if n % 2 else 1.0 for n in range(12)]
-    with pytest.raises(NoLearningSignal, match="of the finished rollouts no group has two different rewards"):
+    with pytest.raises(NoLearningSignal, match="no group of the finished rollouts has two different rewards"):
         trainer_of(tmp_path / "unknown", given, advantage="mean").train()
     given["rewards"] = [1.0] * 12
     with pytest.raises(NoLearningSignal):

@@ -522,5 +522,5 @@ def test_rows_that_a_hook_chose_are_all_played():
     env = counting_env(6)
     rows = CustomRows(lambda step: [], env.row_format, list(env.train_table), config)
     assert not rows.may_skip
-    with pytest.raises(ConfigError, match="skip_solved and difficulty_schedule both decide"):
+    with pytest.raises(ConfigError, match="skip_solved and difficulty_schedule both select"):
         pipeline_config(skip_solved=True, difficulty_schedule=[(1.0, "easy")]).resolve()

@@ -49,11 +49,11 @@ def test_only_what_is_new_is_read(tmp_path):
     journal(file, rows(0, 1))
     index = RowIndex(file)
     index.read()
-    index._places[0] = marker = (index._places[0][0], index._places[0][1])
+    index._spans[0] = marker = (index._spans[0][0], index._spans[0][1])
     journal(file, rows(2))
     index.read()
     assert index.columns["example"] == [0, 1, 2]
-    assert index._places[0] is marker
+    assert index._spans[0] is marker
     assert index.row(2)["example_id"] == 2
 
 

@@ -165,9 +165,8 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
     ]
     samples = [sample for rollout in by_rollout for sample in rollout.samples]
     weights = step_weights(samples, settings.aggregation, max_len=settings.max_completion_len or settings.max_seq_len)
-    bound = min(ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS, settings.micro_batch_size * settings.max_seq_len)
     longest = max((sample.num_tokens for sample in samples), default=1)
-    max_tokens = max(longest, settings.micro_batch_tokens or bound)
+    max_tokens = max(longest, settings.micro_batch_tokens or _row_bound(settings))
     rows_R = pack(
         samples,
         weights.weights,
@@ -205,6 +204,11 @@ def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[A
 
 
 # --- statistics -------------------------------------------------------------------------------------------------
+
+
+def _row_bound(settings: BatchSettings) -> int:
+    """Tokens of a row on a device; a batch for a service, which sets ``micro_batch_tokens``, has no device."""
+    return min(ROW_TOKENS_CPU if settings.use_cpu else ROW_TOKENS, settings.micro_batch_size * settings.max_seq_len)
 
 
 def rollout_stats(groups: Sequence[Group]) -> dict[str, float]:
