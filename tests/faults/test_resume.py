@@ -59,8 +59,8 @@ def solve(request):
     return str(int(request.prompt[-1]["content"].split()[0]) + 1)
 
 
-def right(completion, answer):
-    return exact(completion, answer)
+def right(completion, answer):  # as the child's, whose code is part of the run's identity
+    return float(completion[-1]["content"] == answer)
 
 
 @pytest.fixture

@@ -368,9 +368,7 @@ def test_every_setting_that_the_shared_pipeline_reads_is_there():
 
     folder = Path(verifiers_trainer.__file__).parent
     read = {
-        name
-        for module in SHARED
-        for name in SETTING.findall((folder / f"{module}.py").read_text(encoding="utf-8"))
+        name for module in SHARED for name in SETTING.findall((folder / f"{module}.py").read_text(encoding="utf-8"))
     }
     read -= {"micro_batch_size", "use_cpu", "config"}  # of the rows of a device, which the service has no part in
     assert len(read) > 20, "the modules were found and read"
