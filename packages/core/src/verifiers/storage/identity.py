@@ -457,9 +457,11 @@ def _function(value: object) -> dict[str, Any] | None:
     wrapped = getattr(value, "__wrapped__", None)
     if not isinstance(value, types.FunctionType):
         return None if wrapped is None else {"function": type_name(value), "of": describe(wrapped)}
-    described = {"function": type_name(value)}
     if value.__module__ is None or value.__module__.partition(".")[0] not in _STABLE_MODULES:
-        described["code"] = f"{_PYTHON}:{_code_hash(value.__code__)}"
+        # its code tells it from others; a script is the module __main__ when it is run, and has its name when imported
+        described = {"function": value.__qualname__, "code": f"{_PYTHON}:{_code_hash(value.__code__)}"}
+    else:
+        described = {"function": type_name(value)}
     closure = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
     bound_names = {"defaults": _defaults(value), "closure": {name: _content(cell) for name, cell in closure}}
     for name, members in bound_names.items():
