@@ -14,12 +14,16 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers import compat as compat
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # importlib.abc imports tempfile and shutil, which would be a third of ``import verifiers``
+    Loader = MetaPathFinder = object
 
 PACKAGE = "verifiers"
 TRAINER = "verifiers_trainer"

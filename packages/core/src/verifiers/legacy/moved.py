@@ -6,12 +6,17 @@ finder is called at every import, so it does only one dict lookup.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # importlib.abc imports tempfile and shutil, which would be a third of ``import verifiers``
+    Loader = MetaPathFinder = object
 
 MOVED: dict[str, str] = {
     "cli.arguments": "cli.evaluate.arguments",
@@ -167,7 +172,10 @@ class _Alias(Loader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         """For ``python -m`` with an old path."""
-        spec = importlib.util.find_spec(self._new)
+        from importlib.abc import InspectLoader
+        from importlib.util import find_spec
+
+        spec = find_spec(self._new)
         return spec.loader.get_code(self._new) if spec is not None and isinstance(spec.loader, InspectLoader) else None
 
     def exec_module(self, module: ModuleType) -> None:
