@@ -40,7 +40,7 @@ def test_the_summary_says_what_a_reader_wants_to_know(vf_eval, server):
         "8 × max_turns_reached",
         "best: example 1, reward 1.000",
         "worst: example 0, reward 0.000",
-        "user: say 1\nassistant: 1\nexpected: 1",
+        "user: say 1\nassistant: 1\nanswer: 1",
         r"assistant: no \x1b[31midea",
     ):
         assert expected in ran.out

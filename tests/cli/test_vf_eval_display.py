@@ -199,7 +199,7 @@ def test_long_and_hostile_texts_are_cut_and_spelled_out_in_a_transcript():
     assert len(text) < 6000
     assert "characters left out" in text
     assert "messages left out" in text
-    assert 'expected: {"a": 1}' in text
+    assert 'answer: {"a": 1}' in text
     assert not any(character in text for character in "\x1b\x07\u202e")
 
 

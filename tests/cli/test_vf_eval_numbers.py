@@ -178,7 +178,7 @@ def test_the_formats_of_the_option_are_those_that_can_be_written():
 def test_a_dry_run_shows_the_first_prompt_its_answer_and_the_scoring(vf_eval):
     ran = vf_eval("toy", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dry-run", "-n", "2", "--export", "parquet")
     assert ran.code == 0
-    for line in ("scored by   exact × 1", "exported as parquet", "user: say 0", "expected: 0"):
+    for line in ("scored by   exact × 1", "exported as parquet", "user: say 0", "answer: 0"):
         assert line in ran.out
     words = ["toy", "-b", "http://127.0.0.1:9/v1", "-m", "m", "--dry-run", "--shuffle", "--shuffle-seed"]
     firsts = set()

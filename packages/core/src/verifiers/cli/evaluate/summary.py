@@ -214,7 +214,7 @@ def transcript(output: Mapping[str, Any]) -> str:
         half = MAX_MESSAGES // 2
         paragraphs = [*paragraphs[:half], left_out, *paragraphs[-half:]]
     if output["answer"] not in (None, ""):
-        paragraphs.append(f"expected: {_cut(escape_control(render_answer(output['answer'])))}")
+        paragraphs.append(f"answer: {_cut(escape_control(render_answer(output['answer'])))}")
     if output["error"] is not None:
         description = f"{output['error'].get('error')}: {output['error'].get('message')}"
         paragraphs.append(f"error: {_cut(escape_control(description))}")
