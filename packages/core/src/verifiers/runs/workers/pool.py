@@ -72,7 +72,7 @@ class WorkerPool:
             self._start_one()
         try:
             await asyncio.gather(*self._starting)
-        except BaseException:
+        except BaseException:  # an interrupt too: workers that did start are ended; raised again
             await self.__aexit__(None, None, None)
             raise
         return self
@@ -147,7 +147,7 @@ class WorkerPool:
             await channel.close()
             why = f"not within {START_S:g} s" if isinstance(error, TimeoutError) else str(error)
             raise RunError(f"an environment worker did not start: {why}") from error
-        except BaseException:
+        except BaseException:  # an interrupt too: the process is not left behind; raised again
             await channel.close()
             raise
         if not isinstance(reply, Ready):

@@ -179,7 +179,7 @@ class EmbeddedEngine:
         try:
             endpoint.start(deadline_s)
             generator.start(endpoint.resolve, deadline_s)
-        except BaseException:
+        except BaseException:  # an interrupt too: threads and port are released; raised again
             _shut_down(generator, endpoint)
             raise
         self._replica, self._generator, self._endpoint = replica, generator, endpoint

@@ -152,7 +152,7 @@ class VLLMEngine:
                 if (note := check_server(server, server.serving.model, self._tokenizer, self._in_chat)) is not None:
                     log.warning("%s", note)
                 self._labels[server.url] = LabelReader(self._reader(server))
-        except BaseException:
+        except BaseException:  # an interrupt too: connections and thread are closed; raised again
             for server in servers:
                 server.close()
             self._thread.stop()
