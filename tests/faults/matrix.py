@@ -143,13 +143,13 @@ ROWS: dict[int, Row] = {
         "resuming with another model, other arguments or sampling settings",
         "RunMismatch listing what differs; nothing written",
         (
-            *_in("core/test_generate", "another_configuration_is_refused_and_nothing_is_written"),
+            *_in("core/runs/test_generate", "another_configuration_is_refused_and_nothing_is_written"),
             *_in(
-                "core/test_resume_identity",
+                "core/runs/test_resume_identity",
                 "a_run_resumed_otherwise_is_refused_by_name",
                 "an_evaluation_saved_by_0_2_0_loads_and_resumes",
             ),
-            *_in("core/test_identity", "a_parameter_changes_the_identity_unless_it_is_marked_free"),
+            *_in("core/storage/test_identity", "a_parameter_changes_the_identity_unless_it_is_marked_free"),
             *_in("cli/test_errors_vf_eval", "a_run_of_another_configuration_is_not_touched"),
         ),
         _in(RESUME, "without_the_fingerprint_rows_of_another_model_would_count_as_done"),
@@ -157,7 +157,7 @@ ROWS: dict[int, Row] = {
     9: Row(
         "resuming after rows of the dataset were reordered, edited or removed",
         "matched by content; edited rows run anew; removed rows are reported and kept",
-        _in("core/test_generate", "edited_rows_run_anew_and_gone_ones_are_reported"),
+        _in("core/runs/test_generate", "edited_rows_run_anew_and_gone_ones_are_reported"),
         _in(RESUME, "matched_by_place_a_reordered_row_would_get_the_result_of_another"),
     ),
     10: Row(
@@ -244,7 +244,7 @@ ROWS: dict[int, Row] = {
         "the stop condition prompt_too_long; scored; not repeated",
         (
             *_in(SERVER, "a_prompt_that_does_not_fit_is_a_stop_condition_is_scored_and_is_not_repeated"),
-            *_in("core/test_retry", "every_wording_of_a_full_context_is_recognised"),
+            *_in("core/clients/test_retry", "every_wording_of_a_full_context_is_recognised"),
         ),
         _in(SERVER, "another_refusal_with_400_is_an_error_and_its_reward_unknown"),
     ),
@@ -254,7 +254,7 @@ ROWS: dict[int, Row] = {
         (
             *_in(SERVER, "nothing_listening_is_one_sentence_with_the_url_before_rollouts_start"),
             *_in("cli/test_errors_vf_eval", "nothing_listens", "a_wrong_url_a_web_page_and_a_missing_key"),
-            *_in("core/test_http_client", "a_web_page_or_a_redirect_is_no_endpoint"),
+            *_in("core/clients/test_http_client", "a_web_page_or_a_redirect_is_no_endpoint"),
         ),
         _in(SERVER, "without_asking_first_every_rollout_finds_out_for_itself"),
     ),
@@ -278,7 +278,7 @@ ROWS: dict[int, Row] = {
                 "what_is_no_completion_is_a_malformed_response_and_never_a_key_error",
                 "whatever_the_server_says_is_one_of_our_errors_on_one_rollout",
             ),
-            *_in("core/test_http_client", "no_lower_error_leaks_whatever_the_server_does"),
+            *_in("core/clients/test_http_client", "no_lower_error_leaks_whatever_the_server_does"),
         ),
         _in(SERVER, "read_naively_the_same_answers_raise_or_pass_for_tokens"),
     ),
@@ -320,7 +320,7 @@ ROWS: dict[int, Row] = {
                 "a_group_reward_of_the_wrong_length_or_kind_is_unknown",
             ),
             *_in(
-                "core/test_rubric",
+                "core/rubrics/test_rubric",
                 "numbers_of_every_kind_are_values",
                 "anything_else_is_an_unknown_reward_that_names_the_function",
             ),
@@ -348,7 +348,7 @@ ROWS: dict[int, Row] = {
                 "a_reward_that_hangs_is_killed_at_its_time_its_process_is_gone_and_the_next_is_unaffected",
                 "no_source_uses_an_alarm_signal",
             ),
-            *_in("core/test_rubric_isolation", "children_of_a_killed_process_are_gone_too"),
+            *_in("core/rubrics/test_rubric_isolation", "children_of_a_killed_process_are_gone_too"),
         ),
         _in(REWARD, "a_thread_that_hangs_cannot_be_ended"),
     ),
@@ -357,7 +357,7 @@ ROWS: dict[int, Row] = {
         "a default bound of turns and of time; the turns so far are kept with their stop condition",
         (
             *_in(ROLLOUT, "an_environment_without_end_is_bounded_by_the_run_and_its_turns_are_kept"),
-            *_in("core/test_rollout", "an_environment_without_end_is_stopped_after_a_thousand_turns"),
+            *_in("core/rollouts/test_rollout", "an_environment_without_end_is_stopped_after_a_thousand_turns"),
         ),
         _in(ROLLOUT, "without_the_bound_it_ends_when_the_caller_does"),
     ),
@@ -370,11 +370,11 @@ ROWS: dict[int, Row] = {
                 "a_bad_call_is_told_to_the_model_in_a_bounded_text_and_the_rollout_goes_on",
                 "ten_thousand_calls_in_one_message_are_each_answered_briefly",
             ),
-            *_in("core/test_tools", "whatever_a_model_writes_is_a_dict_or_a_short_parse_error"),
+            *_in("core/data/test_tools", "whatever_a_model_writes_is_a_dict_or_a_short_parse_error"),
         ),
         (
             *_in(TOOL, "called_naively_the_same_calls_raise_or_are_without_bound"),
-            *_in("core/test_tool_env", "without_the_bound_every_call_of_a_message_is_run"),
+            *_in("core/environments/test_tool_env", "without_the_bound_every_call_of_a_message_is_run"),
         ),
     ),
     28: Row(
@@ -385,9 +385,9 @@ ROWS: dict[int, Row] = {
                 ROLLOUT,
                 "a_hundred_rollouts_that_change_what_they_are_given_leave_siblings_and_examples_as_they_were",
             ),
-            *_in("core/test_runner", "siblings_share_nothing_they_could_change"),
+            *_in("core/runs/test_runner", "siblings_share_nothing_they_could_change"),
         ),
-        _in("core/test_runner", "siblings_over_one_shared_row_are_the_fault_without_copies"),
+        _in("core/runs/test_runner", "siblings_over_one_shared_row_are_the_fault_without_copies"),
     ),
     29: Row(
         "every rollout fails with one cause",
@@ -396,7 +396,7 @@ ROWS: dict[int, Row] = {
             *_in(ROLLOUT, "a_plan_of_failures_ends_after_a_few"),
             *_in(SERVER, "a_server_that_is_down_stops_the_run_with_its_cause"),
         ),
-        _in("core/test_runner", "without_the_breaker_the_whole_plan_fails"),
+        _in("core/runs/test_runner", "without_the_breaker_the_whole_plan_fails"),
     ),
     30: Row(
         "construction in a thread; evaluation inside a running loop; two environments at once",
@@ -429,7 +429,7 @@ ROWS: dict[int, Row] = {
         "all workers end within a second; no warning of what was never awaited or destroyed",
         (
             *_in(ROLLOUT, "cancelling_half_way_ends_within_a_second_without_a_warning"),
-            *_in("core/test_runner", "cancelling_a_run_takes_less_than_a_second_and_leaves_nothing"),
+            *_in("core/runs/test_runner", "cancelling_a_run_takes_less_than_a_second_and_leaves_nothing"),
         ),
         _in(ROLLOUT, "coroutines_made_before_their_tasks_begin_are_what_warns"),
     ),
@@ -445,12 +445,12 @@ ROWS: dict[int, Row] = {
                 "a_checkpoint_holds_the_random_generators_of_every_rank",
             ),
             *_in(
-                "trainer/test_resume",
+                "trainer/run/test_resume",
                 "killed_at_a_checkpoint_and_resumed_is_the_same_run",
                 "killed_at_every_failpoint_and_resumed_is_the_same_run",
             ),
             *_in(
-                "trainer/test_checkpoint",
+                "trainer/run/test_checkpoint",
                 "a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used",
                 "older_checkpoints_go_only_when_a_newer_one_is_whole",
             ),
@@ -462,23 +462,26 @@ ROWS: dict[int, Row] = {
         "the same weights, optimizer, random generators, losses and rollouts, bit for bit",
         (
             *_in(
-                "trainer/test_resume",
+                "trainer/run/test_resume",
                 "two_deterministic_runs_are_one",
                 "killed_at_a_checkpoint_and_resumed_is_the_same_run",
             ),
-            *_in("trainer/test_two_rank_script", "killed_in_the_middle_the_same_command_ends_with_the_same_weights"),
+            *_in(
+                "trainer/distributed/test_two_rank_script",
+                "killed_in_the_middle_the_same_command_ends_with_the_same_weights",
+            ),
             *_in(CHECKPOINT, "two_ranks_go_on_where_one_process_was"),
         ),
         (
             *_in(CHECKPOINT, "resumed_with_the_weights_alone_the_run_is_another"),
-            *_in("trainer/test_resume", "another_seed_is_another_run"),
+            *_in("trainer/run/test_resume", "another_seed_is_another_run"),
         ),
     ),
     36: Row(
         "a checkpoint that holds a pickle, a replaced file, a truncated tensor",
         "refused or ignored, and nothing is executed",
         _in(
-            "trainer/test_checkpoint",
+            "trainer/run/test_checkpoint",
             "a_planted_pickle_is_never_opened",
             "a_pickle_in_the_place_of_the_weights_is_refused",
             "a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used",
@@ -512,7 +515,7 @@ ROWS: dict[int, Row] = {
         (
             *_in(WEIGHTS, "rollouts_older_than_the_lag_are_dropped_counted_and_never_trained"),
             *_in(
-                "trainer/test_pipeline",
+                "trainer/pipeline/test_pipeline",
                 "no_token_older_than_the_lag_is_trained_and_no_slow_rollout_is_left_behind",
             ),
         ),
@@ -523,23 +526,23 @@ ROWS: dict[int, Row] = {
         "a warning with a histogram for each such batch, and an end after so many; with the limit off it continues",
         (
             *_in(TRAINER, "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end"),
-            *_in("trainer/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
+            *_in("trainer/pipeline/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
         ),
-        _in("trainer/test_pipeline", "with_the_limit_off_a_run_without_signal_goes_on"),
+        _in("trainer/pipeline/test_pipeline", "with_the_limit_off_a_run_without_signal_goes_on"),
     ),
     41: Row(
         "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of several",
         "no step is taken, the weights are as they were, the tokens are written down",
         (
             *_in(
-                "trainer/test_trainer",
+                "trainer/run/test_trainer",
                 "a_sampled_log_probability_that_is_no_number_stops_the_run",
                 "an_infinite_reward_stops_the_run",
                 "a_loss_that_is_no_number_stops_the_run",
                 "a_gradient_that_is_no_number_stops_the_run",
                 "a_policy_whose_log_probability_is_no_number_stops_the_run",
             ),
-            *_in("trainer/test_ranks", "a_failure_of_one_rank_is_the_failure_of_all"),
+            *_in("trainer/distributed/test_ranks", "a_failure_of_one_rank_is_the_failure_of_all"),
         ),
         _in(TRAINER, "without_the_check_a_gradient_that_is_no_number_ruins_every_weight"),
     ),
@@ -548,9 +551,9 @@ ROWS: dict[int, Row] = {
         "refused before the first step, with the difference of log-probabilities or the first differing token",
         (
             *_in(TRAINER, "log_probabilities_of_another_distribution_stop_the_run_before_its_first_step"),
-            *_in("trainer/test_preflight", "a_tokenizer_of_another_model_is_found"),
+            *_in("trainer/cli/test_preflight", "a_tokenizer_of_another_model_is_found"),
             *_in(
-                "trainer/test_preparation",
+                "trainer/policy/test_preparation",
                 "a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required",
             ),
         ),
@@ -566,7 +569,7 @@ ROWS: dict[int, Row] = {
                 "a_group_that_lost_a_sibling_is_trained_without_it_and_one_that_lost_half_is_replaced",
             ),
             *_in(
-                "trainer/test_ranks",
+                "trainer/distributed/test_ranks",
                 "more_ranks_than_rollouts_is_refused_at_the_start",
                 "no_sample_is_dropped_whatever_the_number_of_ranks",
                 "unequal_data_gives_the_gradient_of_one_process",
@@ -584,7 +587,7 @@ ROWS: dict[int, Row] = {
         (
             *_in(TRAINER, "the_end_of_the_generator_is_the_end_of_training_within_a_second"),
             *_in(
-                "trainer/test_ranks",
+                "trainer/distributed/test_ranks",
                 "a_failure_of_one_rank_is_the_failure_of_all",
                 "a_rank_that_is_killed_ends_the_others",
                 "a_rank_that_hangs_is_waited_for_no_longer_than_allowed",
@@ -593,14 +596,14 @@ ROWS: dict[int, Row] = {
         ),
         (
             *_in(TRAINER, "waited_for_through_a_queue_a_dead_generator_is_a_timeout_that_hides_its_cause"),
-            *_in("trainer/test_ranks", "outside_of_together_the_others_learn_only_that_it_is_gone"),
+            *_in("trainer/distributed/test_ranks", "outside_of_together_the_others_learn_only_that_it_is_gone"),
         ),
     ),
     45: Row(
         "a tracker raises, hangs, is absent",
         "one warning; training continues and metrics.jsonl is complete",
         _in(
-            "trainer/test_loggers",
+            "trainer/run/test_loggers",
             "a_tracker_that_fails_hangs_or_is_absent_costs_one_warning",
             "a_tracker_that_is_too_slow_is_given_up_and_never_waited_for",
             "a_tracker_that_is_not_installed_is_named",
@@ -612,21 +615,21 @@ ROWS: dict[int, Row] = {
         "the same losses and gradients within rounding",
         (
             *_in(TRAINER, "one_row_of_eight_and_eight_rows_of_one_train_the_same"),
-            *_in("trainer/test_learning", "packing_row_size_and_order_do_not_change_the_gradient"),
+            *_in("trainer/run/test_learning", "packing_row_size_and_order_do_not_change_the_gradient"),
             *_in(
-                "trainer/test_ranks",
+                "trainer/distributed/test_ranks",
                 "two_ranks_are_as_one_within_rounding_and_two_ranks_twice_are_bit_for_bit",
                 "with_one_row_for_each_of_two_ranks_they_are_one_process_bit_for_bit",
             ),
             *_in(
-                "trainer/test_trainer",
+                "trainer/run/test_trainer",
                 "merged_and_unmerged_adapters_give_the_same_log_probabilities",
                 "sync_and_async_with_lag_zero_are_one",
             ),
         ),
         (
-            *_in("trainer/test_aggregation", "a_denominator_of_each_row_would_depend_on_layout"),
-            *_in("trainer/test_logprobs", "without_use_cache_false_samples_see_each_other"),
+            *_in("trainer/algorithm/test_aggregation", "a_denominator_of_each_row_would_depend_on_layout"),
+            *_in("trainer/policy/test_logprobs", "without_use_cache_false_samples_see_each_other"),
         ),
     ),
     # --- configuration and commands
@@ -661,7 +664,9 @@ ROWS: dict[int, Row] = {
         "refused by its grammar; the nearest id is named; nothing is imported",
         (
             *_in(CONFIGURATION, "a_hostile_or_misspelt_id_is_refused_and_nothing_is_imported"),
-            *_in("core/test_registry", "ids_outside_the_grammar_are_refused", "a_wrong_id_imports_nothing"),
+            *_in(
+                "core/environments/test_registry", "ids_outside_the_grammar_are_refused", "a_wrong_id_imports_nothing"
+            ),
             *_in("cli/test_errors_vf_eval", "a_wrong_id_imports_nothing"),
         ),
         _in(CONFIGURATION, "imported_by_name_any_module_is_run"),
@@ -672,7 +677,7 @@ ROWS: dict[int, Row] = {
         (
             *_in(CONFIGURATION, "a_broken_environment_shows_the_real_error_and_two_of_one_id_are_both_named"),
             *_in(
-                "core/test_registry",
+                "core/environments/test_registry",
                 "a_missing_dependency_inside_an_environment_is_shown",
                 "the_loaders_own_failure_is_chained",
                 "what_is_no_environment_is_refused",

@@ -1,6 +1,7 @@
 """Promise: a misspelt setting stops the run before the first request and names the right one.
 
-Every wrong word of a command line at once: ``cli/test_errors_vf_eval.py``. Ids and packages: ``core/test_registry.py``.
+Every wrong word of a command line at once: ``cli/test_errors_vf_eval.py``. Ids and packages:
+``core/environments/test_registry.py``.
 """
 
 import importlib

@@ -1,7 +1,8 @@
 """What hostile code tries is stopped, and each try is a real one: without a sandbox it succeeds.
 
 What a model writes as *text* (to a judge, a parser, a template, a terminal, a file name) is tested where that text is
-read: tests/core/test_judging.py, test_judge_rubric.py, test_parsers.py, test_run_directory.py, tests/view.
+read: ``core/rubrics/test_judging.py``, ``core/rubrics/test_judge_rubric.py``, ``core/parsers``,
+``core/storage/test_run_directory.py``, ``view``.
 """
 
 import asyncio

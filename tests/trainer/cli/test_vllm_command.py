@@ -16,7 +16,7 @@ from verifiers_trainer.cli import vllm_command
 from verifiers_trainer.cli.vllm import COMMAND
 from verifiers_trainer.cli.vllm_command import Executable, ServerRequest, as_flags, build, num_gpus, require_device
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FAKE = f"{sys.executable} {ROOT / 'tests/support/fake_vllm.py'}"
 NEW = Executable(("vllm",), Version("0.33.0"), False, "on the path")
 

@@ -15,7 +15,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/accelerate/cpu2.yaml"
 LAUNCHED = {
     "each holds the model": ["--config_file", str(CONFIG)],

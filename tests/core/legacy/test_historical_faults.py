@@ -13,68 +13,78 @@ import verifiers as vf
 from support.small_envs import Talk, add_one, exact, single_turn, sums
 from verifiers.testing import ScriptedClient
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 FAULTS = {
-    1: "core/test_judge_rubric.py::test_every_form_of_a_prompt_gives_its_question",
-    2: "core/test_rubric_group.py::test_advantages_are_computed_once_from_the_final_reward",
-    3: "core/test_rubric.py::test_a_rollout_that_failed_is_unknown_and_no_function_sees_it",
-    4: "core/test_historical_faults.py::test_a_repeat_plays_that_rollout_and_no_sibling",
+    1: "core/rubrics/test_judge_rubric.py::test_every_form_of_a_prompt_gives_its_question",
+    2: "core/rubrics/test_rubric_group.py::test_advantages_are_computed_once_from_the_final_reward",
+    3: "core/rubrics/test_rubric.py::test_a_rollout_that_failed_is_unknown_and_no_function_sees_it",
+    4: "core/legacy/test_historical_faults.py::test_a_repeat_plays_that_rollout_and_no_sibling",
     5: "faults/test_rollout_faults.py::test_the_server_sees_no_request_after_the_return",
-    6: "core/test_rollout.py::test_an_authors_own_time_out_is_not_a_time_limit",
-    7: "core/test_rubric.py::test_whatever_a_function_raises_stays_on_its_rollout",
-    8: "core/test_parsers.py::test_xml_format",
-    9: "core/test_historical_faults.py::test_the_default_rubric_scores_independently",
+    6: "core/rollouts/test_rollout.py::test_an_authors_own_time_out_is_not_a_time_limit",
+    7: "core/rubrics/test_rubric.py::test_whatever_a_function_raises_stays_on_its_rollout",
+    8: "core/parsers/test_parsers.py::test_xml_format",
+    9: "core/legacy/test_historical_faults.py::test_the_default_rubric_scores_independently",
     10: "architecture/test_imports.py::test_importing_and_constructing_have_no_side_effects",
-    11: "core/test_environments.py::test_get_dataset_is_pure",
-    12: "core/test_environments.py::test_misspelt_turns_are_refused_and_right_ones_kept",
-    13: "core/test_historical_faults.py::test_the_first_example_has_its_number",
-    14: "core/test_generate.py::test_another_configuration_is_refused_and_nothing_is_written",
-    15: "core/test_rubric_arguments.py::test_singular_and_plural_names_together_are_refused",
-    16: "core/test_messages.py::test_a_key_that_is_absent_is_not_in_the_message",
-    17: "core/test_results_processing.py::test_turns_that_continue_each_other_are_one_row",
-    18: "core/test_historical_faults.py::test_an_answer_outside_a_box_is_no_answer",
-    19: "core/test_rubric.py::test_anything_else_is_an_unknown_reward_that_names_the_function",
-    20: "core/test_rubric.py::test_a_rubric_that_cannot_be_meant_is_refused",
-    21: "core/test_judge_rubric.py::test_an_outage_does_not_lower_the_mean",
+    11: "core/environments/test_environments.py::test_get_dataset_is_pure",
+    12: "core/environments/test_environments.py::test_misspelt_turns_are_refused_and_right_ones_kept",
+    13: "core/legacy/test_historical_faults.py::test_the_first_example_has_its_number",
+    14: "core/runs/test_generate.py::test_another_configuration_is_refused_and_nothing_is_written",
+    15: "core/rubrics/test_rubric_arguments.py::test_singular_and_plural_names_together_are_refused",
+    16: "core/data/test_messages.py::test_a_key_that_is_absent_is_not_in_the_message",
+    17: "core/results/test_results_processing.py::test_turns_that_continue_each_other_are_one_row",
+    18: "core/legacy/test_historical_faults.py::test_an_answer_outside_a_box_is_no_answer",
+    19: "core/rubrics/test_rubric.py::test_anything_else_is_an_unknown_reward_that_names_the_function",
+    20: "core/rubrics/test_rubric.py::test_a_rubric_that_cannot_be_meant_is_refused",
+    21: "core/rubrics/test_judge_rubric.py::test_an_outage_does_not_lower_the_mean",
     22: "faults/test_resume.py::test_killed_at_random_times_25_rounds_a_run_ends_with_the_planned_rows_once",
-    23: "core/test_registry.py::test_a_wrong_id_imports_nothing",
-    24: "core/test_registry.py::test_a_missing_dependency_inside_an_environment_is_shown",
-    25: "core/test_state.py::test_storage_is_linear_in_turns",
+    23: "core/environments/test_registry.py::test_a_wrong_id_imports_nothing",
+    24: "core/environments/test_registry.py::test_a_missing_dependency_inside_an_environment_is_shown",
+    25: "core/rollouts/test_state.py::test_storage_is_linear_in_turns",
     26: "faults/test_reward_faults.py::test_a_computing_reward_does_not_hold_the_loop_and_other_rollouts_go_on",
-    27: "core/test_math_rubric.py::test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not",
-    28: "core/test_judge_rubric.py::test_constructing_needs_no_key_and_makes_no_client",
+    27: "core/rubrics/test_math_rubric.py::test_it_works_off_the_main_thread_where_the_engines_own_time_out_does_not",
+    28: "core/rubrics/test_judge_rubric.py::test_constructing_needs_no_key_and_makes_no_client",
 }
 """By their number in the list of faults."""
 
 RULES = {
-    "generate blocks or is awaited": "core/test_generate.py::test_inside_a_loop_the_call_returns_an_awaitable",
-    "shape of results": "core/test_generate.py::test_results_answer_in_every_documented_way",
-    "order of repeated examples": "core/test_generate.py::test_evaluation_runs_every_example_so_many_times_in_order",
-    "env_response returns a tuple": "core/test_rollout.py::test_env_response_in_every_form",
-    "is_completed": "core/test_rollout.py::test_is_completed_in_the_older_form_is_one_more_stop_condition",
-    "setup_state returns or not": "core/test_rollout.py::test_setup_state_in_every_form",
-    "two forms of rollout": "core/test_single.py::test_by_prompt_completion_and_state_come_back",
-    "two forms of run_group": "core/test_single.py::test_a_group_in_either_shape_with_advantages",
-    "two forms of score_rollout": "core/test_rubric.py::test_the_old_positional_form_and_further_columns",
+    "generate blocks or is awaited": "core/runs/test_generate.py::test_inside_a_loop_the_call_returns_an_awaitable",
+    "shape of results": "core/runs/test_generate.py::test_results_answer_in_every_documented_way",
+    "order of repeated examples": (
+        "core/runs/test_generate.py::test_evaluation_runs_every_example_so_many_times_in_order"
+    ),
+    "env_response returns a tuple": "core/rollouts/test_rollout.py::test_env_response_in_every_form",
+    "is_completed": "core/rollouts/test_rollout.py::test_is_completed_in_the_older_form_is_one_more_stop_condition",
+    "setup_state returns or not": "core/rollouts/test_rollout.py::test_setup_state_in_every_form",
+    "two forms of rollout": "core/environments/test_single.py::test_by_prompt_completion_and_state_come_back",
+    "two forms of run_group": "core/environments/test_single.py::test_a_group_in_either_shape_with_advantages",
+    "two forms of score_rollout": "core/rubrics/test_rubric.py::test_the_old_positional_form_and_further_columns",
     "messages are dicts": "core/test_types.py::test_known_fields_read_as_attributes_and_absent_ones_as_none",
     "tool calls nested or flat": "core/test_types.py::test_a_tool_call_is_nested_and_answers_flat",
-    "oai_tools or tool_defs": "core/test_state.py::test_both_names_of_the_tools_are_one_list",
-    "routing in a group": "core/test_historical_faults.py::test_a_row_of_a_group_is_routed_by_info_and_then_by_task",
-    "absent metrics": "core/test_results.py::test_metrics_a_rollout_does_not_have_are_unknown",
-    "metrics of one name": "core/test_rubric_group.py::test_metrics_of_one_name_are_kept_apart",
-    "monitor rubrics": "core/test_environments.py::test_the_rubric_is_exactly_the_object_given_and_lends_its_parser",
-    "scoring off": "core/test_rubric.py::test_scoring_off_leaves_reward_unknown_and_metrics_empty",
-    "what concurrency counts": "core/test_runner.py::test_at_most_so_many_rollouts_are_in_flight",
-    "parallelize_scoring": "core/test_rubric.py::test_a_function_reads_what_an_earlier_one_stored",
-    "parse_answer on lists": "core/test_parsers.py::test_the_answer_is_in_the_last_assistant_message_whatever_follows",
-    "name of the math metric": "core/test_compat.py::test_a_metric_of_older_files_has_its_present_name",
-    "system prompt": "core/test_dataset.py::test_a_given_prompt_gets_the_system_prompt_unless_it_has_one",
-    "timing": "core/test_state.py::test_timing_is_always_whole",
-    "default of max_turns": "core/test_historical_faults.py::test_turns_have_no_bound_of_their_own",
-    "default key": "core/test_historical_faults.py::test_the_key_is_that_of_openai_unless_another_variable_is_named",
-    "max_seq_len": "core/test_results_processing.py::test_a_long_row_loses_its_tail_and_never_its_prompt",
-    "mask_env_responses": "core/test_results_processing.py::test_environment_tokens_can_be_learned_from",
+    "oai_tools or tool_defs": "core/rollouts/test_state.py::test_both_names_of_the_tools_are_one_list",
+    "routing in a group": (
+        "core/legacy/test_historical_faults.py::test_a_row_of_a_group_is_routed_by_info_and_then_by_task"
+    ),
+    "absent metrics": "core/results/test_results.py::test_metrics_a_rollout_does_not_have_are_unknown",
+    "metrics of one name": "core/rubrics/test_rubric_group.py::test_metrics_of_one_name_are_kept_apart",
+    "monitor rubrics": (
+        "core/environments/test_environments.py::test_the_rubric_is_exactly_the_object_given_and_lends_its_parser"
+    ),
+    "scoring off": "core/rubrics/test_rubric.py::test_scoring_off_leaves_reward_unknown_and_metrics_empty",
+    "what concurrency counts": "core/runs/test_runner.py::test_at_most_so_many_rollouts_are_in_flight",
+    "parallelize_scoring": "core/rubrics/test_rubric.py::test_a_function_reads_what_an_earlier_one_stored",
+    "parse_answer on lists": (
+        "core/parsers/test_parsers.py::test_the_answer_is_in_the_last_assistant_message_whatever_follows"
+    ),
+    "name of the math metric": "core/legacy/test_compat.py::test_a_metric_of_older_files_has_its_present_name",
+    "system prompt": "core/data/test_dataset.py::test_a_given_prompt_gets_the_system_prompt_unless_it_has_one",
+    "timing": "core/rollouts/test_state.py::test_timing_is_always_whole",
+    "default of max_turns": "core/legacy/test_historical_faults.py::test_turns_have_no_bound_of_their_own",
+    "default key": (
+        "core/legacy/test_historical_faults.py::test_the_key_is_that_of_openai_unless_another_variable_is_named"
+    ),
+    "max_seq_len": "core/results/test_results_processing.py::test_a_long_row_loses_its_tail_and_never_its_prompt",
+    "mask_env_responses": "core/results/test_results_processing.py::test_environment_tokens_can_be_learned_from",
 }
 """By what versions disagree about."""
 

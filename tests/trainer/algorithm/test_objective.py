@@ -23,7 +23,7 @@ from verifiers_trainer.run.context import loss_parameters_of
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, ANCHORED_ON_SAMPLER
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())
 INPUTS = GOLDEN["inputs"]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from verifiers_trainer.cli.vllm import is_up
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FAKE = f"{sys.executable} {ROOT / 'tests/support/fake_vllm.py'}"
 SERVER, TRAINER = "10.77.41.1", "10.77.41.2"
 URL = f"http://{SERVER}:8000"

@@ -18,7 +18,7 @@ from verifiers_trainer.pipeline.saved_state import load_pipeline
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.fields import Between, Inherited, MayChange, OnceSet, OneOf, marker, problem_of
 
-SAVED = Path(__file__).parents[1] / "data" / "saved_0_2_0"
+SAVED = Path(__file__).parents[2] / "data" / "saved_0_2_0"
 STEPS = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "max_off_policy_steps": 0}
 SILENT_IN_0_2_0 = {
     "optim": "sgd",

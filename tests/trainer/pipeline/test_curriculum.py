@@ -21,7 +21,7 @@ from verifiers_trainer.pipeline.mixture import MixtureSchedule, joined
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.trainer import RLTrainer
 
-CONFIG = Path(__file__).parents[2] / "configs" / "vf-train" / "curriculum-sums.toml"
+CONFIG = Path(__file__).parents[3] / "configs" / "vf-train" / "curriculum-sums.toml"
 
 
 def played(trainer, **options):

@@ -9,7 +9,7 @@ import pytest
 import verifiers as vf
 from verifiers.testing import FakeServer, ScriptedClient
 
-SAVED = Path(__file__).parents[1] / "data" / "saved_0_2_0"
+SAVED = Path(__file__).parents[2] / "data" / "saved_0_2_0"
 
 
 def rows(n):

@@ -11,7 +11,7 @@ import pytest
 from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.advantages import ADVANTAGES, compute_advantages, is_dead, turn_advantages
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())["advantages"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())["advantages"]
 
 
 def floats(values) -> np.ndarray:

@@ -22,7 +22,7 @@ from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import Sample, rollout_samples
 from verifiers_trainer.policy.logprobs import install_logprob_forward
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())
 EVERY_AGGREGATION = pytest.mark.parametrize("name", list(AGGREGATIONS))
 
 

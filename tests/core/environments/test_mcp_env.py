@@ -26,7 +26,7 @@ from verifiers.rubrics import Rubric
 from verifiers.testing import ScriptedClient
 from verifiers.types import ToolCall
 
-SUPPORT = Path(__file__).parents[1] / "support"
+SUPPORT = Path(__file__).parents[2] / "support"
 SERVER = str(SUPPORT / "plain_mcp_server.py")  # for servers' lives: it starts at once
 ROW = {"question": "What is 2 + 3?", "answer": "5"}
 
@@ -284,7 +284,7 @@ def test_servers_may_be_described_by_objects():
 def test_environments_left_open_take_their_servers_with_them(tmp_path):
     """A script that never closes its environment ends, and leaves no process behind."""
     script = f"""
-import sys; sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
+import sys; sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
 from core.test_mcp_env import MCPEnv, ROW, described, call, ScriptedClient
 env = MCPEnv(mcp_servers=[described("math", "--starts", {str(tmp_path / "starts")!r})], dataset=[ROW])
 env.evaluate(ScriptedClient([[call("add", a=1, b=1)], "2"]), "m")

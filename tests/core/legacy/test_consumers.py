@@ -17,7 +17,7 @@ from verifiers.utils.async_utils import maybe_semaphore
 from verifiers.utils.logging_utils import print_prompt_completions_sample
 from verifiers.utils.message_utils import messages_to_printable
 
-PACKAGES = Path(__file__).parents[1] / "compat" / "packages"
+PACKAGES = Path(__file__).parents[2] / "compat" / "packages"
 
 
 # --- rLLM: rollouts one by one through a client of its own, scored afterwards

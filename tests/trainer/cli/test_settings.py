@@ -15,7 +15,7 @@ from verifiers_trainer.cli.settings import TrainSettings, read_settings, to_toml
 from verifiers_trainer.cli.sources import read_arguments, read_toml
 from verifiers_trainer.settings.config import RLConfig, field_names
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "vf-train").glob("*.toml"))
+CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "vf-train").glob("*.toml"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from verifiers.errors import ConfigError
 from verifiers_trainer.cli.launch import decide, trainer_words
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FAKE = f"{sys.executable} {ROOT / 'tests/support/fake_vllm.py'}"
 FILE = """
 model = "builtin:tiny"

@@ -21,7 +21,7 @@ from verifiers_trainer.algorithm.losses import (
     resolve_loss,
 )
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_losses.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())
 VARIANTS = {
     "ppo_dual_clip": "ppo",
     "ppo_two_sided": "ppo",
