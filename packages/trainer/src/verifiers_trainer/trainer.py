@@ -117,7 +117,7 @@ class RLTrainer(HFLoop):
                 eval_rows=eval_dataset,
                 peft_config=peft_config,
             )
-            self.criterion = Objective.of(resolve_loss(settings.loss, **context.loss_parameters_of(settings)), settings)
+            self.criterion = Objective.of(resolve_loss(settings.loss, **settings.loss_parameters()), settings)
             self.server = PolicyServer(run)
             self.recorder = StepRecorder(run, report_to)
             self.checkpoints = Checkpoints(run, self.recorder.file)
@@ -188,6 +188,7 @@ class RLTrainer(HFLoop):
         self.recorder.begin()
         if not self.ranks.is_main:
             return
+        log.info("objective: %s", self.args.objective())
         if run.offline is None or self.args.eval_strategy != "no":
             self.start_engine()
             self.engine.check_shared()
@@ -243,7 +244,9 @@ class RLTrainer(HFLoop):
         if (problem := sanity_checks.not_a_number(inputs, rows)) is not None:
             raise self._non_finite(*problem)
         meter = RatioMeter(
-            self.policy_version, (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
+            self.policy_version,
+            (self.args.mask_ratio_low, self.args.mask_ratio_high),
+            self.args.loss_parameters().get("ratio_cap", self.args.ratio_cap),
         )
         total = torch.zeros((), device=self.args.device)
         for row in rows:
