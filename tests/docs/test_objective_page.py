@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the trainer")
 
-from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
+from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
 from verifiers_trainer.algorithm.losses import OBJECTIVES
 
 PAGE = (Path(__file__).parents[2] / "docs/train/objective.md").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ ROWS = [
     ("activation_checkpointing", True, {"gradient_checkpointing": True}),
     ("scale_rewards", True, {"advantage": "mean_std"}),
     ("scale_rewards", "group", {"advantage": "mean_std"}),
-    ("scale_rewards", "batch", {"advantage": "batch_std"}),
+    ("scale_rewards", "batch", {"advantage": "batch_reward_std"}),
     ("scale_rewards", False, {"advantage": "mean"}),
     ("loss_type", "sapo", {"loss": "sapo"}),
     ("gae_lambda", 0.95, {}),

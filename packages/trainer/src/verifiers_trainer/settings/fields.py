@@ -413,7 +413,8 @@ class RLFields(TrainingArguments):
     rollout_timeout: Annotated[float | None, Between(1e-3, 1e9), TIMEOUTS] = None
     """Seconds for one rollout; None = ``generation_timeout``."""
     zero_variance: Annotated[str, OneOf("drop", "keep")] = "drop"
-    """Groups of equal rewards: "drop" and sample others, or "keep" with weight 0."""
+    """Groups of equal rewards: "drop" and sample others, or "keep" with advantages of 0: their tokens count in the
+    denominators of the loss and in statistics of the batch, and the KL penalty acts on them, as in GRPO."""
     oversample: Annotated[float, Between(1.0, 1000.0)] = 2.0
     """At most this many times ``batch_size`` rollouts are generated for one step."""
     min_group_fraction: Annotated[float, Between(1e-9, 1.0)] = 0.75
