@@ -123,8 +123,8 @@ class RLTrainer(HFLoop):
             self.checkpoints = Checkpoints(run, self.recorder.file)
             self.batches: BatchSource | None = None
             """Source of each step's batch during training; on rank 0 alone."""
-            self.sampler_is_checked = False
-            """Whether the log-probabilities of sampler and trainer were compared and agree."""
+            self.checks_sampler = True
+            """Whether every step compares the log-probabilities of sampler and trainer."""
             self._start = PipelineState()
             self._resumed_from: Path | None = None
             self._drawn_step = 0
@@ -155,7 +155,7 @@ class RLTrainer(HFLoop):
 
     def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
         folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
-        self._resumed_from, self.sampler_is_checked = folder, False
+        self._resumed_from = folder
         if folder is not None and step >= self.args.max_steps:
             log.warning("%s is of step %d and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
             preparation.load_weights(self.model, folder)
@@ -311,13 +311,15 @@ class RLTrainer(HFLoop):
             self.recorder.finish_step(self.state.global_step)
 
     def _check_sampler(self, meter: RatioMeter) -> None:
-        """Compare sampler and trainer log-probabilities once in a run, on tokens of the present weights."""
-        if self.sampler_is_checked or not meter.num_current:
+        """Compare sampler and trainer log-probabilities, on the step's tokens of the present weights, if any.
+
+        In every step, because an environment may change how it samples at any time.
+        """
+        if not self.checks_sampler or not meter.num_current:
             return
         dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
         on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
         sanity_checks.test_ratio(meter, self.args, dtype, on_server)
-        self.sampler_is_checked = True
 
     def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"

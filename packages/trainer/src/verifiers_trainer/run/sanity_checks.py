@@ -92,8 +92,8 @@ def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_serve
     allowed = FP32_TOLERANCE if is_exact else TOLERANCE
     if not meter.mean_abs <= allowed:
         raise ConfigError(
-            f"with identical weights, sampler and trainer disagree by {meter.mean_abs:.2g} nats per token "
-            f"({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same tokenizer, chat "
-            f"template, dtype ({dtype}) and temperature ({config.temperature:g}), and that the server returns "
+            f"with identical weights (version {meter.version}), sampler and trainer disagree by {meter.mean_abs:.2g} "
+            f"nats per token ({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same tokenizer, "
+            f"chat template, dtype ({dtype}) and temperature ({config.temperature:g}), and that the server returns "
             "processed log-probabilities"
         )
