@@ -296,6 +296,7 @@ class RLTrainer(HFLoop):
         self.recorder.numbers |= {"grad_norm": self.grad_norm, "learning_rate": self.learning_rate}
         if self.batches is not None and self.args.deterministic:
             self.batches.settle()
+        self._check_next_batch()
         with self.server.weight_update(self.policy_version + 1) as times:
             yield
         self.recorder.numbers |= times
@@ -320,6 +321,24 @@ class RLTrainer(HFLoop):
         dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
         on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
         sanity_checks.test_ratio(meter, self.args, dtype, on_server)
+
+    def _check_next_batch(self) -> None:
+        """Compare on a rollout of the next batch, where older weights sampled every one of this step's.
+
+        Costs a forward pass over one rollout, on rank 0. Not for a split policy, whose ranks compute together.
+        """
+        meter = RatioMeter(self.policy_version)
+        compared = not math.isnan(self.recorder.numbers["sampler/log_ratio_abs"])
+        if not self.checks_sampler or compared or self.batches is None or self.splits:
+            return
+        for packed in sanity_checks.sampled_whole(self.batches.snapshot().ready, self.policy_version, self.args):
+            row = packed.to_tensors(self.args.device)
+            with torch.no_grad():
+                logprobs = self.model(**forward_arguments(row)).logprobs
+            meter.add(logprobs, row["sampler_logprobs"], None, row)
+        self._check_sampler(meter)
+        summary = meter.summary()
+        self.recorder.numbers |= {name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")}
 
     def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"
