@@ -128,6 +128,10 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
 # --- another number of steps ------------------------------------------------------------------------------------------
 
 
+PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100}
+PLATEAU |= {"metric_for_best_model": "eval_reward", "eval_num_examples": 2}  # its best value is infinite at first
+
+
 def linear(lr, total):
     return [lr * (total - step) / total for step in range(total)]
 
@@ -165,7 +169,7 @@ def test_a_schedule_follows_the_length_of_the_resumed_run_and_says_so(tmp_path, 
     [
         {},
         {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1},
-        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100},
+        PLATEAU,
     ],
     ids=str,
 )
