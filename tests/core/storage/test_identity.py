@@ -192,13 +192,18 @@ FREE = {
     "retry": RetryPolicy(max_retries=1),
     "rollouts_per_example": 3,
 }
-NOT_TAKEN = {
-    ("EnvGroup", name)
-    for name in "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args "
-    "max_seq_len timeout_seconds".split()
-} | {
-    (cls, "message_type") for cls in ("ToolEnv", "StatefulToolEnv", "SandboxEnv", "PythonEnv", "MCPEnv", "TextArenaEnv")
-} | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}
+NOT_TAKEN = (
+    {
+        ("EnvGroup", name)
+        for name in "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args "
+        "max_seq_len timeout_seconds".split()
+    }
+    | {
+        (cls, "message_type")
+        for cls in ("ToolEnv", "StatefulToolEnv", "SandboxEnv", "PythonEnv", "MCPEnv", "TextArenaEnv")
+    }
+    | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}
+)
 """Parameters of a base class that a class refuses, or in a ``RubricGroup`` takes from its first child."""
 EXTRAS = {"MCPEnv": "mcp", "GymEnv": "gymnasium", "ReasoningGymEnv": "reasoning_gym", "TextArenaEnv": "textarena",
           "MathRubric": "math_verify", "HybridMathRubric": "math_verify"}  # fmt: skip
