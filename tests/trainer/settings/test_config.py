@@ -199,6 +199,40 @@ def test_sampling_names_only_what_differs_from_plain_sampling():
     }
 
 
+def own(rewards_G, lengths_G=None):
+    return rewards_G
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {},
+            "loss cispo (ratio_cap 5.0, ratio_floor 0.0, mask_ratio_low 0.125, mask_ratio_high 8.0); aggregation "
+            "token_mean; advantage mean; no KL; anchor sampler",
+        ),
+        (
+            {"loss": "gspo", "anchor": "recomputed", "tis_cap": 2.0, "geo_mask": (0.9, 1.1), "credit": "turn"},
+            "loss gspo (epsilon_low 0.0003, epsilon_high 0.0004); aggregation sequence_mean; advantage mean per turn, "
+            "gamma 1; no KL; anchor recomputed, tis_cap 2.0, geo_mask (0.9, 1.1)",
+        ),
+        (
+            {"loss": "dr_grpo", "max_completion_len": 99, "beta": 0.1, "kl_type": "k2", "sync_ref_model": True},
+            "loss dr_grpo = ppo (epsilon_low 0.2, epsilon_high 0.2); aggregation constant_length 99; advantage mean; "
+            "KL 0.1 x k2 to one updated every 100 steps; anchor sampler",
+        ),
+        (
+            {"loss": "math:sqrt", "advantage": own},
+            "loss math:sqrt; aggregation token_mean; advantage own; no KL; anchor sampler",
+        ),
+    ],
+)
+def test_the_objective_is_one_line(settings, said):
+    config = RLConfig(**{"advantage": "mean", **settings})
+    config.resolve()
+    assert config.objective() == said
+
+
 def test_every_field_of_ours_is_read_somewhere():
     package = Path(verifiers_trainer.__file__).parent
     read = set()

@@ -236,9 +236,10 @@ class RLConfig(RLFields):
         values = resume_values(self) | {"loss_defaults": []}
         if named is None:
             return values
-        defaults = [named.reads[name] for name in self.bounds_of_the_source()]
-        values |= {"loss": named.loss, "loss_defaults": defaults}
-        return {name: value for name, value in values.items() if name not in BOUNDS or name in named.reads}
+        own = self.bounds_of_the_source()
+        values |= {"loss": named.loss, "loss_defaults": [named.reads[name] for name in own]}
+        unread = BOUNDS.keys() - (named.reads.keys() - own.keys())
+        return {name: value for name, value in values.items() if name not in unread}
 
     def resolve(self, world_size: int = 1) -> None:
         """Derive values from other settings and check all of them together.
