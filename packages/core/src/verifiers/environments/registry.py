@@ -162,6 +162,15 @@ def parse_env_id(env_id: str) -> EnvironmentId:
     return EnvironmentId(**match.groupdict())
 
 
+def id_of(text: str) -> str:
+    """The id, without its version, of an environment that is named by id or path; it need not be installed.
+
+    *Raises* ``UnknownEnvironment`` for a text that is neither.
+    """
+    source = at_path(text)
+    return source.env_id if source is not None else parse_env_id(text).without_version
+
+
 def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Found:
     """Find the loader of an environment by id or path; imports nothing.
 

@@ -111,6 +111,7 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
     """*Raises* ConfigError for errors that would otherwise appear only after the first completion."""
     if not len(plan):
         raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
+    env.rubric.check_needs()
     env.rubric.check_arguments(plan.columns)
     if options.independent_scoring and env.rubric.has_group_rewards:
         raise ConfigError("independent_scoring=True cannot score group functions; drop the option or the functions")
