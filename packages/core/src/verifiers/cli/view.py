@@ -61,7 +61,8 @@ def _places(call: Call) -> tuple[list[str], str | None]:
 
 def _evaluations_of(word: str) -> list[Path]:
     """The folders with evaluations of an environment, named by id or path. *Raises* ``ConfigError`` without one."""
-    from verifiers.environments.registry import id_of, normalize_name
+    from verifiers.environments.local_sources import normalize_name
+    from verifiers.environments.registry import id_of
     from verifiers.view.catalog import default_folders
 
     not_a_folder = f"{word} is not a folder; name a folder with runs, one run's folder, or an environment with runs"

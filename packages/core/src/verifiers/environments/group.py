@@ -9,13 +9,14 @@ The runner calls ``for_row`` and continues with the member; this module neither 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
 from verifiers.clients.protocol import ClientLike
-from verifiers.data.examples import Table, copy_row, format_row
-from verifiers.environments.base import Environment, RunDefaults
+from verifiers.data.examples import Example, Table, copy_row, format_row
+from verifiers.environments.base import NUM_SAMPLED, Environment, RunDefaults
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
@@ -152,6 +153,17 @@ class EnvGroup(Environment):
         return f" (it has: {', '.join(self.env_names)})"
 
     # --- settings, forwarded to the members --------------------------------------------------------------------------
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether every member has a reward."""
+        return all(member.has_reward for member in self.envs)
+
+    def check_definition(self, examples: Sequence[Example]) -> None:
+        """Check every member, with its own examples among the first."""
+        sample = [(self.for_row(example.row), example) for example in itertools.islice(examples, NUM_SAMPLED)]
+        for member in self.envs:
+            member.check_definition([example for owner, example in sample if owner is member])
 
     def set_kwargs(self, **settings: Any) -> None:
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""

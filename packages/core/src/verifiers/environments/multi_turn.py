@@ -7,11 +7,13 @@ the next prompt and the completion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+from verifiers.data.examples import Example
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment, EnvironmentOptions
+from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import stop
 from verifiers.rollouts.loop import is_completed
@@ -70,6 +72,17 @@ class MultiTurnEnv(Environment):
         super().__init__(timeout_seconds=timeout_seconds, **parameters)
         self.max_total_completion_tokens = max_total_completion_tokens
         self.monitor_rubric.add_metric(num_turns)
+
+    def check_definition(self, examples: Sequence[Example]) -> None:
+        """*Raises* ConfigError also when ``env_response`` is missing and a second turn would call it."""
+        super().check_definition(examples)
+        hooks = ("env_response", "get_prompt_messages")
+        is_inherited = all(getattr(type(self), name) is getattr(MultiTurnEnv, name) for name in hooks)
+        if self.max_turns != 1 and is_inherited and not self.has_own_loop and "env_response" not in vars(self):
+            raise ConfigError(
+                f"{type(self).__name__} has no env_response(self, messages, state), which gives the response to the "
+                "model's turn: define it, or pass max_turns=1"
+            )
 
     # --- methods to override ----------------------------------------------------------------------------------
 

@@ -380,7 +380,7 @@ def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadEr
     if isinstance(error, SyntaxError) and error.filename:  # of a module that the environment imports
         place, message = f"{short_path(error.filename)}:{error.lineno}", error.msg
     else:
-        place, message = raised_at(error), str(error) or "no message"
+        place, message = raised_at(error) or "", str(error) or "no message"
     at = f" ({place})" if place else ""
     return EnvironmentLoadError(
         f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}{at}", env_id=env_id

@@ -205,6 +205,11 @@ class Rubric(Identified):
         return any(f.is_group for f in self.functions)
 
     @property
+    def scores_itself(self) -> bool:
+        """Whether a subclass scores by its own ``score_rollout`` or ``score_group`` in place of the functions."""
+        return any(scoring.overrides(self, Rubric, name) for name in ("score_rollout", "score_group"))
+
+    @property
     def advantage_function(self) -> RewardFunction | None:
         return self._advantage
 
