@@ -9,7 +9,6 @@ when they are called, so that constructing an environment loads none of them.
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 
 
 DEFAULTS = asdict(RunOptions())
-NUM_SAMPLED = 20
-"""Examples that are read to see whether the data have answers."""
 
 
 class RunDefaults(TypedDict, total=False):
@@ -200,18 +197,24 @@ class Environment(Identified):
         """Whether something gives a reward: a function with a weight, or a rubric that scores by itself."""
         return any(self.rubric.get_reward_weights()) or self.rubric.scores_itself
 
-    def check_definition(self, examples: Sequence[Example]) -> None:
-        """Check what ``examples``, those of a run, need of the environment; warnings go to ``logger``.
+    def check_definition(self, sample: Sequence[Example]) -> None:
+        """Check what the first examples of a run need of the environment; warnings go to ``logger``.
 
-        *Raises* ConfigError for a method that is missing.
+        *Raises* ConfigError when ``env_response`` is missing and a second turn would call it.
         """
+        is_called = getattr(self.get_prompt_messages, "calls_env_response", False) and not self.has_own_loop
+        is_missing = getattr(getattr(self, "env_response", None), "is_missing", False)
+        if is_missing and is_called and getattr(self, "max_turns", 1) != 1:
+            raise ConfigError(
+                f"{type(self).__name__} has no env_response(self, messages, state), which gives the response to the "
+                "model's turn: define it, or pass max_turns=1"
+            )
         if self.score_rollouts and not self.has_reward:
             self.warn_once(
                 "no reward function has a weight, so every reward is unknown: pass rubric=vf.Rubric(funcs=[…]), or "
                 "score_rollouts=False"
             )
         readers = [f.name for f in self.rubric.functions if {"answer", "answers"} & set(f.parameters.required)]
-        sample = list(itertools.islice(examples, NUM_SAMPLED))
         prepares = type(self).setup_state is not Environment.setup_state  # may fill the answer
         if readers and sample and not prepares and all(example.row["answer"] == "" for example in sample):
             self.warn_once(

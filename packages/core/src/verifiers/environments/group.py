@@ -9,14 +9,13 @@ The runner calls ``for_row`` and continues with the member; this module neither 
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
 from verifiers.clients.protocol import ClientLike
 from verifiers.data.examples import Example, Table, copy_row, format_row
-from verifiers.environments.base import NUM_SAMPLED, Environment, RunDefaults
+from verifiers.environments.base import Environment, RunDefaults
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault
 from verifiers.rollouts.state import State
@@ -159,11 +158,10 @@ class EnvGroup(Environment):
         """Whether every member has a reward."""
         return all(member.has_reward for member in self.envs)
 
-    def check_definition(self, examples: Sequence[Example]) -> None:
-        """Check every member, with its own examples among the first."""
-        sample = [(self.for_row(example.row), example) for example in itertools.islice(examples, NUM_SAMPLED)]
+    def check_definition(self, sample: Sequence[Example]) -> None:
+        """Check every member, with its own examples."""
         for member in self.envs:
-            member.check_definition([example for owner, example in sample if owner is member])
+            member.check_definition([example for example in sample if self.for_row(example.row) is member])
 
     def set_kwargs(self, **settings: Any) -> None:
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""

@@ -7,13 +7,11 @@ the next prompt and the completion.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
-from verifiers.data.examples import Example
 from verifiers.data.messages import normalize_messages
 from verifiers.environments.base import Environment, EnvironmentOptions
-from verifiers.errors import ConfigError
 from verifiers.rollouts.author_code import Hook
 from verifiers.rollouts.decorators import stop
 from verifiers.rollouts.loop import is_completed
@@ -73,22 +71,13 @@ class MultiTurnEnv(Environment):
         self.max_total_completion_tokens = max_total_completion_tokens
         self.monitor_rubric.add_metric(num_turns)
 
-    def check_definition(self, examples: Sequence[Example]) -> None:
-        """*Raises* ConfigError also when ``env_response`` is missing and a second turn would call it."""
-        super().check_definition(examples)
-        hooks = ("env_response", "get_prompt_messages")
-        is_inherited = all(getattr(type(self), name) is getattr(MultiTurnEnv, name) for name in hooks)
-        if self.max_turns != 1 and is_inherited and not self.has_own_loop and "env_response" not in vars(self):
-            raise ConfigError(
-                f"{type(self).__name__} has no env_response(self, messages, state), which gives the response to the "
-                "model's turn: define it, or pass max_turns=1"
-            )
-
     # --- methods to override ----------------------------------------------------------------------------------
 
     def env_response(self, messages: Messages, state: State) -> Any:
         """Return the response to the conversation so far: messages, one message, text, or None."""
         raise NotImplementedError(f"{type(self).__name__} must define env_response(self, messages, state)")
+
+    env_response.is_missing = True  # type: ignore[attr-defined]  # read by Environment.check_definition
 
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]``: everything after the initial prompt."""
@@ -117,6 +106,8 @@ class MultiTurnEnv(Environment):
             messages: Any = normalize_messages(response, self.message_type)
             extended: Messages = conversation + messages
             return extended
+
+    get_prompt_messages.calls_env_response = True  # type: ignore[attr-defined]
 
     # --- stop conditions ----------------------------------------------------------------------------------------------
 

@@ -438,7 +438,7 @@ def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
     """
     cls: Any = type(rubric)
     parameters = compat.parameters_of(cls)
-    if cls.__module__.partition(".")[0] == "verifiers":
+    if keywords and cls.__module__.partition(".")[0] == "verifiers":
         check_keywords(keywords, parameters, cls.__name__)
     for name, value in keywords.items():
         if name not in parameters and (near := close_match(name, parameters)):

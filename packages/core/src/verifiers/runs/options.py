@@ -52,7 +52,8 @@ ENGINE_NAMES = (
         "allowed_token_ids bad_words cache_prompt chat_template chat_template_kwargs extra_headers grammar "
         "guided_choice guided_grammar guided_json guided_regex ignore_eos include_stop_str_in_output "
         "json_schema length_penalty n n_probs prompt_logprobs repeat_penalty return_token_ids "
-        "return_tokens_as_token_ids stop_token_ids stream stream_options structured_outputs thinking top_a truncate_prompt_tokens typical_p".split()
+        "return_tokens_as_token_ids stop_token_ids stream stream_options structured_outputs thinking top_a "
+        "truncate_prompt_tokens typical_p".split()
     )
 )
 """Sampling arguments of the OpenAI API and of common engines."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
@@ -51,6 +52,8 @@ from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, run_path
 from verifiers.storage.identity import describe, fingerprint
 
+NUM_SAMPLED = 20
+"""Examples that are read to see what the data lack."""
 __all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "warn_of_fewer"]
 
 
@@ -118,7 +121,7 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
     """*Raises* ConfigError for errors that would otherwise appear only after the first completion."""
     if not len(plan):
         raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
-    env.check_definition(plan.examples)
+    env.check_definition(list(itertools.islice(plan.examples, NUM_SAMPLED)))
     env.rubric.check_needs()
     env.rubric.check_arguments(plan.columns)
     if options.independent_scoring and env.rubric.has_group_rewards:

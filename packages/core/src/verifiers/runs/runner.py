@@ -62,7 +62,7 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     changes: dict[str, Any]
     """Settings changed since it was loaded."""
 
-    def check_definition(self, examples: Sequence[Example]) -> None:
+    def check_definition(self, sample: Sequence[Example]) -> None:
         """Check, before the first rollout, that nothing is missing that these examples need. *Raises* ConfigError."""
         ...
 

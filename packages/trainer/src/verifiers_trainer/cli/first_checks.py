@@ -6,7 +6,6 @@ with what the imports add: ranges, combinations, and the environment as it is bu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from verifiers.environments import registry
 from verifiers.errors import UsageError, VerifiersError
 from verifiers_trainer.cli.settings import TrainSettings, read_settings
 from verifiers_trainer.cli.sources import read_words
+from verifiers_trainer.policy.loading import missing_folder
 
 
 def check_first(words: Sequence[str]) -> None:
@@ -22,20 +22,10 @@ def check_first(words: Sequence[str]) -> None:
     assignments, problems = read_words(words)
     settings, more = read_settings(assignments, without_transformers=True)
     found: list[str | VerifiersError] = [*problems, *more]
-    if missing := missing_model(settings.model):
+    if missing := missing_folder(settings.model):
         found.append(f"{settings.places['model']}: {missing}")
     found += [f"{settings.places['env.id']}: {error}" for error in _environment_errors(settings)]
     raise_together(found)
-
-
-def missing_model(model: str) -> str | None:
-    """Why a model that is named by a path cannot be loaded; None when its folder exists, or it is no path."""
-    path = os.path.expanduser(model)
-    is_path = model.startswith((".", "/", "~")) or model.endswith("/")
-    if not is_path or os.path.isdir(path):
-        return None
-    what = "a file, not a folder" if os.path.exists(path) else "no folder"
-    return f"model = {model!r}: there is {what} {os.path.abspath(path)}"
 
 
 def _environment_errors(settings: TrainSettings) -> Iterator[UsageError]:

@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +164,7 @@ class Session:
         if rank():
             yield
             return
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _lock(folder)
@@ -173,6 +174,7 @@ class Session:
             yield
         finally:
             lock.release()
+            _remove_unused(folder, made)
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -239,6 +241,16 @@ class Session:
             self._print(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
             return None
         return picture
+
+
+def _remove_unused(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the folders that this run made, the innermost first, when it wrote nothing but its lock."""
+    if made and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
+        (folder / LOCK_NAME).unlink()
+        for path in made:
+            if any(path.iterdir()):
+                break
+            path.rmdir()
 
 
 def _lock(folder: Path) -> HeldFile:

@@ -21,7 +21,6 @@ import tomli_w
 from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, describe, fits, store, unknown_key
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import SIMILAR, close_match
-from verifiers_trainer.algorithm.losses import BOUNDS
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.settings import compat, static_fields
 
@@ -477,6 +476,8 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
         config = config.private_copy()
         config.problems(config.world_size)
         explicit = {name: _plain(getattr(config, name)) for name in explicit if name not in PART_OF_BATCH_SIZE}
+    from verifiers_trainer.algorithm.losses import BOUNDS
+
     unwritten = BOUNDS.keys() - (config.bounds().keys() - config.bounds_of_the_source().keys())
     names = [name for name in _shown_fields() if name not in explicit and name not in unwritten]
     filled = {name: _plain(getattr(config, name)) for name in names}

@@ -17,6 +17,7 @@ import click
 
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
+from verifiers_trainer.cli.sources import make_importable
 
 ABOUT = """Train a model in an environment by reinforcement learning.
 
@@ -80,6 +81,7 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_context
 def train_command(context: click.Context, words: tuple[str, ...], as_json: bool, verbose: bool, **options: Any) -> None:
     def body(result: dict[str, Any]) -> int:
+        make_importable(words)
         check_first(words)
         from verifiers_trainer.cli.session import Session
 
