@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from verifiers.environments.local_sources import LocalSource
 from verifiers.errors import ConfigError
+from verifiers.runtime.importing import import_source
 from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
 
@@ -96,7 +96,7 @@ def _load_file(name: str) -> ModuleType:
     if not files:
         raise FileNotFoundError(f"there is no file {name} in the working folder or on the path")
     file = files[0].resolve()
-    return LocalSource(file, file.stem, file.parent).load()
+    return import_source(file, file.stem, file.parent)
 
 
 def check_parameters(kind: str, name: str, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
