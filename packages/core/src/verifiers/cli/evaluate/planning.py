@@ -227,9 +227,9 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSetting
     from_file = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
     if "model" not in explicit:
         base_url = stored.get("noted", {}).get("base_url")
-        from_file |= (
-            {"model": stored["config"].get("model"), "api_base_url": base_url} if base_url else {"model": "local"}
-        )
+        model = stored["config"].get("model")
+        in_process = {"model": model if model and os.path.isdir(model) else "local"}
+        from_file |= {"model": model, "api_base_url": base_url} if base_url else in_process
     return dataclasses.replace(settings, **{k: v for k, v in from_file.items() if v is not None and k not in explicit})
 
 
