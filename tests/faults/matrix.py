@@ -755,6 +755,30 @@ ROWS: dict[int, Row] = {
         _in("faults/test_hostile_text", "parsers_are_linear_in_hostile_text"),
         _in("faults/test_hostile_text", "a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length"),
     ),
+    59: Row(
+        "a reply that unpacks to a thousand times its size, a reply or a child's output without end",
+        "left at the limit on decoded bytes, its connection closed; it costs its rollout; SIGTERM ends in time",
+        (
+            *_in(
+                "faults/test_reply_size",
+                "a_reply_that_unpacks_beyond_the_limit_costs_its_rollout_and_little_memory",
+                "a_reply_without_end_is_left_at_the_limit_and_its_connection_closed",
+                "a_reply_within_the_limit_is_read_and_its_connection_used_again",
+                "a_judge_that_answers_without_end_leaves_the_reward_unknown",
+                "sigterm_ends_an_evaluation_that_reads_replies_without_end",
+                "a_limit_that_nothing_fits_is_refused",
+            ),
+            *_in(
+                "core/runtime/test_bounded",
+                "a_file_without_end_is_refused_with_little_memory",
+                "a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_kept",
+            ),
+        ),
+        (
+            *_in("faults/test_reply_size", "with_a_limit_above_the_bomb_it_is_held_whole"),
+            *_in("core/runtime/test_bounded", "without_a_limit_the_stream_is_held_whole"),
+        ),
+    ),
 }
 
 PROMISES: dict[str, tuple[int, ...]] = {
@@ -769,7 +793,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
     ),
-    "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32),
+    "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32, 59),
     "No gradient from tokens of a policy other than the one recorded, nor older than the lag allows.": (
         *(37, 38, 39, 40, 41, 42, 43, 46),
     ),

@@ -106,6 +106,8 @@ class ClientConfig:
     """Time limit of opening a connection, in seconds."""
     max_connections: Annotated[int, Free("only how fast")] = 28000
     """Requests in flight to the endpoint; capped by the open-file limit of the process."""
+    max_response_bytes: Annotated[int, Free("only how long a reply may be")] = 64 * 2**20
+    """Longest decoded body of a reply; a longer one is a ``MalformedResponse``, and the connection is closed."""
     max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
     """Retries of one request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -118,7 +120,7 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         check_client_type(self.client_type)
-        for name in ("timeout", "connect_timeout", "max_connections"):
+        for name in ("timeout", "connect_timeout", "max_connections", "max_response_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name)
         if self.max_retries < 0:
@@ -135,6 +137,7 @@ class ClientOptions(TypedDict, total=False):
     timeout: float
     connect_timeout: float
     max_connections: int
+    max_response_bytes: int
     max_retries: int
     extra_headers: Mapping[str, str]
     extra_headers_from_state: Mapping[str, str]

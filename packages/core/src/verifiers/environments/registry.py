@@ -14,13 +14,13 @@ import importlib.util
 import inspect
 import re
 import sys
-import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
+from verifiers.runtime.bounded import read_file
 from verifiers.runtime.suggest import check_keywords, close_matches
 
 if TYPE_CHECKING:
@@ -207,8 +207,7 @@ def _has_loader(module: str) -> bool:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     try:
-        with tokenize.open(spec.origin) as file:
-            tree = ast.parse(file.read())
+        tree = ast.parse(read_file(spec.origin))
     except (OSError, SyntaxError, ValueError):
         return False
     return binds_loader(tree)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import TooLong, read_file
 from verifiers.runtime.json import encode_row
 from verifiers.view.app import static_files
 from verifiers.view.catalog import TRAINING
@@ -128,7 +129,12 @@ def _refuse_other(out: Path) -> None:
         return
     if not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the copy", path=str(out))
-    page = out / "index.html"
-    is_copy = page.is_file() and MARKER in page.read_text(encoding="utf-8", errors="replace")
-    if any(out.iterdir()) and not is_copy:
+    if any(out.iterdir()) and not _is_copy(out / "index.html"):
         raise ConfigError(f"{out} holds other files; name a new folder, or one of an earlier copy", path=str(out))
+
+
+def _is_copy(page: Path) -> bool:
+    try:
+        return MARKER.encode() in read_file(page)
+    except (OSError, TooLong):
+        return False

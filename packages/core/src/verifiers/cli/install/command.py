@@ -27,6 +27,7 @@ from verifiers.cli.install.installer import Finished, Installer
 from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
 from verifiers.environments import registry
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.bounded import read_file
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -153,7 +154,7 @@ def _holds_environment(folder: Path, module: str) -> bool:
             return True
     for name in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
-            tree = ast.parse((folder / name).read_bytes())
+            tree = ast.parse(read_file(folder / name))
             if registry.binds_loader(tree):
                 return True
     return False

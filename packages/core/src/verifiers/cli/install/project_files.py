@@ -15,6 +15,7 @@ from typing import Any
 
 from verifiers.environments.registry import GROUP, normalize_name
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_text
 
 PYPROJECT = "pyproject.toml"
 
@@ -90,10 +91,10 @@ def read_toml(folder: Path) -> dict[str, Any]:
     """The ``pyproject.toml`` in ``folder``; empty when there is none. *Raises* ``ConfigError``: unreadable."""
     path = folder / PYPROJECT
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
