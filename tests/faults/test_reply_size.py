@@ -82,7 +82,7 @@ def peak_bytes(run):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("status", (200, 500), ids=("a completion", "an error"))
+@pytest.mark.parametrize("status", [200, 500], ids=("a completion", "an error"))
 def test_a_reply_that_unpacks_beyond_the_limit_costs_its_rollout_and_little_memory(status):
     bomb = Behaviour(status, ZIPPED, BOMB)
     with FakeServer("1", script=lambda hit: bomb if hit.index == 0 else None) as server:
@@ -107,11 +107,11 @@ def test_with_a_limit_above_the_bomb_it_is_held_whole():
 
 @pytest.mark.parametrize(
     "head",
-    (
+    [
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n",
-    ),
+    ],
     ids=("chunked", "until the connection closes", "a length announced"),
 )
 def test_a_reply_without_end_is_left_at_the_limit_and_its_connection_closed(head):
@@ -161,7 +161,7 @@ def test_sigterm_ends_an_evaluation_that_reads_replies_without_end(tmp_path):
     assert ran.code == 143, ran.err
 
 
-@pytest.mark.parametrize("max_response_bytes", (0, -1))
+@pytest.mark.parametrize("max_response_bytes", [0, -1])
 def test_a_limit_that_nothing_fits_is_refused(max_response_bytes):
-    with pytest.raises(vf.ConfigError, match="ClientConfig.max_response_bytes must be above 0"):
+    with pytest.raises(vf.ConfigError, match="max_response_bytes must be above 0"):
         vf.ClientConfig(max_response_bytes=max_response_bytes)

@@ -13,7 +13,7 @@ from verifiers.runtime import bounded
 from verifiers.runtime.bounded import TooLong, read_chunks, read_file, read_lines, read_stream, read_text, run_captured
 
 
-@pytest.mark.parametrize("num_bytes", (0, 1, 2**16, 2**16 + 1, 200_000))
+@pytest.mark.parametrize("num_bytes", [0, 1, 2**16, 2**16 + 1, 200_000])
 def test_what_fits_is_read_exactly_and_one_byte_more_is_an_error(tmp_path, num_bytes):
     content = bytes(range(256)) * (num_bytes // 256 + 1)
     path = tmp_path / "file"
@@ -64,7 +64,7 @@ def test_a_child_process_is_captured_like_subprocess_run():
 
 def test_a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_kept(monkeypatch):
     monkeypatch.setattr(bounded, "MAX_OUTPUT_BYTES", 2**20)
-    with pytest.raises(TooLong, match="the output of .*python.* is longer than 1 MiB"):
+    with pytest.raises(TooLong, match=r"the output of .*python.* is longer than 1 MiB"):
         run_captured([sys.executable, "-c", "while True: print('x' * 1000)"])
     loud = "import sys\nfor n in range(100_000): print(n, file=sys.stderr)"
     errors = run_captured([sys.executable, "-c", loud]).stderr
