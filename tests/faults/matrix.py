@@ -755,6 +755,21 @@ ROWS: dict[int, Row] = {
         _in("faults/test_hostile_text", "parsers_are_linear_in_hostile_text"),
         _in("faults/test_hostile_text", "a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length"),
     ),
+    58: Row(
+        "keys in arguments, headers, sampling arguments, variables, the state and error messages of a run",
+        "in no file and on no stream of an evaluation or a training; another key is refused",
+        (
+            *_in(
+                "faults/test_secrets",
+                "an_evaluation_that_holds_keys_writes_and_prints_none",
+                "the_printed_command_of_an_interrupted_evaluation_holds_no_key_and_names_the_gaps",
+                "resuming_with_another_key_is_refused_without_naming_either",
+                "a_training_that_holds_keys_writes_and_prints_none_checkpoints_included",
+            ),
+            *_in("core/runtime/test_redaction", "the_value_of_such_a_name_is_hidden_at_any_depth"),
+        ),
+        _in("faults/test_secrets", "without_redaction_the_keys_are_in_the_files"),
+    ),
     59: Row(
         "a reply that unpacks to a thousand times its size, a reply or a child's output without end",
         "left at the limit on decoded bytes, its connection closed; it costs its rollout; SIGTERM ends in time",
@@ -799,6 +814,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
     ),
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
     "Model output is data.": (56, 57),
+    "A key that a run holds is in none of its files and on none of its streams.": (58,),
     "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51),
     "A constructor has no side effects.": (30,),
 }

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from verifiers.runtime.redaction import redacted_text
+
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
@@ -121,8 +123,8 @@ def running_at(frame: FrameType | None, otherwise: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """``TypeName: text`` of an error."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """``TypeName: text`` of an error, without secrets."""
+    return redacted_text(f"{type(error).__name__}: {error}") if str(error) else type(error).__name__
 
 
 def _last_of_author(frames: Iterable[traceback.FrameSummary]) -> str | None:

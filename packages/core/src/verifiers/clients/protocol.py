@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.suggest import closest
 from verifiers.storage.identity import Free
 from verifiers.types import ModelRequest, Response
@@ -119,6 +120,7 @@ class ClientConfig:
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
 
     def __post_init__(self) -> None:
+        remember_secrets(self.extra_headers)
         check_client_type(self.client_type)
         for name in ("timeout", "connect_timeout", "max_connections", "max_response_bytes"):
             if not getattr(self, name) > 0:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.runtime.bounded import read_file
+from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.suggest import check_keywords, close_matches
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
             f"vf-install {env_id}",
             env_id=env_id,
         )
+    remember_secrets(env_args)
     loader = import_loader(env_id, source)
     check_arguments(env_id, loader, env_args)
     env = _build(env_id, source, loader, env_args)

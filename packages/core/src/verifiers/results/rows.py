@@ -18,7 +18,7 @@ from verifiers.errors import ScoringError
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import decode_row, encode_row
-from verifiers.runtime.redaction import redacted, redacted_text
+from verifiers.runtime.redaction import redacted_column, redacted_text
 from verifiers.storage.identity import rollout_key
 from verifiers.types import AttributeDict
 
@@ -228,7 +228,7 @@ def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
 def _column(name: str, value: Any) -> Any:
     if name == "trajectory":
         return public_steps(value or [])
-    return redacted(json_ready(value))
+    return redacted_column(json_ready(value))
 
 
 def _number(value: object) -> float:

@@ -45,7 +45,7 @@ from verifiers.runs.runner import (
 )
 from verifiers.runs.store import RunStore
 from verifiers.runtime.gc import fewer_collections
-from verifiers.runtime.redaction import redacted
+from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, run_path
@@ -194,7 +194,7 @@ class Run:
         if self._config is None:
             self._config = identity_of(self.env) | {
                 "model": self.model,
-                "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
+                "sampling_args": digested({**self.env.sampling_args, **self.sampling_args}),
                 "seed": self.options.seed,
                 "score_rollouts": self.is_scored,
                 "independent_scoring": self.options.independent_scoring,

@@ -32,7 +32,7 @@ from verifiers.rubrics import Rubric
 from verifiers.rubrics.arguments import ArgumentResolver
 from verifiers.rubrics.functions import finite_value, scoring_error
 from verifiers.rubrics.scoring import leave_unscored, overrides
-from verifiers.runtime.redaction import redacted
+from verifiers.runtime.redaction import digested
 from verifiers.runtime.sync_async import is_awaitable
 from verifiers.types import StopReason
 
@@ -100,7 +100,7 @@ def identity_of(env: RunEnvironment) -> dict[str, Any]:
         "env_id": env.env_id,
         "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
         "env_version": env.env_version,
-        "env_args": redacted(env.env_args),
+        "env_args": digested(env.env_args),
         "message_type": env.message_type,
         "system_prompt": env.system_prompt,
         "reward_functions": rubric.get_reward_func_names(),

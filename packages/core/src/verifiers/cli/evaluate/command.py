@@ -210,6 +210,8 @@ class _Command:
 
     def _say_how_to_resume(self, what: str) -> None:
         """Print where the finished rollouts are, and the command that resumes the run."""
+        from verifiers.runtime.redaction import HIDDEN, redacted_words
+
         current = self.remaining[0]
         if current.path is None or not current.path.exists():
             print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)
@@ -220,8 +222,10 @@ class _Command:
             words = [",".join(env_ids) if word.split(",") == self.line.targets else word for word in words]
         if current.settings.fresh and len(env_ids) == 1:
             words += ["--resume", str(current.path)]
-        command = shlex.join(["vf-eval", *words])
+        command = shlex.join(["vf-eval", *redacted_words(words)])
         print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}", file=sys.stderr)
+        if HIDDEN in command:
+            print(f"vf-eval: write the secrets again where {HIDDEN} stands", file=sys.stderr)
 
 
 # --- before the run ----------------------------------------------------------------------------------------------

@@ -181,27 +181,25 @@ def _canonical(name: str) -> str:
 
 
 def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
-    """An eval file that defines the same runs, for ``--dump-config``. Values of secret headers are omitted."""
+    """An eval file that defines the same runs, for ``--dump-config``. Secrets are left out and named in comments."""
     import tomli_w
 
-    from verifiers.runtime.redaction import HIDDEN, redacted
+    from verifiers.runtime.redaction import without_secrets
 
     texts = []
     for env_id, settings in entries:
         table: dict[str, Any] = {"env_id": env_id}
-        hidden = [name for name, value in redacted(settings.header).items() if value == HIDDEN]
+        comments = ""
         for name in fields_of(EvalSettings).hints:
             value = getattr(settings, name)
             if name == "timeout" and value is None:
                 value = "none"
-            if name == "header":
-                value = {key: text for key, text in value.items() if key not in hidden}
+            if isinstance(value, Mapping):
+                value, left_out = without_secrets(value)
+                comments += "".join(f"# {name}.{one} is a secret and is not printed\n" for one in left_out)
             if value is not None and value != () and not (name in MERGED and not value):
                 # TOML has no null: a table with a null is written as a JSON object in a string
                 table[name] = json.dumps(value, ensure_ascii=False) if _has_null(value) else value
-        comments = "".join(
-            f"# header {json.dumps(name)}: its value is a secret and is not printed\n" for name in hidden
-        )
         texts.append(comments + tomli_w.dumps({"eval": [table]}))
     return "\n".join(texts)
 
