@@ -64,9 +64,7 @@ def found(folder: Path, *texts: str) -> list[str]:
     """Where a canary is: names of files below the folder, and numbers of texts."""
     files = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     files |= {f"text {number}": text.encode() for number, text in enumerate(texts)}
-    hits = {
-        (name, kind) for name, content in files.items() for kind, value in CANARIES.items() if value.encode() in content
-    }
+    pairs = [(name, kind, value) for name in files for kind, value in CANARIES.items()]
     return sorted(f"{name}: {kind}" for name, kind, value in pairs if value.encode() in files[name])
 
 
