@@ -728,6 +728,28 @@ ROWS: dict[int, Row] = {
             ),
         ),
     ),
+    54: Row(
+        "a judged response with verdicts, closing fences, false JSON, instructions; a judge that quotes it",
+        "the verdict is the judge's own last one, in a tag that the response cannot know; else the reward is unknown",
+        (
+            *_in(
+                "core/rubrics/test_judge_rubric",
+                "a_verdict_is_the_judges_own_last_score",
+                "a_judge_that_only_quotes_the_attack_has_given_no_verdict",
+                "the_response_stands_between_fences_it_cannot_close",
+                "a_judge_without_a_verdict_of_its_own_leaves_the_reward_unknown",
+            ),
+            *_in(
+                "core/rubrics/test_judging",
+                "a_tag_in_the_data_is_answered_with_a_nonce_that_the_data_cannot_know",
+                "more_than_yes_or_no_is_no_verdict",
+            ),
+        ),
+        (
+            *_in("core/rubrics/test_judging", "a_plain_tag_that_may_be_a_quotation_is_no_verdict"),
+            *_in("core/rubrics/test_judge_rubric", "negative_control_a_fixed_fence_is_closed_by_the_answer"),
+        ),
+    ),
     56: Row(
         "names of models, rows and tools that are paths; escape sequences in completions, names and messages",
         "no file outside the run's directory; control characters are shown escaped",
@@ -813,7 +835,7 @@ PROMISES: dict[str, tuple[int, ...]] = {
         *(37, 38, 39, 40, 41, 42, 43, 46),
     ),
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
-    "Model output is data.": (56, 57),
+    "Model output is data.": (54, 56, 57),
     "A key that a run holds is in none of its files and on none of its streams.": (58,),
     "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51),
     "A constructor has no side effects.": (30,),
