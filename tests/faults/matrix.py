@@ -271,12 +271,13 @@ ROWS: dict[int, Row] = {
     ),
     18: Row(
         "an empty body, choices: null, no logprobs, other lengths, a NaN logprob, cut JSON",
-        "MalformedResponse; never a KeyError or TypeError",
+        "MalformedResponse; never a KeyError or TypeError; an evaluation says which turns lack log-probabilities",
         (
             *_in(
                 SERVER,
                 "what_is_no_completion_is_a_malformed_response_and_never_a_key_error",
                 "whatever_the_server_says_is_one_of_our_errors_on_one_rollout",
+                "an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_them",
             ),
             *_in("core/clients/test_http_client", "no_lower_error_leaks_whatever_the_server_does"),
         ),
@@ -306,6 +307,8 @@ ROWS: dict[int, Row] = {
         _in(
             REWARD,
             "a_reward_that_raises_on_a_tenth_leaves_these_unknown",
+            "vf_eval_of_rewards_that_all_fail_ends_with_their_counts_and_places",
+            "the_place_of_a_failure_is_the_line_of_the_authors_function",
             "vf_eval_says_how_many_are_unscored_and_why_and_ends_with_0",
         ),
         _in(REWARD, "counted_as_zero_the_same_failures_lower_the_mean"),
@@ -525,7 +528,12 @@ ROWS: dict[int, Row] = {
         "all groups have equal rewards",
         "a warning with a histogram for each such batch, and an end after so many; with the limit off it continues",
         (
-            *_in(TRAINER, "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end"),
+            *_in(
+                TRAINER,
+                "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end",
+                "when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where",
+                "when_most_rewards_raise_the_error_counts_them_by_cause",
+            ),
             *_in("trainer/pipeline/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
         ),
         _in("trainer/pipeline/test_pipeline", "with_the_limit_off_a_run_without_signal_goes_on"),

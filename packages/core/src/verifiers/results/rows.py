@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
 from verifiers.data.messages import normalize_messages
-from verifiers.errors import ScoringError
+from verifiers.errors import ScoringError, where_of
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import decode_row, encode_row
@@ -241,9 +241,8 @@ def _flat_timing(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _where(error: BaseException) -> str | None:
-    for fact in ("function", "hook", "waiting_for"):
-        if name := getattr(error, fact, None):
-            return str(name)
+    if where := where_of(error):
+        return where
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
 

@@ -173,6 +173,7 @@ class Run:
                 if work.jobs:
                     store.write_metadata(self.metadata(store.in_order(), "running"))
                     await self._generate(work, store, given_client)
+                    await self._tell_missing_logprobs(store)
                 status = "complete"
             except (asyncio.CancelledError, KeyboardInterrupt):
                 status = "interrupted"
@@ -354,6 +355,15 @@ class Run:
                     generate=generate_one,
                 )
                 await runner.run(work.jobs)
+
+    async def _tell_missing_logprobs(self, store: RunStore) -> None:
+        """Warn when log-probabilities were asked for and are not complete for every turn."""
+        if {**self.env.sampling_args, **self.sampling_args}.get("logprobs") and store.without_tokens:
+            reasons = ", ".join(f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4))
+            await self._warn(
+                f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without the "
+                f"log-probabilities that sampling_args ask for: {reasons}"
+            )
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
         """Fill advantages, write ``metadata.json`` and return the results."""

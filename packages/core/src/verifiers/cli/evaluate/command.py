@@ -294,6 +294,8 @@ async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
 
 def _verdict(prepared: Prepared, results: Any) -> str | None:
     """Why a completed run counts as failed; None when it does not."""
+    from verifiers.results.outputs import errors_by_cause, unscored_by_function
+
     facts = results.metadata
     if not facts.num_rollouts:
         return None
@@ -301,9 +303,11 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
         return f"{facts.avg_error:.0%} of the rollouts ended in an error, more than --max-error-rate allows"
     nothing_scored = all(reward != reward for reward in results["rewards"])  # NaN: unknown
     if nothing_scored and prepared.env.score_rollouts:
+        causes = unscored_by_function(results.outputs) | errors_by_cause(results.outputs)
+        counts = ", ".join(f"{count} x {cause}" for cause, count in causes.items())
         first = next((error for error in results["errors"] if error is not None), None)
-        why = f": {first['error']}: {first['message']}" if first else ""
-        return f"none of {facts.num_rollouts} rollouts could be scored{why}"
+        why = f"; the first: {first['error']}: {first['message']}" if first else ""
+        return f"none of {facts.num_rollouts} rollouts could be scored: {counts}{why}"
     return None
 
 
