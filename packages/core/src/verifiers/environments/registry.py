@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
 from verifiers.runtime.bounded import read_file
+from verifiers.runtime.installed import Broken, entry_points
 from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.suggest import check_keywords, close_matches
 
@@ -133,6 +134,11 @@ def list_environments() -> list[EnvironmentInfo]:
     )
 
 
+def broken_environments() -> list[Broken]:
+    """Declared environments whose metadata cannot be used; ``list_environments`` leaves them out."""
+    return [entry for entry in entry_points(GROUP) if isinstance(entry, Broken)]
+
+
 def parse_env_id(env_id: str) -> EnvironmentId:
     """Parse an id. Raises: ``UnknownEnvironment`` unless its format is ``[owner/]name[@version]``."""
     match = _ID.fullmatch(env_id) if isinstance(env_id, str) else None
@@ -161,6 +167,13 @@ def find(requested: EnvironmentId) -> Found:
     for module in dict.fromkeys(_module_names(requested.name)):
         if _has_loader(module):
             return Found(module, LOADER, *_distribution_of(module))
+    for broken in broken_environments():
+        if normalize_name(broken.name) in (name, other):
+            raise EnvironmentLoadError(
+                f"environment {requested.name!r} is declared by {broken.place}, but {broken.reason}; reinstall or "
+                "remove that package",
+                env_id=requested.name,
+            )
     known = [entry.name for entry, _ in entries]
     suggestions = close_matches(requested.name, known)
     hint = f", did you mean {' or '.join(map(repr, suggestions))}? If not," if suggestions else ";"
@@ -172,12 +185,8 @@ def find(requested: EnvironmentId) -> Found:
 
 
 def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
-    """Yield the entry points of the group with their distributions (the first, for one on the path twice)."""
-    import importlib_metadata
-
-    for entry in importlib_metadata.entry_points(group=GROUP):
-        if entry.dist is not None:
-            yield entry, entry.dist
+    """Yield the usable entry points of the group with their distributions."""
+    return (entry for entry in entry_points(GROUP) if not isinstance(entry, Broken))
 
 
 def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
@@ -248,8 +257,11 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
     """Return name and version of the distribution of a top-level module; None for a module without one."""
     import importlib_metadata
 
-    owners = importlib_metadata.packages_distributions().get(module)
-    return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
+    try:
+        owners = importlib_metadata.packages_distributions().get(module)
+        return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
+    except Exception:  # noqa: BLE001  damaged metadata of any distribution: the owner stays unknown
+        return None, None
 
 
 def import_loader(env_id: str, source: Found) -> Callable[..., Any]:

@@ -241,9 +241,8 @@ def _projects_of(module: str, distribution: str | None) -> Iterator[Path]:
 
     if distribution is not None:
         installed = importlib_metadata.distribution(distribution)
-        origin = json.loads(installed.read_text("direct_url.json") or "{}")
-        if origin.get("dir_info", {}).get("editable"):
-            yield _path_of(origin["url"]) / "pyproject.toml"
+        if (folder := _editable_folder(installed.read_text("direct_url.json") or "{}")) is not None:
+            yield folder / "pyproject.toml"
         for file in installed.files or ():
             if str(file).endswith("pyproject.toml"):
                 yield Path(str(file.locate()))
@@ -255,7 +254,12 @@ def _projects_of(module: str, distribution: str | None) -> Iterator[Path]:
             yield folder.parent.parent / "pyproject.toml"
 
 
-def _path_of(file_url: str) -> Path:
+def _editable_folder(direct_url: str) -> Path | None:
+    """The source folder that a ``direct_url.json`` names; None for another install or a damaged file."""
     from urllib.parse import unquote, urlparse
 
-    return Path(unquote(urlparse(file_url).path))
+    try:
+        origin = json.loads(direct_url)
+        return Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -28,6 +28,7 @@ from verifiers.cli.install.sources import Installed, Package, Request, choose, k
 from verifiers.environments import registry
 from verifiers.errors import ConfigError, RunError
 from verifiers.runtime.bounded import read_file
+from verifiers.runtime.installed import Broken, entry_points
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -149,9 +150,9 @@ def _absent(package: Package, finished: Finished) -> str:
 
 def _holds_environment(folder: Path, module: str) -> bool:
     """Whether an unpacked wheel has an environment entry point or a module that binds the loader; runs no code."""
-    for distribution in importlib_metadata.distributions(path=[str(folder)]):
-        if any(entry.group == registry.GROUP for entry in distribution.entry_points):
-            return True
+    unpacked = importlib_metadata.distributions(path=[str(folder)])
+    if any(not isinstance(entry, Broken) for entry in entry_points(registry.GROUP, unpacked)):
+        return True
     for name in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
             tree = ast.parse(read_file(folder / name))
@@ -220,6 +221,10 @@ def _list(call: Call) -> None:
         call.say(f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution}")
     if not infos:
         call.note("vf-install: no environment is installed")
+    broken = registry.broken_environments()
+    call.facts["broken"] = [{"id": one.name, "path": one.place, "reason": one.reason} for one in broken]
+    for one in broken:
+        call.note(f"broken: {one.name or 'environments'} of {one.place}: {one.reason}")
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
