@@ -60,7 +60,7 @@ def _places(call: Call) -> tuple[list[str], str | None]:
 def _export(call: Call, library: Library, out: str) -> None:
     from verifiers.view.export import export
 
-    page = export(library, out)
+    page = export(library, out, lambda text: call.note(f"vf-view: copying, {text}"))
     call.facts["url"] = page.resolve().as_uri()
     call.say(f"{len(library.runs()['runs'])} runs in {Path(out)}: open {page}")
 
