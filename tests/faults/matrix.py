@@ -785,6 +785,23 @@ ROWS: dict[int, Row] = {
         _in("faults/test_hostile_text", "parsers_are_linear_in_hostile_text"),
         _in("faults/test_hostile_text", "a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length"),
     ),
+    60: Row(
+        "the printed command, for every combination of flags that reaches it; files of a run changed by hand",
+        "it finishes that run; lost rows are told; a changed configuration and a foreign row are refused, by line",
+        (
+            *_in(
+                "faults/test_resume_commands",
+                "the_printed_command_finishes_the_run_that_it_is_printed_for",
+                "a_folder_that_does_not_hold_the_named_run_is_refused",
+                "a_configuration_changed_by_hand_is_refused_and_nothing_is_written",
+                "a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line",
+            ),
+        ),
+        _in(
+            "faults/test_resume_commands",
+            "a_finished_run_that_has_lost_rows_says_so_before_it_generates_them_again",
+        ),
+    ),
     58: Row(
         "keys in arguments, headers, sampling arguments, variables, the state and error messages of a run",
         "in no file and on no stream of an evaluation or a training; another key is refused",
@@ -829,7 +846,7 @@ ROWS: dict[int, Row] = {
 PROMISES: dict[str, tuple[int, ...]] = {
     "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
     "Interrupted at any instant, the same command finishes the run and does only what is pending. No row twice, none "
-    "missing, none from another configuration.": (1, 2, 8, 9, 10),
+    "missing, none from another configuration.": (1, 2, 8, 9, 10, 60),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
         *(18, 19, 20, 27, 28, 29, 33),
     ),

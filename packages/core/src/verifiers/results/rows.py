@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
 from verifiers.data.messages import normalize_messages
-from verifiers.errors import ScoringError, where_of
+from verifiers.errors import JournalError, ScoringError, where_of
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import decode_row, encode_row
@@ -200,6 +200,17 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     if isinstance(output.get("trajectory"), list):
         output["trajectory"] = unpack(output["trajectory"])
     return _with_flat_metrics(output)
+
+
+def saved_row(row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()) -> RolloutOutput:
+    """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of another shape."""
+    try:
+        return row_from_disk(row, metric_names)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError(
+            f"{place}: this line is not a saved rollout ({type(error).__name__}: {error}); restore the file or remove "
+            "the line"
+        ) from error
 
 
 def output_to_state(output: Mapping[str, Any]) -> State:

@@ -21,7 +21,7 @@ from verifiers.results.rows import (
     RolloutOutput,
     output_to_state,
     row_for_disk,
-    row_from_disk,
+    saved_row,
     state_to_output,
 )
 from verifiers.rollouts.state import State
@@ -67,9 +67,12 @@ class RunStore:
         """The finished rollouts, in the order of the plan."""
         return [self.rows[index] for index in sorted(self.rows)]
 
-    def take(self, job: Job, row: Mapping[str, Any]) -> None:
-        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ."""
-        output = row_from_disk(row)
+    def take(self, job: Job, row: Mapping[str, Any], place: str) -> None:
+        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
+
+        *Raises* JournalError that names ``place`` for a row of another shape.
+        """
+        output = saved_row(row, place)
         for name in DISK_FIELDS:
             output.pop(name, None)
         output["example_id"] = job.example.example_id

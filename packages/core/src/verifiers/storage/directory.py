@@ -258,13 +258,19 @@ def _stored_run(path: Path, new_run: Mapping[str, Any]) -> dict[str, Any] | None
                 path=str(path),
             )
         return None
+    if stored["fingerprint"] != fingerprint(stored["config"]):
+        raise RunMismatch(
+            f"{path / CONFIG_NAME} was changed since the run began: its configuration does not have its fingerprint. "
+            "Restore it from a copy, or choose another directory.",
+            path=str(path),
+        )
     if not _is_same_run(stored, new_run["fingerprint"], new_run["config"]):
         differences = resume_differences(stored["config"], new_run["config"])
         listed = "; ".join(
             f"{key} was {old}, now {new}" for key, pair in differences.items() for old, new in [_excerpts(*pair)]
         )
         raise RunMismatch(
-            f"{path} holds a run of another configuration: {listed or 'its fingerprint was changed by hand'}. "
+            f"{path} holds a run of another configuration: {listed}. "
             "Repeat the old settings to resume it, or choose another directory.",
             differences=differences,
             path=str(path),

@@ -220,8 +220,9 @@ class _Command:
         env_ids = [prepared.env_id for prepared in self.remaining]
         if self.line.targets and len(env_ids) < len(self.line.targets):
             words = [",".join(env_ids) if word.split(",") == self.line.targets else word for word in words]
-        if current.settings.fresh and len(env_ids) == 1:
-            words += ["--resume", str(current.path)]
+        if current.settings.fresh:
+            words += ["--no-fresh"] if self.line.files else []  # a file may set it
+            words += ["--resume", str(current.path)] if len(env_ids) == 1 else []
         command = shlex.join(["vf-eval", *redacted_words(words)])
         print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}", file=sys.stderr)
         if HIDDEN in command:
