@@ -397,6 +397,8 @@ class Response:
     attempts: tuple[Attempt, ...] = ()
     raw: Any = None
     """The provider's response object; only with the run option ``keep_raw_responses``."""
+    tokens_missing: str = ""
+    """Why there are no tokens: ``3 log-probabilities for 5 tokens``."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -504,6 +506,8 @@ class Rollout:
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     """``ClassName: message`` of the error that ended it."""
+    cause: str | None = None
+    """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
     stop: str | None = None
     """A ``StopReason``, or the name of an author's stop condition."""
     is_truncated: bool = False

@@ -121,6 +121,7 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
         finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
         usage=_usage(completion.usage),
         tokens=tokens if isinstance(tokens, ResponseTokens) else None,
+        tokens_missing="" if isinstance(tokens, ResponseTokens) else tokens[1],
         version=version,
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.errors import cause_of
+from verifiers.runtime.redaction import redacted_text
 from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, Turn
 
 __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]
@@ -224,7 +226,8 @@ class State(dict[str, Any]):
             turns=turns_of(self["trajectory"]),
             reward=math.nan if reward is None else float(reward),
             metrics=dict(self["metrics"]),
-            error=None if error is None else f"{type(error).__name__}: {error}",
+            error=None if error is None else redacted_text(f"{type(error).__name__}: {error}"),
+            cause=None if error is None else redacted_text(cause_of(error)),
             stop=self["stop_condition"],
             is_truncated=bool(self["is_truncated"]),
             text={key: self[key] for key in ("prompt", "completion", "answer")},

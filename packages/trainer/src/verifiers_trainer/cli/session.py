@@ -18,6 +18,7 @@ from rich.console import Console
 from verifiers.cli.common.interrupt import Interrupt
 from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, RunError, RunMismatch
+from verifiers.runtime.redaction import redacted, redacted_text, redacted_words
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
@@ -180,7 +181,7 @@ class Session:
 
     def _print(self, message: str) -> None:
         if not self.quiet:
-            self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(redacted_text(message), markup=False, highlight=False, soft_wrap=True)
 
     def _notices(self, plan: Plan) -> None:
         by_reason: dict[str, list[str]] = {}
@@ -229,7 +230,7 @@ class Session:
         place = plan.settings.places.get("output_dir")
         if place in FOLDER_FLAGS or (place is None and "run_name" not in plan.settings.config):
             words += ["--output-dir", str(plan.folder)]
-        return shlex.join(["vf-train", *words])
+        return shlex.join(["vf-train", *redacted_words(words)])
 
     def _draw(self, plan: Plan) -> Path | None:
         from verifiers_trainer.run.plot import draw_learning_curve
@@ -277,7 +278,10 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
     environments: list[tuple[str, Mapping[str, Any]]] = [(table.id, table.args) for table in settings.mixture]
     environments = environments or [(settings.env_id, settings.env_args)]
-    calls = [f"{env}({', '.join(f'{name}={value!r}' for name, value in args.items())})" for env, args in environments]
+    calls = [
+        f"{env}({', '.join(f'{name}={value!r}' for name, value in redacted(args).items())})"
+        for env, args in environments
+    ]
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
     rows = [
         ("model", settings.model),

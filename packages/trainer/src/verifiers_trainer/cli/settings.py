@@ -13,13 +13,14 @@ import enum
 import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 
 from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, describe, fits, store, unknown_key
 from verifiers.errors import ConfigError
+from verifiers.runtime.redaction import without_secrets
 from verifiers.runtime.suggest import SIMILAR, close_match
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.settings import compat, static_fields
@@ -461,7 +462,6 @@ SHARED = (
     *("save_steps", "eval_strategy", "eval_steps"),
 )
 """Fields of transformers that are always written."""
-SECRET = ("hub_token",)
 PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_size")
 
 
@@ -471,7 +471,7 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``; a bound, when the loss
     reads it and does not define it.
     """
-    explicit = {name: value for name, value in settings.config.items() if name not in SECRET}
+    explicit, left_out = without_secrets(settings.config, "trainer.args.")
     if settings.algorithm != "rl":  # as for RLConfig, where batch_size counts all rollouts of a step
         config = config.private_copy()
         config.problems(config.world_size)
@@ -483,13 +483,18 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     filled = {name: _plain(getattr(config, name)) for name in names}
     if "run_name" not in explicit:
         filled["output_dir"] = config.output_dir
+    tables, of_env = [], []
+    for table in settings.mixture or [EnvTable(settings.env_id, dict(settings.env_args))]:
+        args, names = without_secrets(table.args, f"env.args of {table.id}: ")
+        tables.append(replace(table, args=args).to_dict())
+        of_env += names
     document = {
         "model": settings.model,
-        "env": [table.to_dict() for table in settings.mixture]
-        or {"id": settings.env_id, "args": dict(settings.env_args)},
+        "env": tables if settings.mixture else {"args": {}, **tables[0]},
         "trainer": {"args": explicit | {name: value for name, value in filled.items() if value is not None}},
     }
-    return tomli_w.dumps(document)
+    comments = "".join(f"# {name} is a secret and is not printed\n" for name in (*left_out, *of_env))
+    return comments + tomli_w.dumps(document)
 
 
 def _shown_fields() -> list[str]:

@@ -39,6 +39,7 @@ from verifiers_trainer.algorithm.batch import (
     rollout_stats,
 )
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
 
@@ -218,9 +219,10 @@ class OfflineRollouts:
             if batch.num_tokens:
                 self.state.delivered += 1
                 return self._numbered(batch, number, position)
+        unknown = str(Unscored(self.groups))
         raise NoLearningSignal(
             "no learning signal: no group of the finished rollouts has two different rewards and tokens within "
-            "max_seq_len",
+            f"max_seq_len{unknown and f' ({unknown})'}",
             histogram=reward_histogram(self.groups),
         )
 

@@ -77,6 +77,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
                 "reward": _number(record.reward),
                 "metrics": {name: _number(value) for name, value in record.metrics.items()},
                 "error": record.error,
+                "cause": record.cause,
                 "stop": record.stop,
                 "is_truncated": record.is_truncated,
                 "text": record.text,
@@ -101,6 +102,7 @@ def _group_from_json(saved: Mapping[str, Any]) -> Group:
             reward=_from_number(record["reward"]),
             metrics={name: _from_number(value) for name, value in record["metrics"].items()},
             error=record["error"],
+            cause=record.get("cause"),  # version 0.2.0 saved none
             stop=record["stop"],
             is_truncated=record["is_truncated"],
             text=record["text"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_text
 from verifiers_trainer.cli.prime_rl_files import (
     GPUS,
     LORA,
@@ -78,7 +79,7 @@ def emit(run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | 
 
 
 def _document(path: Path) -> dict[str, Any]:
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = tomllib.loads(read_text(path))
     return read(path) if is_prime_rl(document) else document
 
 
