@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verifiers.data.examples import Example, Table
+from verifiers.data.examples import Example, Table, numbered
 from verifiers.errors import ConfigError
 from verifiers.runs.runner import Job
 from verifiers.storage.identity import rollout_key
@@ -55,15 +55,14 @@ class Plan:
     def groups(self) -> Iterator[list[Job]]:
         """The jobs of one example at a time.
 
-        The second and later rows of equal content get their number as a suffix of the hash (``9f86….2``), so that
-        every rollout has a unique key on disk and separate seeds.
+        Rows of equal content are ``numbered``, so that every rollout has a unique key on disk and separate seeds.
         """
         counts: dict[str, int] = {}
         position = 0
         for index, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
             rows = self.sibling_rows.get(index) or [example]
-            numbered = {row.hash: _numbered(row, counts) for row in rows}
-            jobs = [Job(numbered[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
+            distinct = {row.hash: numbered(row, counts) for row in rows}
+            jobs = [Job(distinct[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
             position += count
             yield jobs
 
@@ -71,11 +70,6 @@ class Plan:
         """One job at a time."""
         for group in self.groups():
             yield from group
-
-
-def _numbered(row: Example, counts: dict[str, int]) -> Example:
-    number = counts[row.hash] = counts.get(row.hash, 0) + 1
-    return row if number == 1 else replace(row, hash=f"{row.hash}.{number}")
 
 
 @dataclass(slots=True)
