@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.advantages import ADVANTAGES, compute_advantages, is_dead, turn_advantages
+from verifiers_trainer.algorithm.advantages import compute_advantages, is_dead, turn_advantages
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_losses.json").read_text())["advantages"]
 
@@ -149,4 +149,3 @@ def test_a_function_of_the_caller_sees_live_groups_and_known_rewards_only():
     np.testing.assert_array_equal(advantages[0], [1.0, np.nan, -1.0, 0.0])
     assert np.isnan(advantages[1]).all()
     assert [r.tolist() for r in seen] == [[3.0, 1.0, 2.0]]
-    assert "environment" not in ADVANTAGES

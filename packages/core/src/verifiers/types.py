@@ -511,6 +511,8 @@ class Rollout:
     """``prompt``, ``completion`` and ``answer``, for logs."""
     turn_rewards: tuple[float, ...] = ()
     """The environment's rewards per turn, beside the reward; empty when it sets none."""
+    advantage: float | None = None
+    """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus mean. None before."""
 
     @property
     def oldest_version(self) -> int | None:

@@ -16,7 +16,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, overload
 
 from verifiers.data.example_sets import load_example_dataset
@@ -27,16 +27,7 @@ from verifiers.runtime.json import canonical_json
 from verifiers.runtime.suggest import closest
 from verifiers.types import AttributeDict, Message, Messages, SystemMessage, ToolCall, UserMessage
 
-__all__ = [
-    "Example",
-    "RowFormat",
-    "Table",
-    "copy_row",
-    "examples_from",
-    "format_row",
-    "load_example_dataset",
-    "numbered",
-]
+__all__ = ["Example", "RowFormat", "Table", "copy_row", "examples_from", "format_row", "load_example_dataset"]
 
 log = logging.getLogger(__name__)
 CHUNK = 1000
@@ -53,15 +44,6 @@ class Example:
     Stable across runs, orders and machines. Equal rows have equal hashes."""
     row: dict[str, Any]
     """``prompt answer info task example_id`` and the row's further columns. Read-only: change a ``copy_row(row)``."""
-
-
-def numbered(example: Example, counts: dict[str, int]) -> Example:
-    """The example; the second and later ones of equal content with their number after the hash (``9f86….2``).
-
-    ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and seeds of their own.
-    """
-    number = counts[example.hash] = counts.get(example.hash, 0) + 1
-    return example if number == 1 else replace(example, hash=f"{example.hash}.{number}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,7 @@ class State(dict[str, Any]):
             is_truncated=bool(self["is_truncated"]),
             text={key: self[key] for key in ("prompt", "completion", "answer")},
             turn_rewards=self._env_turn_rewards(),
+            advantage=None if self["advantage"] is None else float(self["advantage"]),
         )
 
     def _env_turn_rewards(self) -> tuple[float, ...]:

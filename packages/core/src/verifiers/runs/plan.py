@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from verifiers.data.examples import Example, Table, numbered
+from verifiers.data.examples import Example, Table
 from verifiers.errors import ConfigError
 from verifiers.runs.runner import Job
 from verifiers.storage.identity import rollout_key
@@ -70,6 +70,15 @@ class Plan:
         """One job at a time."""
         for group in self.groups():
             yield from group
+
+
+def numbered(example: Example, counts: dict[str, int]) -> Example:
+    """The example; the second and later ones of equal content with their number after the hash (``9f86….2``).
+
+    ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and seeds of their own.
+    """
+    number = counts[example.hash] = counts.get(example.hash, 0) + 1
+    return example if number == 1 else replace(example, hash=f"{example.hash}.{number}")
 
 
 @dataclass(slots=True)

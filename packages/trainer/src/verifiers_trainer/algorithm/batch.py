@@ -106,20 +106,43 @@ class Group:
         return scores
 
     @property
+    def advantages(self) -> np.ndarray:
+        """float64 [G], the advantages that the environment computed; NaN where the reward is unknown, or it failed.
+
+        *Raises* ConfigError where it computed none.
+        """
+        return np.array([self._advantage_of(rollout) for rollout in self.rollouts])
+
+    def _advantage_of(self, rollout: Rollout) -> float:
+        value = rollout.advantage
+        if math.isnan(rollout.reward) or (rollout.error is not None and (value is None or math.isnan(value))):
+            return math.nan
+        if value is None or not math.isfinite(value):
+            raise ConfigError(
+                f"advantage='environment', and the environment gave a rollout of example {self.example_id} with the "
+                f"reward {rollout.reward:g} the advantage {value}: compute a number for each in the rubric's "
+                "@vf.advantage method, or set advantage='mean'"
+            )
+        return value
+
+    def values(self, choice: Any) -> np.ndarray:
+        """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the environment's advantages."""
+        return self.scores if choice == "gdpo" else self.advantages if choice == "environment" else self.rewards
+
+    @property
     def oldest_version(self) -> int | None:
         """Policy version of the oldest token; None without tokens."""
         return min((v for rollout in self.rollouts if (v := rollout.oldest_version) is not None), default=None)
 
     def is_dead(self, settings: BatchSettings) -> bool:
         """Whether the group has no signal: too few known rewards, or all of them equal."""
-        baseline = settings.advantage != "none"
+        kind = {"baseline": settings.advantage != "none", "supplied": settings.advantage == "environment"}
         if settings.credit == "turn":
             # distinct stand-ins for the known rewards: only their number matters here, turns are compared below
             distinct = np.where(np.isnan(self.rewards), np.nan, np.arange(len(self.rollouts)))
-            too_few = is_dead(distinct, settings.min_group_fraction, baseline=baseline)
+            too_few = is_dead(distinct, settings.min_group_fraction, **kind)
             return too_few or not any(np.nan_to_num(turns).any() for turns in self.turn_advantages(settings))
-        rewards = self.scores if settings.advantage == "gdpo" else self.rewards
-        return is_dead(rewards, settings.min_group_fraction, baseline=baseline)
+        return is_dead(self.values(settings.advantage), settings.min_group_fraction, **kind)
 
     def turn_advantages(self, settings: BatchSettings) -> list[np.ndarray]:
         """One array [turns] per rollout: the discounted rewards from each turn on, less their mean over siblings."""
@@ -196,7 +219,7 @@ def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[A
     by_function = settings.advantage == "gdpo"
     return compute_advantages(  # type: ignore[return-value]
         settings.advantage,
-        [group.scores if by_function else group.rewards for group in groups],
+        [group.values(settings.advantage) for group in groups],
         lengths_G=[np.array([rollout.num_sampled for rollout in group.rollouts], np.float64) for group in groups],
         min_group_fraction=settings.min_group_fraction,
         weights_G=[np.array(list(group.weights.values())) for group in groups] if by_function else None,

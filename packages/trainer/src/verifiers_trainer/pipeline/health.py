@@ -6,9 +6,10 @@ Both meters only count; their errors are ``TooManyFaults`` and ``NoLearningSigna
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Sequence
+
+import numpy as np
 
 from verifiers.errors import NoLearningSignal, TooManyFaults
 from verifiers_trainer.algorithm.batch import Group, reward_histogram
@@ -18,16 +19,18 @@ log = logging.getLogger(__name__)
 
 
 class FaultMeter:
-    """Counts failed rollouts over the last four batches. A failed rollout has an error and an unknown reward."""
+    """Counts failed rollouts over the last four batches: those with an error, and an unknown reward or advantage."""
 
     def __init__(self, config: RLConfig):
+        self.advantage = config.advantage
         self.min_rollouts, self.max_fraction = config.batch_size, config.max_error_fraction
         self._recent: deque[bool] = deque(maxlen=4 * config.batch_size)
         self._kinds: set[str] = set()
 
     def add(self, group: Group) -> None:
         """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above the bound."""
-        errors = [record.error for record in group.rollouts if record.error is not None and math.isnan(record.reward)]
+        values = group.values(self.advantage)
+        errors = [r.error for r, value in zip(group.rollouts, values, strict=True) if r.error and np.isnan(value).any()]
         for error in errors:
             kind = error.partition(":")[0]
             if kind not in self._kinds:
@@ -63,7 +66,8 @@ class SignalMeter:
             reason = "all rollouts were overlong or truncated"
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
-            reason = "no group had two different rewards"
+            own = self.config.advantage == "environment"
+            reason = "the environment's advantages were all 0" if own else "no group had two different rewards"
             advice = (
                 "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
                 "function"

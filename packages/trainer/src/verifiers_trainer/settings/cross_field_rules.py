@@ -32,6 +32,10 @@ ANCHORED_ON_SAMPLER = frozenset("cispo masked_is importance_sampling dppo_tv dpp
 ANCHORED_ON_BATCH = frozenset("ppo gspo sapo vespo dro".split())
 """Losses in r: π/o with anchor="recomputed", ρ otherwise."""
 SEQUENCE_CORRECTIONS = ("sequence_mask_cap", "geo_mask", "opsm_delta")
+CHANGE_REWARDS = ("reward_weights_schedule", "zero_truncated_completions")
+"""Settings that change rewards after the environment computed its advantages."""
+UNCOMPARED = ("none", "environment")
+"""Advantages without a baseline of the trainer's own, for which one rollout is a group."""
 CREDITED = ("mean", "none")
 """Advantages for which credit per turn is defined."""
 
@@ -42,7 +46,7 @@ def check_batch(config: Any, world_size: int) -> list[str]:
     group, batch, per_device = config.rollouts_per_example, config.batch_size, config.micro_batch_size
     if not all(isinstance(number, int) for number in (group, batch, per_device)):
         return []  # reported by check_fields
-    if group < 2 and config.advantage != "none":
+    if group < 2 and config.advantage not in UNCOMPARED:
         problems.append(f"rollouts_per_example is {group}: a group baseline needs at least 2 siblings")
     divisors = {"rollouts_per_example": group, "micro_batch_size x processes": per_device * world_size}
     not_divisors = [f"{name} = {d}" for name, d in divisors.items() if d > 0 and batch > 0 and batch % d]
@@ -171,11 +175,16 @@ def check_iterations(config: Any, world_size: int) -> list[str]:
 
 
 def check_credit(config: Any, world_size: int) -> list[str]:
-    """Check the settings of credit per turn."""
+    """Check the settings of credit per turn, and of advantages that the environment computes."""
     if config.credit == "turn" and config.advantage not in CREDITED:
         return [
             f"credit='turn' compares returns of turns with the mean of the siblings', and advantage is "
             f"{config.advantage!r}: use {' or '.join(map(repr, CREDITED))}"
+        ]
+    if config.advantage == "environment":
+        names = [name for name in CHANGE_REWARDS if getattr(config, name)]
+        return [
+            f"advantage='environment' is computed of the rubric's rewards, which {n} changes: use one" for n in names
         ]
     if config.credit != "turn" and config.gamma != 1.0:
         return [f"gamma is {config.gamma!r}, which discounts from turn to turn: it needs credit='turn'"]
