@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import verifiers as vf
 from support.tiny_models import tiny_gpt2
 from support.training import run, small_config, small_policy, small_trainer, toy_env, weights_hash
 from verifiers.errors import CheckpointError, ConfigError
+from verifiers_trainer.engines.vllm.weights.export import exported
 from verifiers_trainer.policy import preparation
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -46,6 +49,66 @@ def test_an_environment_in_completion_mode_needs_no_chat_template():
     preparation.require_chat_template(tokenizer, env)
     with pytest.raises(ConfigError, match="no chat template"):
         preparation.require_chat_template(tokenizer, toy_env())
+
+
+# --- merged models ----------------------------------------------------------------------------------------------
+
+TIED = [
+    {"target_modules": ["q_proj"]},
+    {"target_modules": ["q_proj", "lm_head"]},
+    {"target_modules": ["q_proj", "embed_tokens"]},
+    {"target_modules": ["embed_tokens", "lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+]
+
+
+def tied_and_adapted(options):
+    """(a model with a tied head and a trained adapter, its logits)"""
+    model = small_policy()
+    assert model.config.tie_word_embeddings
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        return model, model(IDS).logits
+
+
+IDS = torch.arange(1, 20).unsqueeze(0)
+
+
+@pytest.mark.parametrize("options", TIED, ids=str)
+@torch.no_grad()
+def test_a_merged_model_of_a_tied_head_gives_the_trained_logits_when_loaded(tmp_path, options):
+    model, trained = tied_and_adapted(options)
+    preparation.save_merged(model, tmp_path)
+    torch.testing.assert_close(model(IDS).logits, trained, atol=0, rtol=0)  # the model in training is not changed
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(IDS).logits, trained, atol=1e-4, rtol=1e-4)
+    assert loaded.config.tie_word_embeddings == (options == TIED[0])
+
+
+@pytest.mark.parametrize("options", TIED, ids=str)
+@torch.no_grad()
+def test_the_exported_weights_of_a_tied_head_give_the_trained_logits_when_untied(options):
+    model, trained = tied_and_adapted(options)
+    server = small_policy(seed=1)
+    server.lm_head.weight = torch.nn.Parameter(server.lm_head.weight.detach().clone())
+    missing, unexpected = server.load_state_dict(exported(model), strict=False)
+    assert (missing, unexpected) == ([], [])
+    torch.testing.assert_close(server.eval()(IDS).logits, trained, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_merging_into_a_shared_weight_changes_both_layers(tmp_path, monkeypatch):
+    """Negative control: as version 0.2.0 merged."""
+    monkeypatch.setattr(preparation, "_untie_adapted", lambda model: None)
+    model, trained = tied_and_adapted(TIED[1])
+    preparation.save_merged(model, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (loaded(IDS).logits - trained).abs().max() > 1
 
 
 # --- does the template only append? -----------------------------------------------------------------------------

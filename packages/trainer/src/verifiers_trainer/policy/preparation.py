@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,9 +224,25 @@ def _adapts_embeddings(model: Any) -> bool:
 
 
 def save_merged(model: Any, folder: Path) -> None:
-    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed."""
-    merged = copy.deepcopy(model).merge_and_unload() if hasattr(model, "peft_config") else model
-    merged.save_pretrained(folder)
+    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed.
+
+    A head tied to the embeddings is untied where the adapter covers one of them: both are written.
+    """
+    if not hasattr(model, "peft_config"):
+        model.save_pretrained(folder)
+        return
+    copied = copy.deepcopy(model)
+    _untie_adapted(copied)
+    copied.merge_and_unload().save_pretrained(folder)
+
+
+def _untie_adapted(model: Any) -> None:
+    """Give each adapted layer weights of its own: merging an adapter into a shared weight would change both layers."""
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    for module in [layer.get_base_layer() for layer in model.modules() if hasattr(layer, "get_base_layer")]:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and owners[id(parameter)] > 1:
+                module._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
 
 
 def load_weights(model: Any, folder: Path) -> None:
