@@ -19,7 +19,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import LOSSES, loss_parameters
-from verifiers_trainer.settings.fields import RESHAPING, SAMPLING_FIELDS, problem_of
+from verifiers_trainer.settings.fields import SAMPLING_FIELDS, problem_of
 
 INFERENCE = ("auto", "embedded", "vllm")
 """Values of ``inference`` that are not URLs."""
@@ -34,6 +34,8 @@ ANCHORED_ON_BATCH = frozenset("ppo gspo sapo vespo dro".split())
 SEQUENCE_CORRECTIONS = ("sequence_mask_cap", "geo_mask", "opsm_delta")
 CHANGE_REWARDS = ("reward_weights_schedule", "zero_truncated_completions")
 """Settings that change rewards after the environment computed its advantages."""
+WEIGHTED_BY_RATIO = frozenset("cispo masked_is importance_sampling".split())
+"""Losses for which π/μ is a weight of the token: right for a reshaped μ too."""
 UNCOMPARED = ("none", "environment")
 """Advantages without a baseline of the trainer's own, for which one rollout is a group."""
 CREDITED = ("mean", "none")
@@ -252,9 +254,9 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
     problems += _check_lengths(config)
     if config.guided_regex is not None and config.server_url is None:
         problems.append("guided_regex needs a server with constrained sampling; the embedded engine has none")
-    if config.truncated_sampling == "refuse" and (reshaping := sorted(config.sampling().keys() & RESHAPING)):
+    if config.truncated_sampling == "refuse" and config.reshaping:
         problems.append(
-            f"truncated_sampling='refuse' and {', '.join(reshaping)}: tokens would not be sampled "
+            f"truncated_sampling='refuse' and {', '.join(config.reshaping)}: tokens would not be sampled "
             "from the distribution that is trained"
         )
     for name in sorted(SAMPLING_FIELDS & config.sampling_args.keys()):
@@ -263,6 +265,31 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         if tracker not in TRACKERS:
             known = (*TRACKERS, "auto", "none")
             problems.append(f"report_to has {tracker!r}{closest(tracker, known)}; it may have {', '.join(known)}")
+    return problems
+
+
+def check_reshaped_sampling(config: Any, world_size: int) -> list[str]:
+    """Refuse losses and corrections that compare with μ as if π = μ at first, where top_p and the like reshape μ.
+
+    π/μ is then the mass that sampling kept: right as a weight of a token, wrong as a distance from the old policy.
+    """
+    if not config.reshaping:
+        return []
+    names = ", ".join(config.reshaping)
+    problems = [
+        f"{name} takes the gap between sampler and trainer for an error, and {names} causes one on purpose: leave "
+        f"{name} out"
+        for name in ("geo_mask", "opsm_delta")
+        if getattr(config, name) is not None
+    ]
+    loss = config.loss if isinstance(config.loss, str) else None
+    is_anchored = loss in ANCHORED_ON_BATCH and config.anchor == "recomputed"
+    if loss in (ANCHORED_ON_BATCH | ANCHORED_ON_SAMPLER) - WEIGHTED_BY_RATIO and not is_anchored:
+        fix = "leave anchor out" if loss in ANCHORED_ON_BATCH else f"use {', '.join(sorted(WEIGHTED_BY_RATIO))} or ppo"
+        problems.append(
+            f"with {names} the ratio π/μ of a token begins at the mass that sampling kept, and the loss "
+            f"{loss!r} drops tokens whose ratio is far from 1: {fix}"
+        )
     return problems
 
 
@@ -323,5 +350,5 @@ def trackers(report_to: Any) -> list[str]:
 
 CHECKS: tuple[Check, ...] = (
     *(check_batch, check_fields, check_objective, check_anchor, check_reference, check_iterations, check_credit),
-    *(check_schedules, check_combinations, check_inference),
+    *(check_schedules, check_combinations, check_reshaped_sampling, check_inference),
 )
