@@ -4,11 +4,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
 
 import verifiers as vf
 from support.tiny_models import tiny_gpt2
 from support.training import run, small_config, small_policy, small_trainer, toy_env, weights_hash
+from verifiers.checks.chat_template import check_increasing_context
 from verifiers.errors import CheckpointError, ConfigError
 from verifiers_trainer.engines.vllm.weights.export import exported
 from verifiers_trainer.policy import preparation
@@ -46,9 +48,41 @@ def test_an_environment_in_completion_mode_needs_no_chat_template():
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = None
     env = vf.SingleTurnEnv(dataset=[{"prompt": "a"}], rubric=toy_env().rubric, message_type="completion")
-    preparation.require_chat_template(tokenizer, env)
-    with pytest.raises(ConfigError, match="no chat template"):
-        preparation.require_chat_template(tokenizer, toy_env())
+    preparation.ensure_chat_template(tokenizer, env, RLConfig())
+    assert tokenizer.chat_template is None
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_base_model_gets_a_plain_template_that_only_appends(adds_bos, caplog):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template, tokenizer.bos_token = None, "<|im_start|>"
+    if adds_bos:  # as Llama's
+        bos = ("<|im_start|>", tokenizer.bos_token_id)
+        tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    preparation.ensure_chat_template(tokenizer, toy_env(), RLConfig())
+    assert "has no chat template, and the environment uses chat messages: a plain template is used" in caplog.text
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"text": "hi", "type": "text"}]},
+    ]
+    first = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert first == "<|im_start|>" * adds_bos + "System:\nBe brief.\n\nUser:\nhi\n\nAssistant:\n"
+    answered = [*messages, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "more"}]
+    second = tokenizer.apply_chat_template(answered, add_generation_prompt=True, tokenize=False)
+    assert second == f"{first}yo{tokenizer.eos_token}\n\nUser:\nmore\n\nAssistant:\n"
+    report = check_increasing_context(tokenizer)
+    assert report.ok, report.first_difference
+
+
+def test_a_server_renders_the_template_that_it_has(tmp_path):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = None
+    settings = small_config(tmp_path, inference="http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match=r"no chat template.*start the server with the same template"):
+        preparation.ensure_chat_template(tokenizer, toy_env(), settings)
+    settings.history = "exact"  # prompts are sent as token ids
+    preparation.ensure_chat_template(tokenizer, toy_env(), settings)
+    assert tokenizer.chat_template
 
 
 # --- merged models ----------------------------------------------------------------------------------------------

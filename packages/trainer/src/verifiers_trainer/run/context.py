@@ -90,7 +90,7 @@ class TrainingRun:
             offline, dataset = OfflineRollouts(groups, settings), rows_of(groups)
             if env is None:
                 env = eval_env = stand_in(dataset)
-        preparation.require_chat_template(tokenizer, env)
+        preparation.ensure_chat_template(tokenizer, env, settings)
         preparation.probe_template(tokenizer, env, settings)
         model = preparation.prepare(model, settings, peft_config)
         run = cls(settings, model, tokenizer, env, eval_env, ranks, dataset, eval_rows, offline)
