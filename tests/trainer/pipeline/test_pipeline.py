@@ -195,13 +195,13 @@ def test_oversample_bounds_what_is_generated_and_the_short_batch_says_so():
         assert indices(source.next_batch()) == [4]
 
 
-def test_dead_groups_can_be_kept_with_weight_zero():
+def test_dead_groups_can_be_kept_with_advantages_of_zero():
     policy = Policy(dead_if(lambda n: n == 0))
     with pipeline(policy, max_off_policy_steps=0, zero_variance="keep") as source:
         batch = source.next_batch()
     assert indices(batch) == [0, 1]
-    assert np.isnan(batch.advantages_G[0]).all()
-    assert batch.stats["rollouts/trained"] == GROUP
+    assert (batch.advantages_G[0] == 0).all()
+    assert batch.stats["rollouts/trained"] == 2 * GROUP
 
 
 def test_batches_without_any_signal_end_the_run_with_a_histogram(caplog):
