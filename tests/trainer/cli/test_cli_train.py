@@ -206,12 +206,12 @@ def test_a_model_that_cannot_be_loaded_is_refused(run):
     assert "did you mean 'builtin:tiny'" in run("@", "run.toml", "--model", "builtin:tinny").stderr
 
 
-def test_a_model_without_a_chat_template_is_refused(run):
+def test_a_model_without_a_chat_template_is_refused_where_a_server_renders_the_messages(run):
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = None
     build_tiny_model().save_pretrained("plain-model")
     tokenizer.save_pretrained("plain-model")
-    result = run("@", "run.toml", "--model", "plain-model")
+    result = run("@", "run.toml", "--model", "plain-model", "--vllm-url", "http://127.0.0.1:1/v1")
     assert result.exit_code == 2
     assert "no chat template" in result.stderr
 

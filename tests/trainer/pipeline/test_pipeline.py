@@ -1,6 +1,7 @@
 """The pipeline against a scripted client: how much runs, what is trained, what ends a run, what it says meanwhile."""
 
 import asyncio
+import hashlib
 import math
 import random
 import threading
@@ -77,6 +78,57 @@ def test_no_more_than_max_concurrent_rollouts_are_in_flight():
     assert policy.max_in_flight == 8  # whole groups of four
 
 
+# --- which seeds are sampled with ----------------------------------------------------------------------------------
+
+
+def same_rows(count, member=""):
+    return vf.SingleTurnEnv(dataset=[{"question": f"{member}q0"}] * count, rubric=vf.Rubric(funcs=[number]))
+
+
+def played_seeds(env, num_batches, state=None, **settings):
+    """(the seed of every request, the pipeline's state after the batches)"""
+    policy = Policy()
+    version = 0 if state is None else state.delivered
+    with pipeline(policy, env, version, state, max_off_policy_steps=0, **settings) as source:
+        steps(source, policy, num_batches)
+        source.settle()
+        state = source.snapshot()
+    return [request.seed for request in policy.requests], state
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_equal_rows_are_sampled_with_seeds_of_their_own_within_a_pass_and_after_it(shuffle):
+    seeds, _ = played_seeds(same_rows(4), 4, shuffle_dataset=shuffle)  # two passes of 4 rows x 4 siblings
+    assert len(set(seeds[:16])) == 16
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_one_row_alone_is_sampled_with_other_seeds_in_every_group():
+    seeds, _ = played_seeds(same_rows(1), 4)
+    assert len(set(seeds)) == len(seeds) > 4 * GROUP
+
+
+def test_a_resumed_pass_over_equal_rows_goes_on_with_the_same_seeds():
+    whole, _ = played_seeds(same_rows(6), 3)
+    first, state = played_seeds(same_rows(6), 1)
+    second, _ = played_seeds(same_rows(6), 2, state)
+    assert len(first) == 4 * GROUP  # the second batch's groups had finished too, and are saved
+    assert first + second == whole
+
+
+def test_rows_that_differ_are_sampled_with_the_seeds_of_their_content_alone():
+    """Version 0.2.0's seeds: those of a checkpoint of it go on."""
+    seeds, _ = played_seeds(counting_env(4), 1, seed=3)
+    table = counting_env(4).train_table
+    expected = [
+        int.from_bytes(hashlib.sha256(f"{3 * 1_000_003}:{table[row].hash}:{sibling}:0".encode()).digest()[:4], "big")
+        & 0x7FFFFFFF
+        for row in range(2)
+        for sibling in range(GROUP)
+    ]
+    assert seeds[: 2 * GROUP] == expected
+
+
 # --- how old what is trained may be -----------------------------------------------------------------------------
 
 
@@ -143,13 +195,13 @@ def test_oversample_bounds_what_is_generated_and_the_short_batch_says_so():
         assert indices(source.next_batch()) == [4]
 
 
-def test_dead_groups_can_be_kept_with_weight_zero():
+def test_dead_groups_can_be_kept_with_advantages_of_zero():
     policy = Policy(dead_if(lambda n: n == 0))
     with pipeline(policy, max_off_policy_steps=0, zero_variance="keep") as source:
         batch = source.next_batch()
     assert indices(batch) == [0, 1]
-    assert np.isnan(batch.advantages_G[0]).all()
-    assert batch.stats["rollouts/trained"] == GROUP
+    assert (batch.advantages_G[0] == 0).all()
+    assert batch.stats["rollouts/trained"] == 2 * GROUP
 
 
 def test_batches_without_any_signal_end_the_run_with_a_histogram(caplog):

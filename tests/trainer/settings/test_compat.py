@@ -42,6 +42,8 @@ ROWS = [
     ("ds3_gather_for_generation", False, {}),
     ("max_data_workers", 4, {}),
     ("async_max_queue_size", 9, {}),
+    ("embedded_num_blocks", 64, {}),
+    ("embedded_page_size", 16, {}),
 ]
 
 

@@ -94,6 +94,11 @@ def _decide_rewards(
         return epoch_and_step(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
 
     if hook is not None:
+        if settings.advantage == "environment":
+            raise ConfigError(
+                "compute_rewards changes rewards after the environment computed its advantages of them: set "
+                "advantage='mean', or another that the trainer computes"
+            )
         if settings.reward_weights_schedule:
             raise ConfigError("compute_rewards and reward_weights_schedule both set the rewards: use one of them")
 

@@ -10,6 +10,8 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from verifiers.errors import NoLearningSignal, TooManyFaults
 from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group, reward_histogram
@@ -24,9 +26,10 @@ MAX_KINDS = 20
 
 
 class FaultMeter:
-    """Counts failed rollouts over the last four batches. A failed rollout has an error and an unknown reward."""
+    """Counts failed rollouts over the last four batches: those with an error, and an unknown reward or advantage."""
 
     def __init__(self, config: RLConfig):
+        self.advantage = config.advantage
         self.min_rollouts, self.max_fraction = config.batch_size, config.max_error_fraction
         self._recent: deque[str | None] = deque(maxlen=4 * config.batch_size)
         """The cause of each failed rollout, None for another."""
@@ -34,7 +37,9 @@ class FaultMeter:
 
     def add(self, group: Group) -> None:
         """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above the bound."""
-        faults = [record for record in group.rollouts if record.error is not None and math.isnan(record.reward)]
+        values = group.values(self.advantage)
+        pairs = zip(group.rollouts, values, strict=True)
+        faults = [record for record, value in pairs if record.error is not None and np.isnan(value).any()]
         for record in faults:
             kind = cause_text(record)
             if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
@@ -108,7 +113,8 @@ class SignalMeter:
             reason = "all rollouts were overlong or truncated"
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
-            reason = "no group had two different rewards"
+            own = self.config.advantage == "environment"
+            reason = "the environment's advantages were all 0" if own else "no group had two different rewards"
             advice = ADVICE_UNKNOWN if unknown else ADVICE
         histogram = reward_histogram(groups)
         counts = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])

@@ -42,6 +42,7 @@ from verifiers_trainer.algorithm.samples import NOT_SAMPLED
 from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.cross_field_rules import UNCOMPARED
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class OfflineRollouts:
         self.config.__dict__["rollouts_per_example"] = max(len(group.rollouts) for group in groups)
         self._mean: float | None = None
         paired = sum(int((~np.isnan(group.rewards)).sum()) >= 2 for group in self.groups)
-        if 2 * paired < len(self.groups) and config.advantage != "none":
+        if 2 * paired < len(self.groups) and config.advantage not in UNCOMPARED:
             self._mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
             self.config.__dict__.update(advantage="none", credit="rollout")
             log.warning(

@@ -82,6 +82,7 @@ def _group_to_json(group: Group) -> dict[str, Any]:
                 "is_truncated": record.is_truncated,
                 "text": record.text,
                 "turn_rewards": list(record.turn_rewards),
+                "advantage": None if record.advantage is None else _number(record.advantage),
             }
             for record in group.rollouts
         ],
@@ -107,6 +108,7 @@ def _group_from_json(saved: Mapping[str, Any]) -> Group:
             is_truncated=record["is_truncated"],
             text=record["text"],
             turn_rewards=tuple(record["turn_rewards"]),
+            advantage=record.get("advantage"),  # absent in version 0.2.0
         )
         for record in saved["records"]
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from verifiers.data.examples import Example
+from verifiers.runs.plan import numbered
 from verifiers_trainer.algorithm.batch import Group
 
 SOLVED_SHARE = 0.9
@@ -29,7 +30,10 @@ class Schedule:
     """Whether groups of solved examples may be skipped."""
 
     def __init__(self, examples: Sequence[Example], seed: int, shuffle: bool):
-        self.examples, self.seed, self.shuffle = examples, seed, shuffle
+        counts: dict[str, int] = {}
+        self.examples = [numbered(example, counts) for example in examples]
+        """Equal rows are numbered in the order of the dataset, as in an evaluation: each has seeds of its own."""
+        self.seed, self.shuffle = seed, shuffle
         self._orders: dict[int, list[int]] = {}
 
     def example(self, index: int) -> Example:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,43 @@ def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def require_chat_template(tokenizer: Any, env: Environment) -> None:
-    """Raise ConfigError when the environment uses chat messages and the tokenizer has no chat template."""
-    if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
-        name = getattr(tokenizer, "name_or_path", "")
+PLAIN_TEMPLATE = """\
+{%- for message in messages %}
+    {{- message.role | capitalize + ':\\n' }}
+    {%- if message.content is string %}{{- message.content }}
+    {%- else %}{%- for part in message.content or [] %}{{- part.text or '' }}{%- endfor %}
+    {%- endif %}
+    {{- (eos_token or '') + '\\n\\n' if message.role == 'assistant' else '\\n\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'Assistant:\\n' }}{%- endif %}
+"""
+"""The chat template of a base model: each role's name above its text, an end token after each answer. It only appends,
+and shows no tools."""
+
+
+def ensure_chat_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
+    """Give a base model's tokenizer ``PLAIN_TEMPLATE``, with a warning, where the environment uses chat messages.
+
+    *Raises* ConfigError where a server renders the messages, which would not know that template.
+    """
+    if env.message_type != "chat" or getattr(tokenizer, "chat_template", None):
+        return
+    name = getattr(tokenizer, "name_or_path", "")
+    missing = f"the tokenizer {name!r} has no chat template, and the environment uses chat messages"
+    if config.server_url is not None and config.history != "exact":
         raise ConfigError(
-            f"the tokenizer {name!r} has no chat template, and the environment uses chat messages: set "
-            "tokenizer.chat_template, use an instruct model, or message_type='completion'"
+            f"{missing}, which the server renders: set tokenizer.chat_template and start the server with the same "
+            "template (--chat-template), use an instruct model, or message_type='completion'"
         )
+    ids = tokenizer("a")["input_ids"]
+    begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+    tokenizer.chat_template = ("{{- bos_token }}" if begins else "") + PLAIN_TEMPLATE
+    log.warning(
+        "%s: a plain template is used (User:, Assistant:, and %r after each answer). For another, set "
+        "tokenizer.chat_template; for prompts of text, message_type='completion'",
+        missing,
+        tokenizer.eos_token,
+    )
 
 
 def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
@@ -223,9 +253,25 @@ def _adapts_embeddings(model: Any) -> bool:
 
 
 def save_merged(model: Any, folder: Path) -> None:
-    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed."""
-    merged = copy.deepcopy(model).merge_and_unload() if hasattr(model, "peft_config") else model
-    merged.save_pretrained(folder)
+    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed.
+
+    A head tied to the embeddings is untied where the adapter covers one of them: both are written.
+    """
+    if not hasattr(model, "peft_config"):
+        model.save_pretrained(folder)
+        return
+    copied = copy.deepcopy(model)
+    _untie_adapted(copied)
+    copied.merge_and_unload().save_pretrained(folder)
+
+
+def _untie_adapted(model: Any) -> None:
+    """Give each adapted layer weights of its own: merging an adapter into a shared weight would change both layers."""
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    for module in [layer.get_base_layer() for layer in model.modules() if hasattr(layer, "get_base_layer")]:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and owners[id(parameter)] > 1:
+                module._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
 
 
 def load_weights(model: Any, folder: Path) -> None:

@@ -367,7 +367,8 @@ class RLFields(TrainingArguments):
     """Two-sided clip of "ppo": an upper bound of the ratio, applied first (arXiv 2505.07291)."""
     dual_clip: Annotated[float | None, Between(1.0 + 1e-9, 1e9)] = None
     advantage: Any = "mean"
-    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function; default: that of the loss."""
+    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function. Default: "environment" where
+    the rubric has a ``@vf.advantage`` method, which computes it, else that of the loss."""
     credit: Annotated[str, OneOf("rollout", "turn")] = "rollout"
     """Unit of credit: the whole "rollout", or each "turn", whose advantage is its discounted return minus the mean
     return of the same turn in the group."""

@@ -16,6 +16,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
+from verifiers_trainer.settings.cross_field_rules import UNCOMPARED
 
 LOSSES = ("importance_sampling", "ppo", "cispo")
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -167,7 +168,7 @@ class TinkerConfig:
             problems.append(
                 f"batch_size is {self.batch_size}, not a multiple of rollouts_per_example ({size}): use {near}"
             )
-        if self.rollouts_per_example == 1 and self.advantage != "none":
+        if self.rollouts_per_example == 1 and self.advantage not in UNCOMPARED:
             problems.append("rollouts_per_example is 1: an advantage compares siblings: use at least 2")
         return problems
 

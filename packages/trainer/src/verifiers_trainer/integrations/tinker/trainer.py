@@ -32,7 +32,7 @@ from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
 from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.run.context import check_environment, environment_of, examples_of
+from verifiers_trainer.run.context import check_advantage, check_environment, environment_of, examples_of
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile, write_completions
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class TinkerTrainer:
     ):
         self.env: Environment = environment_of(env)
         check_environment(self.env)
+        check_advantage(self.env, config.advantage)
         self.config, self.examples = config, examples_of(self.env)
         self.step = 0
         """Optimizer steps taken; also the policy version."""
