@@ -27,7 +27,6 @@ tool_call_parser = "hermes"
 [trainer]
 gpus = 1
 [trainer.args]
-no_signal_steps = 0
 batch_size = 8
 rollouts_per_example = 4
 micro_batch_size = 4

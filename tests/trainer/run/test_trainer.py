@@ -234,7 +234,7 @@ def test_a_reward_that_always_fails_ends_the_run_with_its_cause(tmp_path):
 
 def test_rewards_that_never_differ_end_the_run(tmp_path):
     trainer = small_trainer(tmp_path, toy_env(lambda completion, **_: 1.0), no_signal_steps=2, oversample=1.0)
-    with pytest.raises(NoLearningSignal, match=r"rewards of the last: 1 x"):
+    with pytest.raises(NoLearningSignal, match=r"rewards: 1 x"):
         trainer.train()
 
 

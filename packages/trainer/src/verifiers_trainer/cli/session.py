@@ -17,7 +17,7 @@ from rich.console import Console
 
 from verifiers.cli.common.interrupt import Interrupt
 from verifiers.data.messages import escape_control
-from verifiers.errors import ConfigError, RunError, RunMismatch
+from verifiers.errors import ConfigError, RunMismatch
 from verifiers.storage.files import LOCK_NAME, HeldFile
 from verifiers_trainer.cli import launch
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
@@ -144,14 +144,17 @@ class Session:
                         trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
                 except RunMismatch as error:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
-                except RunError:
+                except Exception:
                     if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
                         self._print(f"{newest} is valid: {self._resume_command(plan)} resumes from it")
+                    if not rank() and (picture := self._draw(plan)):
+                        self._print(f"the learning curve is {picture}")
                     raise
                 finally:
                     progress.stop()
                     self._describe(plan, result)
-            self._close(plan, interrupted=interrupt.signum is not None)
+                result["solved"] = trainer.is_complete
+            self._close(plan, interrupted=interrupt.signum is not None, solved=trainer.is_complete)
         return interrupt.exit_code
 
     @contextmanager
@@ -200,11 +203,14 @@ class Session:
             checkpoint=str(newest) if newest else None,
         )
 
-    def _close(self, plan: Plan, *, interrupted: bool) -> None:
+    def _close(self, plan: Plan, *, interrupted: bool, solved: bool = False) -> None:
         if rank():
             return
         newest = checkpoint_files.newest_valid(plan.folder)
-        if not interrupted:
+        if solved:
+            self._print("\nsolved: training ended before its last step, because all rollouts have the best reward")
+            commands = []
+        elif not interrupted:
             self._print("")
             commands = [f"{self._resume_command(plan, 2 * plan.num_steps)}    # continues training"]
         elif newest is not None:

@@ -405,7 +405,7 @@ class RLFields(TrainingArguments):
     """Rollouts that reach ``max_off_policy_steps``: "wait" for them, or train on finished ones first and "drop" those
     that become too old, which favours short rollouts."""
     generation_timeout: Annotated[float, Between(1e-3, 1e9), TIMEOUTS] = 600.0
-    """Seconds to wait for the rollouts of one optimizer step."""
+    """Seconds without a finished rollout after which training stops."""
     rollout_timeout: Annotated[float | None, Between(1e-3, 1e9), TIMEOUTS] = None
     """Seconds for one rollout; None = ``generation_timeout``."""
     zero_variance: Annotated[str, OneOf("drop", "keep")] = "drop"
@@ -416,8 +416,10 @@ class RLFields(TrainingArguments):
     """Smallest share of a group's rollouts that must have a reward."""
     max_error_fraction: Annotated[float, Between(0.0, 1.0), ALARMS] = 0.5
     """Share of failed rollouts, over the last four batches, above which training stops."""
-    no_signal_steps: Annotated[int, Between(0, 10**9), ALARMS] = 8
-    """Consecutive batches without any group of differing rewards before training stops; 0 = only warn."""
+    no_signal_steps: Annotated[int | None, Between(0, 10**9), ALARMS] = None
+    """Consecutive batches without any group of differing rewards before training stops; 0 = only warn. None: a run
+    without any such group since its start stops after 4,096 rollouts and a pass over a small set, a solved one when
+    512 rollouts and such a pass all had the best reward, and any other goes on, with warnings."""
     skip_solved: bool = False
     """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of the best reward
     seen in the run. When all examples are solved, all are sampled again. Does not apply to batches that a subclass
