@@ -523,12 +523,29 @@ ROWS: dict[int, Row] = {
     ),
     40: Row(
         "all groups have equal rewards",
-        "a warning with a histogram for each such batch, and an end after so many; with the limit off it continues",
+        "warnings with a histogram at growing intervals; an end only when there never was a signal, or the task is "
+        "solved (exit 0); the last whole step is saved, whatever ends the run",
         (
             *_in(TRAINER, "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end"),
-            *_in("trainer/pipeline/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
+            *_in(
+                "trainer/pipeline/test_pipeline",
+                "rollouts_without_any_signal_since_the_start_end_the_run_with_a_histogram",
+                "a_run_that_ever_had_signal_goes_on_and_warns_at_growing_intervals",
+            ),
+            *_in(
+                "trainer/run/test_endings",
+                "whatever_ends_a_run_saves_its_last_whole_step",
+                "a_solved_task_ends_training_without_an_error_saved_and_stays_so",
+            ),
+            *_in("trainer/cli/test_cli_train", "a_solved_task_is_exit_0_with_a_checkpoint"),
         ),
-        _in("trainer/pipeline/test_pipeline", "with_the_limit_off_a_run_without_signal_goes_on"),
+        (
+            *_in(
+                "trainer/pipeline/test_pipeline",
+                "with_the_limit_off_a_run_without_signal_goes_on_where_by_default_it_ends",
+            ),
+            *_in("trainer/run/test_endings", "without_the_saving_they_are_lost"),
+        ),
     ),
     41: Row(
         "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of several",

@@ -36,7 +36,9 @@ def load_environment(size: int = 8, reward: str = "vowels", interrupt_at: int = 
         if calls == interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
         text = completion[-1]["content"]
-        return sum(c in "aeiou" for c in text) / max(1, len(text)) if reward == "vowels" else 1.0
+        if reward in ("solved", "fails") and calls > 32:
+            return 1.0 if reward == "solved" else 1 / 0
+        return sum(c in "aeiou" for c in text) / max(1, len(text)) if reward != "constant" else 1.0
 
     rows = [{"question": f"{number} vowels", "answer": ""} for number in range(size)]
     return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[vowels]))
@@ -307,6 +309,30 @@ def test_a_run_that_cannot_learn_fails_with_exit_3_and_its_reason(run):
     assert result.exit_code == 3, result.output
     assert "no learning signal" in result.stderr
     assert json.loads(result.stdout)["run_dir"] == "outputs/test"
+
+
+def test_a_run_that_fails_keeps_its_last_step_its_curve_and_the_command_that_resumes_it(run):
+    words = ("@", "run.toml", "--env.args.reward", "fails", "--trainer.args.max_off_policy_steps", "0", "--json")
+    result = run(*words, "--trainer.args.max_steps", "9")
+    assert result.exit_code == 3, result.output
+    assert "division by zero" in result.stderr
+    outcome = json.loads(result.stdout)
+    assert Path(outcome["checkpoint"]) == Path(f"outputs/test/checkpoint-{outcome['step']}")
+    assert outcome["step"] >= 1
+    assert f"{outcome['checkpoint']} is valid: vf-train @ run.toml " in result.stderr
+    assert Path("outputs/test/learning_curve.png").stat().st_size > 10_000
+
+
+def test_a_solved_task_is_exit_0_with_a_checkpoint(run):
+    words = ("@", "run.toml", "--env.args.reward", "solved", "--trainer.args.max_off_policy_steps", "0", "--json")
+    result = run(*words, "--trainer.args.max_steps", "50", "--trainer.args.no_signal_steps", "1")
+    assert result.exit_code == 0, result.output
+    outcome = json.loads(result.stdout)
+    assert outcome["solved"]
+    assert outcome["step"] < 50
+    assert Path(outcome["checkpoint"]).is_dir()
+    assert "solved: training ended before its last step" in result.stderr
+    assert "next" not in result.stderr
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------
