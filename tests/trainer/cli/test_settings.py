@@ -319,6 +319,17 @@ def test_dumped_settings_read_back_as_the_same_run(read, text):
     assert to_toml(again, same) == dumped
 
 
+def test_a_dump_keeps_where_the_run_samples_and_trains(read):
+    words = ("--inference.gpus=3", "--trainer.gpus=2", "--inference.args.enforce_eager=true")
+    settings, problems = read(VF_RL, *words, "--inference.args.tensor_parallel_size=2")
+    assert problems == []
+    again, problems = read(to_toml(settings, RLConfig(**settings.config)))
+    assert problems == []
+    assert (dict(again.gpus), dict(again.server_args)) == (dict(settings.gpus), dict(settings.server_args))
+    assert dict(again.gpus) == {"inference": 3, "trainer": 2}
+    assert again.server_args["enforce_eager"] is True
+
+
 def test_a_dump_without_a_run_name_names_the_folder_and_keeps_secrets_to_itself(read):
     settings, _ = read("model = 'm'\nenv.id = 'e'\n[trainer.args]\nhub_token = 'hf_secret'")
     config = RLConfig(**settings.config)

@@ -21,6 +21,7 @@ NUMBERS = {
     "micro_batch_size": "micro_batch_size",
     "seq_len": "max_seq_len",
     "rollouts_per_example": "rollouts_per_example",
+    "max_concurrent": "max_concurrent",
     "group_size": "rollouts_per_example",
     "mask_truncated_completions": "mask_truncated_completions",
     "zero_truncated_completions": "zero_truncated_completions",
@@ -28,6 +29,8 @@ NUMBERS = {
     "max_async_level": "max_off_policy_steps",
 }
 """Keys of an orchestrator -> settings; ``max_steps`` and ``seq_len`` are also top-level keys of the single file."""
+OF_THE_RUN = {"rollouts_per_example", "max_concurrent"}
+"""Keys of an orchestrator that files of 2025 have in ``[environment.args]``."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {"max_completion_tokens": (*ARGS, "max_tokens")}
 OPTIM = {"lr": "learning_rate", "weight_decay": "weight_decay", "max_norm": "max_grad_norm"}
@@ -140,7 +143,10 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
         if key in NUMBERS:
             reading.set((*ARGS, NUMBERS[key]), value, above + key)
         elif key == "environment":
-            reading.set(("env",), _environment(value, reading, above + key), above + key)
+            table = _environment(value, reading, above + key)
+            for name in OF_THE_RUN & table["args"].keys():
+                reading.set((*ARGS, name), table["args"].pop(name), f"{above}{key}.args.{name}")
+            reading.set(("env",), table, above + key)
         elif key == "env":
             tables = [_environment(entry, reading, above + key) for entry in value]
             reading.set(("env",), tables[0] if len(tables) == 1 else tables, above + key)

@@ -455,13 +455,16 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     filled = {name: _plain(getattr(config, name)) for name in _shown_fields() if name not in explicit}
     if "run_name" not in explicit:
         filled["output_dir"] = config.output_dir
-    document = {
+    document: dict[str, Any] = {
         "model": settings.model,
         "env": [table.to_dict() for table in settings.mixture]
         or {"id": settings.env_id, "args": dict(settings.env_args)},
+        "inference": {"args": dict(settings.server_args)} if settings.server_args else {},
         "trainer": {"args": explicit | {name: value for name, value in filled.items() if value is not None}},
     }
-    return tomli_w.dumps(document)
+    for component, number in settings.gpus.items():
+        document[component] = {"gpus": number, **document[component]}
+    return tomli_w.dumps({name: value for name, value in document.items() if value})
 
 
 def _shown_fields() -> list[str]:
