@@ -155,9 +155,10 @@ def test_the_orchestrator_block_of_2025_is_read(tmp_path):
     }
 
 
-def test_what_the_run_and_the_environment_say_differently_is_refused(tmp_path):
-    with pytest.raises(vf.ConfigError, match=r"environment.args.rollouts_per_example is 8, but 16 earlier"):
-        read(file(tmp_path, "rollouts_per_example = 16\n" + ORCHESTRATOR))
+def test_where_the_run_has_its_own_the_environment_keeps_what_is_written_for_it(tmp_path):
+    read_back = read(file(tmp_path, "rollouts_per_example = 16\n" + ORCHESTRATOR))
+    assert read_back["trainer"]["args"] == {"rollouts_per_example": 16, "max_concurrent": 512}
+    assert read_back["env"]["args"] == {"split": "train", "rollouts_per_example": 8}
 
 
 def test_one_file_is_read(tmp_path):

@@ -99,9 +99,18 @@ def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
     for place, tables in files:
         reading.place = place
         _read_tables(tables, reading)
+    _move_to_the_run(reading.document)
     if reading.problems:
         raise ConfigError("\n".join(reading.problems))
     return reading.document
+
+
+def _move_to_the_run(document: dict[str, Any]) -> None:
+    """Move the keys ``OF_THE_RUN`` from the arguments of the environment, unless the run has its own value."""
+    environment = document.get("env")
+    args = environment["args"] if isinstance(environment, dict) else {}
+    for name in OF_THE_RUN & args.keys() - document.get("trainer", {}).get("args", {}).keys():
+        document.setdefault("trainer", {}).setdefault("args", {})[name] = args.pop(name)
 
 
 def is_prime_rl(tables: Mapping[str, Any]) -> bool:
@@ -143,10 +152,7 @@ def _read_orchestrator(table: Mapping[str, Any], reading: _Reading, above: str) 
         if key in NUMBERS:
             reading.set((*ARGS, NUMBERS[key]), value, above + key)
         elif key == "environment":
-            table = _environment(value, reading, above + key)
-            for name in OF_THE_RUN & table["args"].keys():
-                reading.set((*ARGS, name), table["args"].pop(name), f"{above}{key}.args.{name}")
-            reading.set(("env",), table, above + key)
+            reading.set(("env",), _environment(value, reading, above + key), above + key)
         elif key == "env":
             tables = [_environment(entry, reading, above + key) for entry in value]
             reading.set(("env",), tables[0] if len(tables) == 1 else tables, above + key)

@@ -107,7 +107,7 @@ class Ranks:
             try:
                 while not ended.wait(min(BEAT_S, self.timeout_s / 4)):
                     self._store.add(ALIVE, 1)
-            except RuntimeError as lost:  # the store ended with its process: nobody waits any more
+            except RuntimeError as lost:  # the store ended with its process, and so did the wait
                 log.debug("no sign of life could be given: %s", lost)
 
         thread = threading.Thread(target=beat, name="verifiers-alive", daemon=True)

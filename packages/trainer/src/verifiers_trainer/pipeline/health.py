@@ -13,6 +13,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from statistics import NormalDist
 
+import numpy as np
+
 from verifiers.errors import NoLearningSignal, TooManyFaults
 from verifiers_trainer.algorithm.batch import Group, reward_histogram
 from verifiers_trainer.pipeline.schedule import Signal
@@ -77,7 +79,7 @@ class SignalMeter:
         signal = self.signal
         if signal.batches > 1:
             log.warning("skipped %d batches in a row without a learning signal; this one has one", signal.batches)
-        signal.see(groups)
+        self._see(groups)
         signal.was_live, signal.batches, signal.rollouts, signal.at_best = True, 0, 0, 0
         self._since = time.monotonic()
         self._histogram.clear()
@@ -85,7 +87,7 @@ class SignalMeter:
     def note_nothing(self, groups: Sequence[Group]) -> dict[str, float]:
         """Count a batch without a learning signal, and warn of it; return its numbers, for ``metrics.jsonl``."""
         signal = self.signal
-        signal.see(groups)
+        self._see(groups)
         signal.batches += 1
         signal.rollouts += sum(len(group.rollouts) for group in groups)
         for reward, count in reward_histogram(groups).items():
@@ -147,6 +149,18 @@ class SignalMeter:
         if is_over:
             raise NoLearningSignal(self._finding, histogram=dict(self._histogram))
         return False
+
+    def _see(self, groups: Sequence[Group]) -> None:
+        """Count the known rewards of finished groups."""
+        signal = self.signal
+        for group in sorted(groups, key=lambda group: group.index):
+            rewards = group.rewards[~np.isnan(group.rewards)]
+            if not rewards.size:
+                continue
+            if rewards.max() > signal.best:
+                signal.best, signal.at_best = float(rewards.max()), 0
+            signal.lowest = min(signal.lowest, float(rewards.min()))
+            signal.at_best = signal.at_best + rewards.size if rewards.min() == signal.best else 0
 
     @property
     def _keeps(self) -> bool:

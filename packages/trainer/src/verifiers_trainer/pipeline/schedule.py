@@ -98,17 +98,6 @@ class Signal:
     at_best: int = 0
     """Rollouts in a row with the best reward."""
 
-    def see(self, groups: Iterable[Group]) -> None:
-        """Count the known rewards of finished groups."""
-        for group in sorted(groups, key=lambda group: group.index):
-            rewards = group.rewards[~np.isnan(group.rewards)]
-            if not rewards.size:
-                continue
-            if rewards.max() > self.best:
-                self.best, self.at_best = float(rewards.max()), 0
-            self.lowest = min(self.lowest, float(rewards.min()))
-            self.at_best = self.at_best + rewards.size if rewards.min() == self.best else 0
-
 
 @dataclass
 class PipelineState:

@@ -419,7 +419,7 @@ class RLFields(TrainingArguments):
     no_signal_steps: Annotated[int | None, Between(0, 10**9), ALARMS] = None
     """Consecutive batches without any group of differing rewards before training stops; 0 = only warn. None: a run
     without any such group since its start stops after 4,096 rollouts and a pass over a small set, a solved one when
-    512 rollouts and such a pass all had the best reward, and any other goes on, with warnings."""
+    512 rollouts and such a pass all had the best reward, and any other continues, with warnings."""
     skip_solved: bool = False
     """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of the best reward
     seen in the run. When all examples are solved, all are sampled again. Does not apply to batches that a subclass
