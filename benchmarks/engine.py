@@ -3,15 +3,12 @@
     python benchmarks/engine.py [--model smollm2] [--quick] [--pairs 5] [--store]
 
 The same prompts by: ``generate`` of transformers over left-padded batches in the order of arrival, sampling
-included, without log-probs, HTTP or text; the engine in the modes padded, continuous and deterministic, over HTTP
+included, without log-probs, HTTP or text; the engine in the modes padded and deterministic, over HTTP
 with log-probs, token ids and versions, as in training. Two kinds of load:
 
 * equal lengths: every completion has the same number of tokens. The best case for ``generate``;
 * ragged: completions of log-normal length; ``generate`` computes each batch to its longest row, and only what was asked
-  for counts as a token;
-* late arrivals (the engine alone, ``--turns N``): conversations of agents. Each starts at its own time, sends its whole
-  history again at every turn, and waits for a tool between two turns, so rows join and leave all the time. The figure
-  is continuous over padded.
+  for counts as a token.
 
 ``--vllm URL`` adds a running server of the same model in the same precision (``--threads`` sets ours; the CPU time of a
 server is not this process's, so its figure is of wall time).
@@ -40,16 +37,10 @@ from _measure import Cost, Report, Stopwatch, interleaved, median, options, pars
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer, load_smollm2
 
-MODES = ("padded", "continuous", "deterministic")
+MODES = ("padded", "deterministic")
 GENERATE = "generate"
 PAUSE_MS = 20.0
 PAUSE_EVERY_S = 0.05
-TOOL_S = 0.2
-"""Mean time of a tool call, and of the wait before a conversation starts."""
-TOOL_TOKENS = 8
-"""Tokens that a tool adds to a conversation, at most."""
-MAX_AGENT_TOKENS = 32
-"""Of one turn: four turns fit into the sequence length of the engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,38 +93,6 @@ def by_endpoint(url: str, key: str, model: str, load: Load) -> Callable[[], Cost
         return watch.cost
 
     return run
-
-
-def by_agents(url: str, key: str, model: str, load: Load, turns: int) -> Callable[[], Cost]:
-    """Every prompt begins a conversation of ``turns`` turns with pauses between them."""
-
-    def run() -> Cost:
-        with Stopwatch() as watch:
-            asyncio.run(ask_agents(url, key, model, load, turns))
-        return watch.cost
-
-    return run
-
-
-async def ask_agents(url: str, key: str, model: str, load: Load, turns: int) -> None:
-    """Conversations side by side; starts and tool calls take times drawn from a fixed seed."""
-    rng = random.Random(1)
-    delays = [[rng.expovariate(1 / TOOL_S) for _ in range(turns)] for _ in load.prompts]
-    options = {"model": model, "logprobs": 0, "return_token_ids": True, "ignore_eos": True, "temperature": 1.0}
-    headers = {"Authorization": f"Bearer {key}"}
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as http:
-
-        async def converse(prompt: list[int], length: int, waits: list[float]) -> None:
-            for wait_s in waits:
-                await asyncio.sleep(wait_s)
-                body = {"prompt": prompt, "max_tokens": length, **options}
-                async with http.post(f"{url}/completions", json=body) as response:
-                    response.raise_for_status()
-                    sampled = (await response.json())["choices"][0]["token_ids"]
-                prompt = [*prompt, *sampled, *prompt[:TOOL_TOKENS]]
-
-        await asyncio.gather(*map(converse, load.prompts, load.lengths, delays))
 
 
 async def ask_all(url: str, key: str, model: str, load: Load) -> int:
@@ -195,7 +154,6 @@ def main() -> None:
     parser.add_argument(
         "--vllm", metavar="URL", help="a vLLM server of the same model, for example http://host:8000/v1"
     )
-    parser.add_argument("--turns", type=int, default=4, help="of a late conversation; 0 leaves them out")
     parser.add_argument("--threads", type=int, default=None, help="of torch's kernels")
     args = parse(parser)
     if args.threads:
@@ -227,31 +185,10 @@ def main() -> None:
                     f"{mode}: {len(waits)} pauses, median {statistics.median(waits):.1f} ms, most {max(waits):.1f} ms"
                 )
                 report.figure(f"{args.model}, {mode}, pause", p99(waits), " ms", PAUSE_MS)
-        if args.turns and {"padded", "continuous"} <= set(args.modes):
-            late_arrivals(report, args, engines, loads(len(tokenizer), num_requests, mean_tokens)["ragged"])
     finally:
         for engine in engines.values():
             engine.stop()
     report.close()
-
-
-def late_arrivals(report: Report, args: Any, engines: dict[str, EmbeddedEngine], load: Load) -> None:
-    """Conversations of agents, by the modes that serve rows as they come."""
-    short = Load(load.prompts, [min(length, MAX_AGENT_TOKENS) for length in load.lengths])
-    contenders = {
-        mode: by_agents(engines[mode].base_url, engines[mode].api_key, engines[mode].served_model, short, args.turns)
-        for mode in ("padded", "continuous")
-    }
-    costs = interleaved(contenders, args.pairs)
-    tokens = short.num_tokens * args.turns
-    rows = [
-        (who, f"{tokens / median(taken, 'wall_s'):.0f}", f"{tokens / median(taken, 'cpu_s'):.0f}")
-        for who, taken in costs.items()
-    ]
-    title = f"{args.model}, late arrivals: {len(load.prompts)} conversations of {args.turns} turns, {tokens} tokens"
-    print_table(title, ("", "tokens/s", "tokens/CPU s"), rows)
-    name = f"{args.model}, late arrivals, continuous over padded"
-    report.figure(name, ratio(costs["continuous"], costs["padded"], "cpu_s"))
 
 
 def show(report: Report, args: Any, name: str, load: Load, costs: dict[str, list[Cost]]) -> None:

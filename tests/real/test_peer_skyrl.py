@@ -125,11 +125,6 @@ async def test_on_the_embedded_engine_its_rows_are_what_a_real_model_sampled(tmp
     assert 2 * len(batch["prompts"]) <= sampled <= 12 * len(batch["prompts"]), "two turns of at most six tokens"
 
 
-def test_the_engine_mode_that_older_transformers_has_not_says_so():
-    with pytest.raises(vf.ConfigError, match=r"transformers 5\.23 or newer"), serving(mode="continuous"):
-        pass
-
-
 class Forgets(vf.MultiTurnEnv):
     async def get_prompt_messages(self, state):
         messages = await super().get_prompt_messages(state)

@@ -285,7 +285,7 @@ def test_environments_left_open_take_their_servers_with_them(tmp_path):
     """A script that never closes its environment ends, and leaves no process behind."""
     script = f"""
 import sys; sys.path[:0] = {[str(Path(__file__).parents[2])]!r}
-from core.test_mcp_env import MCPEnv, ROW, described, call, ScriptedClient
+from core.environments.test_mcp_env import MCPEnv, ROW, described, call, ScriptedClient
 env = MCPEnv(mcp_servers=[described("math", "--starts", {str(tmp_path / "starts")!r})], dataset=[ROW])
 env.evaluate(ScriptedClient([[call("add", a=1, b=1)], "2"]), "m")
 """

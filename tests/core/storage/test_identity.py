@@ -3,8 +3,10 @@
 Complete by construction: a class or a parameter that the tables below do not know fails the test.
 """
 
+import importlib
 import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -190,23 +192,35 @@ FREE = {
     "retry": RetryPolicy(max_retries=1),
     "rollouts_per_example": 3,
 }
-NOT_TAKEN = {
-    ("EnvGroup", name)
-    for name in "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args "
-    "max_seq_len timeout_seconds".split()
-} | {
-    (cls, "message_type") for cls in ("ToolEnv", "StatefulToolEnv", "SandboxEnv", "PythonEnv", "MCPEnv", "TextArenaEnv")
-}
+NOT_TAKEN = (
+    {
+        ("EnvGroup", name)
+        for name in "dataset eval_dataset system_prompt few_shot parser rubric message_type tool_defs sampling_args "
+        "max_seq_len timeout_seconds".split()
+    }
+    | {
+        (cls, "message_type")
+        for cls in ("ToolEnv", "StatefulToolEnv", "SandboxEnv", "PythonEnv", "MCPEnv", "TextArenaEnv")
+    }
+    | {("ReasoningGymEnv", name) for name in ("dataset", "eval_dataset", "message_type")}
+)
 """Parameters of a base class that a class refuses, or in a ``RubricGroup`` takes from its first child."""
 EXTRAS = {"MCPEnv": "mcp", "GymEnv": "gymnasium", "ReasoningGymEnv": "reasoning_gym", "TextArenaEnv": "textarena",
           "MathRubric": "math_verify", "HybridMathRubric": "math_verify"}  # fmt: skip
-SET_BY_THE_CLASS = {("RubricGroup", "parser"), ("SingleTurnEnv", "max_turns"), ("GymEnv", "message_type")}
+SET_BY_THE_CLASS = {
+    ("RubricGroup", "parser"),
+    ("SingleTurnEnv", "max_turns"),
+    ("ReasoningGymEnv", "max_turns"),
+    ("GymEnv", "message_type"),
+}
 DOUBLES = {"ScriptedClient", "RecordingClient", "ReplayClient"}
 """Clients that stand for whichever model; a run is not compared by them."""
 
 
 def all_parts():
-    vf.environments, EnvGroupRubric, EpisodicSumRubric, HybridMathRubric, OpenAILikeClient, GetResponseClient
+    EnvGroupRubric, EpisodicSumRubric, HybridMathRubric, OpenAILikeClient, GetResponseClient
+    for module in pkgutil.walk_packages(vf.environments.__path__, "verifiers.environments."):
+        importlib.import_module(module.name)
     for name in vf.__all__:
         getattr(vf, name, None)
     found, left = {}, [Identified]

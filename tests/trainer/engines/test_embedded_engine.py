@@ -24,14 +24,13 @@ from support.embedded import (
     small_model,
 )
 from verifiers.errors import ConfigError, EndpointUnreachable
-from verifiers_trainer.engines.embedded import continuous
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.embedded.gate import StepGate
 from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
 from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 
-MODES = ("padded", "deterministic", "continuous")
+MODES = ("padded", "deterministic")
 TEXTS = ["a", "some words", "a much longer prompt than the others " * 2, "b", "some words"]
 
 
@@ -65,12 +64,11 @@ async def test_raw_logprobs_would_be_noticed():
     assert (sampled_logprobs(response) - forward_logprobs(model, response, 1.0)).abs().mean() > 0.05
 
 
-@pytest.mark.parametrize("mode", ["padded", "continuous"])
-async def test_rows_that_join_and_leave_a_running_batch_do_not_disturb_each_other(mode):
+async def test_rows_that_join_and_leave_a_running_batch_do_not_disturb_each_other():
     model = small_model()
     generator = random.Random(0)
     bodies = [ask("x" * generator.randint(1, 90), max_tokens=generator.randint(1, 60), seed=i) for i in range(40)]
-    with serving(model, mode=mode, concurrency=6) as engine:
+    with serving(model, concurrency=6) as engine:
         responses = await complete(engine, *bodies)
     for response in responses:
         assert (sampled_logprobs(response) - forward_logprobs(model, response)).abs().max() < 1e-4
@@ -95,7 +93,7 @@ async def test_one_seed_gives_one_completion_and_another_seed_another():
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_repeated_prompt_after_an_update_is_sampled_from_the_new_weights(mode):
     model = small_model()
-    with serving(model, mode=mode, page_size=8) as engine:
+    with serving(model, mode=mode) as engine:
         body = ask("a prompt that fills several blocks of the cache " * 3, seed=1)
         (before,) = await complete(engine, body)
         with engine.pause():
@@ -105,22 +103,6 @@ async def test_a_repeated_prompt_after_an_update_is_sampled_from_the_new_weights
     assert (sampled_logprobs(after) - forward_logprobs(model, after)).abs().max() < 1e-4
     assert (sampled_logprobs(before) - forward_logprobs(model, before)).abs().mean() > 0.01, "the update did nothing"
     assert [span["version"] for span in after["choices"][0]["weight_versions"]] == [1]
-
-
-async def test_block_sharing_would_reuse_keys_of_old_weights(monkeypatch):
-    """Negative control: with transformers' default the same prompt reads a stale prefix."""
-    original = continuous.ContinuousBatchingConfig
-    monkeypatch.setattr(
-        continuous, "ContinuousBatchingConfig", lambda **kw: original(**{**kw, "allow_block_sharing": True})
-    )
-    model = small_model()
-    with serving(model, mode="continuous", page_size=8) as engine:
-        body = ask("a prompt that fills several blocks of the cache " * 3, seed=1)
-        await complete(engine, body)
-        with engine.pause():
-            change_weights(model)
-        (after,) = await complete(engine, body)
-    assert (sampled_logprobs(after) - forward_logprobs(model, after)).abs().mean() > 0.01
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -348,10 +330,9 @@ async def test_a_client_that_goes_away_frees_its_place(mode):
     assert took < 1.0, f"the abandoned request kept the engine busy for {took:.1f} s"
 
 
-@pytest.mark.parametrize("mode", ["padded", "continuous"])
-async def test_diverged_weights_are_an_error_and_not_a_completion(mode):
+async def test_diverged_weights_are_an_error_and_not_a_completion():
     model = small_model()
-    with serving(model, mode=mode) as engine:
+    with serving(model) as engine:
         with engine.pause(), torch.no_grad():
             model.model.norm.weight.fill_(float("nan"))
         ((status, answer),) = await post(engine, [ask()])
@@ -396,20 +377,11 @@ def test_impossible_options_are_refused_by_name(options, named):
         EmbeddedEngine(small_model(), None, **{"max_seq_len": 64, "concurrency": 1, **options})
 
 
-def test_a_cache_that_cannot_hold_one_sequence_is_refused():
-    engine = EmbeddedEngine(
-        small_model(), build_tiny_tokenizer(), mode="continuous", max_seq_len=128, concurrency=2, num_blocks=3
+@pytest.mark.parametrize("mode", ["auto", "continuous"])
+def test_the_modes_of_older_versions_are_padded(mode):
+    assert EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode=mode, max_seq_len=64, concurrency=1).mode == (
+        "padded"
     )
-    with pytest.raises(ConfigError, match="num_blocks=3"):
-        engine.start(30)
-    assert not engine.health()
-
-
-def test_a_transformers_without_the_private_name_is_refused_by_that_name(monkeypatch):
-    monkeypatch.delattr(continuous.ModelRunner, "_sample")
-    engine = EmbeddedEngine(small_model(), build_tiny_tokenizer(), mode="continuous", max_seq_len=64, concurrency=1)
-    with pytest.raises(ConfigError, match="_sample"):
-        engine.start(30)
 
 
 def test_recurrent_models_are_refused_with_the_alternative():

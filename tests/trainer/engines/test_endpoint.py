@@ -13,7 +13,7 @@ from support.embedded import ask, complete, fine_tuned, forward_logprobs, post, 
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 
-MODES = ("padded", "deterministic", "continuous")
+MODES = ("padded", "deterministic")
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
 
 
@@ -113,9 +113,8 @@ async def test_the_end_token_is_kept_as_a_token_and_left_out_of_the_text(engine)
     assert choice["message"]["content"] == build_tiny_tokenizer().decode(ids[: end - 1], True)
 
 
-@pytest.mark.parametrize("mode", ["padded", "continuous"])
-async def test_a_stop_text_ends_the_completion_and_is_cut_off_the_text(mode):
-    with serving(mode=mode) as engine:
+async def test_a_stop_text_ends_the_completion_and_is_cut_off_the_text():
+    with serving() as engine:
         (free,) = await complete(engine, ask(seed=3, ignore_eos=True))
         text = free["choices"][0]["message"]["content"]
         stop = text[5:7]
@@ -251,12 +250,6 @@ async def test_the_prompt_can_be_scored(mode):
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert len(choice["logprobs"]["token_logprobs"]) == 6
     assert choice["logprobs"]["text_offset"][:4] == [0, 1, 2, 3]
-
-
-async def test_what_continuous_batching_cannot_do_is_refused_by_name():
-    with serving(mode="continuous") as engine:
-        (answer,) = await post(engine, [ask(prompt_logprobs=0)])
-    assert refusal(answer)["param"] == "prompt_logprobs"
 
 
 async def test_several_prompts_of_a_text_completion(engine):

@@ -23,7 +23,7 @@ from verifiers_trainer.engines.requests import Generation, GenerationRequest, Sa
 
 openai = pytest.importorskip("openai")
 
-MODES = ("padded", "deterministic", "continuous")
+MODES = ("padded", "deterministic")
 HI = [{"role": "user", "content": "reverse: abc"}]
 
 

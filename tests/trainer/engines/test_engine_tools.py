@@ -82,10 +82,9 @@ def trainer_of(folder, model, **settings):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["padded", "continuous"])
-def test_calls_results_and_answers_are_trained_exactly_as_sampled(tmp_path, teach, mode):
+def test_calls_results_and_answers_are_trained_exactly_as_sampled(tmp_path, teach):
     model, tokenizer = teach(), build_tiny_tokenizer()
-    with trainer_of(tmp_path, model, embedded_mode=mode, zero_variance="keep") as trainer:
+    with trainer_of(tmp_path, model, zero_variance="keep") as trainer:
         batch = first_batch(trainer)
         records = [record for group in batch.groups for record in group.rollouts]
         called = [record for record in records if len(record.turns) > 1]

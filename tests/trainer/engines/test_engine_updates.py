@@ -8,16 +8,13 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 
 from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, serving, small_model
-from verifiers_trainer.engines.embedded import continuous, padded
-from verifiers_trainer.engines.embedded.continuous import ContinuousGenerator
+from verifiers_trainer.engines.embedded import padded
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-from verifiers_trainer.engines.requests import GenerationRequest, SamplingParams
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.reference import Reference
 
@@ -86,10 +83,9 @@ async def load(engine: EmbeddedEngine, model: Any, count: int) -> tuple[list[tup
     return answers, models
 
 
-@pytest.mark.parametrize("mode", ["padded", "continuous"])
-async def test_200_mixed_requests_say_which_weights_computed_every_token(mode):
+async def test_200_mixed_requests_say_which_weights_computed_every_token():
     model = small_model()
-    with serving(model, mode=mode, concurrency=48, page_size=8) as engine:
+    with serving(model, concurrency=48) as engine:
         answers, models = await load(engine, model, 200)
     spans = [len(response["choices"][0]["weight_versions"]) for _, response in answers]
     versions = {span["version"] for _, response in answers for span in response["choices"][0]["weight_versions"]}
@@ -111,26 +107,6 @@ async def test_a_version_label_that_is_one_update_off_would_be_noticed():
     told = [(t, r) for t, r in answers if r["choices"][0]["weight_versions"][0]["version"] < UPDATES]
     apart = [(sampled_logprobs(r) - replayed_logprobs(shifted, r, t)).abs().max().item() for t, r in told]
     assert min(apart) > 1e-3
-
-
-@pytest.mark.parametrize("anew", [True, False])
-async def test_a_prompt_that_an_update_finds_half_computed_is_begun_anew(monkeypatch, anew):
-    """In continuous batching, where prompts take several steps. Negative control: keeping the keys of old weights."""
-    if not anew:
-        monkeypatch.setattr(ContinuousGenerator, "_begin_prompts_anew", lambda self: None)
-    model = small_model()
-    model.model.register_forward_pre_hook(lambda *_: time.sleep(0.01))
-    with serving(model, mode="continuous", concurrency=4, max_batch_tokens=8, max_seq_len=1024) as engine:
-        running = asyncio.create_task(complete(engine, ask("a long prompt " * 20, seed=1)))
-        await asyncio.sleep(0.2)
-        with engine.pause():
-            assert engine._generator._manager.batch_processor.scheduler.active_requests
-            change_weights(model, 1)
-            engine.set_version(1)
-        ((answer,),) = (await running,)
-    assert [span["version"] for span in answer["choices"][0]["weight_versions"]] == [1]
-    apart = (sampled_logprobs(answer) - forward_logprobs(model, answer)).abs().max()
-    assert apart < 1e-4 if anew else apart > 0.01
 
 
 # --- the pause --------------------------------------------------------------------------------------------------
@@ -159,8 +135,7 @@ async def waits_for_pauses(engine: EmbeddedEngine, pauses: int = 6) -> tuple[lis
     return waits, await running
 
 
-@pytest.mark.parametrize(("mode", "loop"), [("padded", padded), ("continuous", continuous)])
-async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done_again(monkeypatch, mode, loop):
+async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done_again(monkeypatch):
     """A pass takes 8 parts of 25 ms; a pause waits for one. Negative control: uninterrupted, it waits for the rest."""
 
     def model() -> Any:
@@ -168,10 +143,10 @@ async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done
         slow_parts(built, 0.025)
         return built
 
-    with serving(model(), mode=mode) as engine:
+    with serving(model()) as engine:
         waits, answers = await waits_for_pauses(engine)
-    monkeypatch.setattr(loop, "_MAX_INTERRUPTIONS", 0)
-    with serving(model(), mode=mode) as engine:
+    monkeypatch.setattr(padded, "_MAX_INTERRUPTIONS", 0)
+    with serving(model()) as engine:
         control_waits, control_answers = await waits_for_pauses(engine)
     assert sum(waits) < 0.6 * sum(control_waits)
     assert [a["choices"][0]["token_ids"] for a in answers] == [a["choices"][0]["token_ids"] for a in control_answers]
@@ -180,13 +155,12 @@ async def test_a_pause_waits_for_a_part_of_a_layer_and_what_was_given_up_is_done
         assert (sampled_logprobs(answer) - forward_logprobs(plain, answer)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("mode", ["padded", "continuous"])
-async def test_pauses_that_never_end_do_not_stop_the_engine(mode):
+async def test_pauses_that_never_end_do_not_stop_the_engine():
     """A pass is given up a few times and then gets its turn."""
     model = build_tiny_model(layers=4, hidden=32, heads=2)
     slow_parts(model, 0.003)
     stop = threading.Event()
-    with serving(model, mode=mode) as engine:
+    with serving(model) as engine:
 
         def pause_again_and_again() -> None:
             while not stop.wait(0.004):
@@ -218,16 +192,10 @@ async def test_long_prompts_are_prefilled_in_passes_of_bounded_size(max_batch_to
         assert (sampled_logprobs(answer) - forward_logprobs(model, answer)).abs().max() < 1e-4
 
 
-def test_the_bound_of_a_pass_reaches_continuous_batching_too():
-    with serving(mode="continuous", concurrency=4, max_batch_tokens=40) as engine:
-        assert engine._generator._settings.max_batch_tokens == 40
-
-
 # --- adapters ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["padded", "continuous"])
-async def test_a_reference_pass_with_the_adapter_off_does_not_reach_the_engine(mode):
+async def test_a_reference_pass_with_the_adapter_off_does_not_reach_the_engine():
     """The trainer computes base log-probs in its thread while the engine samples the adapter, dropout and all."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_dropout=0.5, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -245,7 +213,7 @@ async def test_a_reference_pass_with_the_adapter_off_does_not_reach_the_engine(m
         while not stop.is_set():
             references.append(reference(input_ids=ids, use_cache=False).logits)
 
-    with serving(model, mode=mode) as engine:
+    with serving(model) as engine:
         thread = threading.Thread(target=reference_passes)
         thread.start()
         try:
@@ -285,57 +253,3 @@ async def test_on_an_accelerator_the_sampled_logprobs_are_the_trainers(device):
     with full:
         (answer,) = await complete(full, ask(seed=1))
     assert (sampled_logprobs(answer) - forward_logprobs(model.cpu(), answer)).abs().max() < 1e-3
-
-
-def play_in_a_small_cache(model: Any, num_rows: int = 6, max_tokens: int = 120) -> list[tuple[Any, float]]:
-    """(what was generated, its largest error in nats) of rows that evict each other while the engine pauses."""
-    done: list[Any] = []
-    all_done = threading.Event()
-
-    def finished(generations: Any) -> None:
-        done.extend(generations)
-        if len(done) == num_rows:
-            all_done.set()
-
-    engine = ContinuousGenerator(
-        model,
-        decode=lambda tokens: "",
-        version=lambda: 0,
-        max_rows=num_rows,
-        max_seq_len=160,
-        num_blocks=20,
-        page_size=16,
-        max_batch_tokens=8,
-    )
-    engine.start(finished, 60)
-    try:
-        for index in range(num_rows):
-            prompt = torch.randint(3, 64, (12,), generator=torch.Generator().manual_seed(index)).numpy()
-            params = SamplingParams(max_tokens=max_tokens, seed=index, temperature=1.0)
-            engine.submit(GenerationRequest(f"row-{index}", prompt.astype(np.int32), params))
-        given_up = time.monotonic() + 90
-        while not all_done.wait(0.01) and time.monotonic() < given_up:
-            with engine.pause():
-                pass
-    finally:
-        engine.stop()
-    return [(generation, error_of(model, generation)) for generation in done]
-
-
-@torch.no_grad()
-def error_of(model: Any, generation: Any) -> float:
-    prompt = generation.request.prompt_ids
-    ids = torch.from_numpy(np.concatenate([prompt, generation.token_ids])).long()
-    logp = torch.log_softmax(model(ids[None]).logits[0].float(), -1)[len(prompt) - 1 : -1]
-    return float(np.abs(logp.gather(-1, ids[len(prompt) :, None])[:, 0].numpy() - generation.logprobs).max())
-
-
-def test_a_row_that_was_evicted_keeps_its_tokens_over_a_pause():
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape, max_position_embeddings=512, initializer_range=0.5))
-    played = play_in_a_small_cache(model.eval())
-    assert len(played) == 6
-    for generation, error in played:
-        assert len(generation.token_ids) <= 120
-        assert error < 1e-3

@@ -293,12 +293,11 @@ def test_tool_calls_are_bounded_for_all_rollouts_together(tmp_path):
 
 
 def test_the_engine_gets_its_settings(tmp_path):
-    settings = {"embedded_concurrency": 3, "embedded_num_blocks": 40, "embedded_page_size": 16}
-    trainer = small_trainer(tmp_path, tool_call_parser="none", embedded_mode="padded", **settings)
+    trainer = small_trainer(tmp_path, tool_call_parser="none", embedded_mode="padded", embedded_concurrency=3)
     with trainer:
         trainer.start_engine()
         engine = trainer.engine
-        assert (engine._concurrency, engine._num_blocks, engine._page_size) == (3, 40, 16)
+        assert engine._concurrency == 3
         assert engine._parser is None
         assert engine._generator._max_rows == 3
     with small_trainer(tmp_path) as trainer:
@@ -443,8 +442,6 @@ def test_a_rollout_that_takes_too_long_is_a_failure_of_its_own(tmp_path):
         ({"max_concurrent_scoring": 0}, "max_concurrent_scoring is 0"),
         ({"max_concurrent_tools": 0}, "max_concurrent_tools is 0"),
         ({"embedded_concurrency": 0}, "embedded_concurrency is 0"),
-        ({"embedded_num_blocks": 0}, "embedded_num_blocks is 0"),
-        ({"embedded_page_size": 0}, "embedded_page_size is 0"),
         ({"keep_every": 0}, "keep_every is 0"),
         ({"num_completions_to_print": -1}, "num_completions_to_print is -1"),
         ({"sampling_args": {"stop": ["x"]}}, "set stop instead"),

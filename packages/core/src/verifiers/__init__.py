@@ -120,10 +120,10 @@ def _from_trainer(name: str) -> Any:
 
 
 def _suggestion(name: str) -> str:
-    import difflib
+    from verifiers.runtime.suggest import SIMILAR, close_match
 
-    near = difflib.get_close_matches(name, [*_HOME, *_TRAINER, *_INTEGRATIONS], n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = close_match(name, [*_HOME, *_TRAINER, *_INTEGRATIONS], SIMILAR)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def __dir__() -> list[str]:

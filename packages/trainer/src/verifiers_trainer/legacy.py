@@ -18,7 +18,7 @@ MOVED: dict[str, str] = {
     "curriculum": "pipeline.curriculum",
     "engines.batch": "engines.embedded.batch",
     "engines.chat": "engines.http.chat",
-    "engines.continuous": "engines.embedded.continuous",
+    "engines.continuous": "engines.embedded.padded",
     "engines.endpoint": "engines.http.endpoint",
     "engines.gate": "engines.embedded.gate",
     "engines.inbox": "engines.embedded.inbox",

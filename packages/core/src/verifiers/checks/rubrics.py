@@ -18,8 +18,7 @@ from verifiers.parsers import MaybeThinkParser, Parser
 from verifiers.results.rows import error_chain
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
-from verifiers.rubrics.functions import RewardFunction
+from verifiers.rubrics.functions import PLURAL, SINGULAR, RewardFunction, unsupplied
 from verifiers.rubrics.scoring import overrides
 from verifiers.types import AssistantMessage
 

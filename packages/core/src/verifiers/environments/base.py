@@ -2,19 +2,21 @@
 
 An environment object is configuration. The constructor starts no thread, opens nothing and seeds nothing; the dataset
 is read on first use. ``verifiers.rollouts.loop`` runs one rollout and ``verifiers.runs.runner`` runs many; this class
-makes the single model calls for them, and ``runs.facade`` offers both.
+makes the single model calls for them. ``evaluate``, ``generate`` and ``rollout`` import the module that does the work
+when they are called, so that constructing an environment loads none of them.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any, Self, TypedDict, Unpack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypedDict, Unpack, cast
 
 from verifiers import compat
-from verifiers.clients.protocol import Client, ClientLike, headers_from_state
+from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_from_state
 from verifiers.clients.resolve import as_client
 from verifiers.data.examples import RowFormat, Table
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
@@ -26,12 +28,25 @@ from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.loop import new_state
 from verifiers.rollouts.state import State, TrajectoryStep, record_tokens
 from verifiers.rubrics import Rubric
-from verifiers.runs.facade import Runs
+from verifiers.runs.options import EvaluateOptions, GenerateOptions, RunOptions
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match
-from verifiers.runtime.sync_async import NOTHING, Done, blocking, maybe_await
+from verifiers.runtime.sync_async import NOTHING, Done, blocking, dual, maybe_await
 from verifiers.storage.identity import Free, Identified
 from verifiers.types import Message, Messages, ModelRequest, Response
+
+if TYPE_CHECKING:
+    from verifiers.results import GenerateOutputs
+
+    class SyncOrAsyncOutputs(GenerateOutputs, Awaitable[GenerateOutputs]):
+        """Return type of ``evaluate`` and ``generate`` for type checkers: results that may also be awaited.
+
+        At run time it is ``GenerateOutputs`` where no event loop runs, else an awaitable of it; a static type cannot
+        express the difference.
+        """
+
+
+DEFAULTS = asdict(RunOptions())
 
 
 class RunDefaults(TypedDict, total=False):
@@ -78,7 +93,7 @@ class EnvironmentOptions(DataOptions, total=False):
 OPTIONAL_ATTRIBUTES = tuple(RunDefaults.__annotations__)
 
 
-class Environment(Runs, Identified):
+class Environment(Identified):
     """Base of all environments; write a ``SingleTurnEnv`` or a ``MultiTurnEnv``, not this.
 
     ``dataset`` and ``eval_dataset`` may be a ``datasets.Dataset``, a list of dicts, a dict of columns, the path of a
@@ -127,7 +142,7 @@ class Environment(Runs, Identified):
         further: dict[str, Any] = {**kwargs}
         if tool_defs is not None:
             further["tool_defs"] = tool_defs
-        settings = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__)
+        settings = compat.rename(further, compat.ENVIRONMENT_PARAMETERS, type(self).__name__) if further else {}
         if dataset is None and eval_dataset is None:
             raise ConfigError(f"{type(self).__name__} needs a dataset: pass dataset=… or eval_dataset=…")
         if message_type not in ("chat", "completion"):
@@ -173,6 +188,157 @@ class Environment(Runs, Identified):
                 type(parser).__name__,
                 type(rubric.parser).__name__,
             )
+
+    # --- runs ----------------------------------------------------------------------------------------------------
+
+    @spell_out(EvaluateOptions, DEFAULTS)
+    def evaluate(
+        self,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> SyncOrAsyncOutputs:
+        """Run and score the evaluation set: ``num_examples`` (-1 = all), ``rollouts_per_example`` rollouts of each.
+
+        Blocks and returns ``GenerateOutputs``; inside a running event loop returns an awaitable of it. Options are
+        those of ``verifiers.runs.options.RunOptions``; sampling arguments (``temperature=…``) may be given by name.
+
+        *Raises* ConfigError for invalid arguments, before the first request; RunMismatch when the run directory holds
+        another configuration; RunError when no rollout can succeed.
+        """
+        outputs = dual(
+            lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
+        )
+        return cast("SyncOrAsyncOutputs", outputs)
+
+    @spell_out(EvaluateOptions, DEFAULTS)
+    def evaluate_sync(
+        self,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> GenerateOutputs:
+        """``evaluate``, always blocking."""
+        return blocking(
+            lambda: self.a_evaluate(client, model, sampling_args, num_examples, rollouts_per_example, **options)
+        )
+
+    @spell_out(EvaluateOptions, DEFAULTS)
+    async def a_evaluate(
+        self,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int | None = None,
+        **options: Unpack[EvaluateOptions],
+    ) -> GenerateOutputs:
+        """``evaluate`` as a coroutine."""
+        from verifiers.runs.run import evaluate
+
+        return await evaluate(self, client, model, sampling_args, num_examples, rollouts_per_example, options)
+
+    @spell_out(GenerateOptions, DEFAULTS)
+    def generate(
+        self,
+        inputs: DatasetLike | None = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        n_samples: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> SyncOrAsyncOutputs:
+        """Run and score ``inputs`` (rows; default: the training set); ``n_samples`` rollouts wrap around the rows.
+
+        Rows of equal ``example_id`` are siblings. Blocks, or returns an awaitable inside a running loop.
+        """
+        outputs = dual(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
+        return cast("SyncOrAsyncOutputs", outputs)
+
+    @spell_out(GenerateOptions, DEFAULTS)
+    def generate_sync(
+        self,
+        inputs: DatasetLike | None = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        n_samples: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerateOutputs:
+        """``generate``, always blocking."""
+        return blocking(lambda: self.a_generate(inputs, client, model, sampling_args, n_samples, **options))
+
+    @spell_out(GenerateOptions, DEFAULTS)
+    async def a_generate(
+        self,
+        inputs: DatasetLike | None = None,
+        client: ClientLike | None = None,
+        model: ModelLike | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        n_samples: int | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerateOutputs:
+        """``generate`` as a coroutine."""
+        from verifiers.runs.run import generate
+
+        return await generate(self, inputs, client, model, sampling_args, n_samples, options)
+
+    def rollout(self, *args: Any, **keywords: Any) -> Any:
+        """Run one rollout without scoring it; blocks, or returns an awaitable inside a running loop.
+
+        ``rollout(input, client, model, sampling_args=None) -> State``, where ``input`` is a row; or
+        ``rollout(client=…, model=…, prompt=…, answer=…, **sampling) -> (completion, state)``.
+        """
+        return dual(lambda: _run_one(self, args, keywords))
+
+    def rollout_sync(self, *args: Any, **keywords: Any) -> Any:
+        """``rollout``, always blocking."""
+        return blocking(lambda: self.a_rollout(*args, **keywords))
+
+    async def a_rollout(self, *args: Any, **keywords: Any) -> Any:
+        """``rollout`` as a coroutine."""
+        if self.has_own_loop:
+            return await maybe_await(self.rollout(*args, **keywords))
+        return await _run_one(self, args, keywords)
+
+    async def run_rollout(self, input: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any) -> Any:
+        """Run and score one rollout; records its failure. Takes present and older keywords (``single_rollouts``)."""
+        from verifiers.runs.single_rollouts import run_rollout
+
+        return await run_rollout(self, input, client, model, *args, **keywords)
+
+    async def run_group(
+        self, group_inputs: Any, client: Any = None, model: Any = None, *args: Any, **keywords: Any
+    ) -> list[Any]:
+        """Run and score siblings of one example, with advantages; records the failure of a rollout."""
+        from verifiers.runs.single_rollouts import run_group
+
+        return await run_group(self, group_inputs, client, model, *args, **keywords)
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether a subclass overrides ``rollout``, which then replaces the rollout loop."""
+        return type(self).rollout is not Environment.rollout
+
+    def make_dataset(self, results: Any, *args: Any, **options: Any) -> Any:
+        """``results`` as a ``datasets.Dataset``; see ``verifiers.make_dataset``."""
+        from verifiers.results import make_dataset
+
+        return make_dataset(results, *args, **options)
+
+    def process_env_results(self, *args: Any, **options: Any) -> Any:
+        """Convert columns of rollouts to token rows; see ``verifiers.results.process_env_results``."""
+        from verifiers.results import process_env_results
+
+        return process_env_results(*args, **options)
+
+    process_env_results_vllm = process_env_results
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -502,3 +668,12 @@ def _headers_from_state(client: object, state: State) -> dict[str, str] | None:
 
 def _prompt_tokens(response: Response) -> int:
     return len(response.tokens.prompt_ids) if response.tokens is not None else response.usage.prompt_tokens
+
+
+async def _run_one(env: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
+    from verifiers.runs.single_rollouts import rollout
+
+    return await rollout(env, *args, **keywords)
+
+
+compat.legacy_methods(Environment, compat.ENVIRONMENT_METHODS)

@@ -22,8 +22,7 @@ from verifiers.errors import ConfigError, EnvironmentFault, RunError
 from verifiers.rollouts.decorators import decorated
 from verifiers.rollouts.state import State
 from verifiers.rubrics import scoring
-from verifiers.rubrics.arguments import PLURAL, SINGULAR, unsupplied
-from verifiers.rubrics.functions import RewardFunction, finite_weight, function_name
+from verifiers.rubrics.functions import PLURAL, SINGULAR, RewardFunction, finite_weight, function_name, unsupplied
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.runtime.signatures import spell_out
 from verifiers.runtime.suggest import close_match

@@ -22,8 +22,16 @@ from typing import Any
 from verifiers.errors import ScoringError
 from verifiers.rollouts.state import State
 from verifiers.rubrics.advantages import centered_advantages
-from verifiers.rubrics.arguments import SINGULAR, ArgumentResolver, GroupArgumentResolver, rollout_value
-from verifiers.rubrics.functions import RewardFunction, finite_value, scoring_error, value_list
+from verifiers.rubrics.functions import (
+    SINGULAR,
+    ArgumentResolver,
+    GroupArgumentResolver,
+    RewardFunction,
+    finite_value,
+    rollout_value,
+    scoring_error,
+    value_list,
+)
 from verifiers.runtime.sync_async import is_awaitable
 from verifiers.runtime.threads import Raised, call_in_thread, workers
 
@@ -171,7 +179,7 @@ def _semaphore(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _run_individual(plan: Plan, state: State) -> None:
-    resolver = ArgumentResolver(state)
+    resolver = ArgumentResolver(state, plan.individual)
     errors = await _provide(plan.providers, "score_object_providers", resolver, state) if plan.providers else {}
     if plan.parallel:
         await each(_run_segment(segment, resolver, state, errors) for segment in plan.segments)
@@ -202,7 +210,7 @@ async def _run_group(plan: Plan, states: Sequence[State], alive: Sequence[State]
         state["metrics"].update((f.name, NAN) for f in plan.group)
     if not alive:
         return
-    resolver = GroupArgumentResolver(alive)
+    resolver = GroupArgumentResolver(alive, plan.group)
     errors = await _provide(plan.group_providers, "group_score_object_providers", resolver, list(alive))
     for function in plan.group:
         (outcome,) = (
@@ -244,7 +252,7 @@ async def _set_advantages(plan: Plan, states: Sequence[State]) -> None:
 
 async def _custom_advantages(function: RewardFunction, known: Sequence[State]) -> dict[int, float]:
     """``id`` of the state -> advantage, from an ``@advantage`` method that sees the rollouts with a known reward."""
-    (outcome,) = await _outcomes((function,), GroupArgumentResolver(known))
+    (outcome,) = await _outcomes((function,), GroupArgumentResolver(known, (function,)))
     try:
         if isinstance(outcome, Raised):
             raise outcome.error

@@ -29,8 +29,7 @@ from verifiers.rollouts.contract import LoadedFrom, RolloutEnvironment
 from verifiers.rollouts.loop import conclude, current_run, generate
 from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
-from verifiers.rubrics.arguments import ArgumentResolver
-from verifiers.rubrics.functions import finite_value, scoring_error
+from verifiers.rubrics.functions import ArgumentResolver, finite_value, scoring_error
 from verifiers.rubrics.scoring import leave_unscored, overrides
 from verifiers.runtime.redaction import redacted
 from verifiers.runtime.sync_async import is_awaitable
@@ -332,8 +331,9 @@ def _mark_unscored(states: Sequence[State], error: BaseException) -> None:
 
 async def _monitor(env: RunEnvironment, state: State) -> None:
     """Add the metrics of ``env.monitor_rubric`` whose names the rubric does not use."""
-    resolver = ArgumentResolver(state)
-    for function in env.monitor_rubric.functions:
+    functions = env.monitor_rubric.functions
+    resolver = ArgumentResolver(state, functions)
+    for function in functions:
         try:
             value = function(resolver)
             value = finite_value(await value if is_awaitable(value) else value, function.name)

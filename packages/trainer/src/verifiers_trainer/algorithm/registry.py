@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import SIMILAR, close_match
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,8 +59,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
             return self._functions[choice]
         if ":" in choice:
             return self._import(choice)
-        near = difflib.get_close_matches(choice, self._functions, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(self._functions)}"
+        near = close_match(choice, self._functions, SIMILAR)
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(self._functions)}"
         raise ConfigError(f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function')")
 
     def _import(self, path: str) -> Callable[..., Any]:

@@ -107,20 +107,16 @@ def _ask(address: str) -> Any:
 def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:
     """The embedded engine over ``model``'s own parameters, not yet started."""
     mode: Any = "deterministic" if config.deterministic else config.embedded_mode
-    if mode == "auto" and env.max_turns == 1 and config.use_cpu:
-        mode = "padded"
     return EmbeddedEngine(
         model,
         tokenizer,
         mode=mode,
         max_seq_len=config.max_seq_len,
         concurrency=config.embedded_concurrency or min(config.max_concurrent, 4 * config.batch_size),
-        num_blocks=config.embedded_num_blocks,
-        page_size=config.embedded_page_size,
         max_batch_tokens=config.embedded_max_batch_tokens,
         tool_call_parser=config.tool_call_parser,
         threads=config.embedded_threads,
-        autocast_dtype=torch.bfloat16 if config.bf16 and mode != "continuous" else None,
+        autocast_dtype=torch.bfloat16 if config.bf16 else None,
     )
 
 

@@ -111,10 +111,6 @@ class Generation:
     error: str | None = None
 
 
-class Unsupported(Exception):
-    """A request needs an unsupported feature; the message names the field."""
-
-
 OnFinished = Callable[[list[Generation]], None]
 """Receives the completions that a decoding step finished, on the generation thread."""
 
@@ -127,7 +123,7 @@ class Generator(Protocol):
     def stop(self) -> None: ...
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request; raises ModelUnavailable when the loop is stopped, Unsupported for an unsupported field."""
+        """Queue a request; raises ModelUnavailable when the loop is stopped."""
 
     def abort(self, request_id: str) -> None:
         """Drop a request, queued or running; unknown ids are ignored."""

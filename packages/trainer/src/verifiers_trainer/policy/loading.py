@@ -6,11 +6,11 @@ unchanged, and refused where a conversation is first rendered.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.suggest import close_match
 from verifiers_trainer.distributed.launcher import warn_of_unused_split
 from verifiers_trainer.policy import builtin_models
 
@@ -86,7 +86,7 @@ def _builtin_name(model_name: str) -> str | None:
         return None
     if model_name in builtin_models.BUILTIN_MODELS:
         return model_name
-    close = difflib.get_close_matches(model_name, builtin_models.BUILTIN_MODELS, n=1, cutoff=0.0)[0]
+    close = close_match(model_name, builtin_models.BUILTIN_MODELS, 0.0)
     known = ", ".join(builtin_models.BUILTIN_MODELS)
     raise ConfigError(f"no builtin model {model_name!r}; did you mean {close!r}? (known: {known})", model=model_name)
 

@@ -74,9 +74,12 @@ DUPLICATES: tuple[tuple[str, str], ...] = (
 """Pairs of fields that are one setting and always have the same value. The second is transformers'."""
 
 NO_SHARDED_GENERATION = "generation does not run inside a sharded model"
+PADDED_CACHE = "the embedded engine's cache has no blocks; embedded_concurrency and max_seq_len bound it"
 WITHOUT_EFFECT: dict[str, str] = {
     "async_max_queue_size": "max_off_policy_steps bounds how many rollouts wait",
     "ds3_gather_for_generation": NO_SHARDED_GENERATION,
+    "embedded_num_blocks": PADDED_CACHE,
+    "embedded_page_size": PADDED_CACHE,
     "gae_lambda": "there is no critic, so no generalised advantage estimation",
     "max_data_workers": "rollouts run on one event loop; max_concurrent bounds them",
 }

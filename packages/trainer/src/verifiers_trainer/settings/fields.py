@@ -472,15 +472,12 @@ class RLFields(TrainingArguments):
     sync_every: Annotated[int, Between(1, 10**6)] = 1
     """Optimizer steps per push; at most ``max_off_policy_steps`` + 1."""
     embedded_mode: Annotated[str, OneOf("auto", "padded", "continuous", "deterministic"), SPEED] = "auto"
-    """How the embedded engine decodes: auto, padded, continuous, deterministic."""
+    """How the embedded engine decodes: padded (one batch that rows join and leave) or deterministic (one request at a
+    time); auto and continuous, which older versions distinguished, are padded."""
     embedded_concurrency: Annotated[int | None, Between(1, 10**6), SPEED] = None
     """Requests that decode together; None = the rollouts in flight, at most four batches."""
-    embedded_num_blocks: Annotated[int | None, Between(1, 10**9), SPEED] = None
-    embedded_page_size: Annotated[int, Between(1, 10**6), SPEED] = 32
-    """Blocks of the key/value cache of the mode "continuous", and tokens in each; None = as memory allows."""
     embedded_max_batch_tokens: Annotated[int | None, Between(1, 10**9), SPEED] = None
-    """Most tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192 on a GPU, and in the mode
-    "continuous" one for each row that decodes, at least 256."""
+    """Most prompt tokens of one forward pass of the embedded engine; None = 1,024 on a CPU, 8,192 on a GPU."""
     tool_call_parser: Annotated[str, OneOf("auto", "hermes", "llama3_json", "none")] = "auto"
     """Format of tool calls in completions: auto (read from the chat template), hermes, llama3_json, or none."""
     embedded_threads: Annotated[int | None, Between(1, 10**4), SPEED] = None

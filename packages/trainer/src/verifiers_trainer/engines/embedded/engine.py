@@ -1,15 +1,14 @@
 """Inference inside the training process, on the trainer's parameters, behind an HTTP endpoint.
 
-The engine holds a second module over the same parameters (``sharing``), a generation loop in a thread (``padded`` or
-``continuous``) and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside
-``pause``; nothing is copied, requests in flight survive, and every token is labelled with the policy version that
-sampled it. Not for sharded training (FSDP, ZeRO), where one process holds parts of the parameters.
+The engine holds a second module over the same parameters (``sharing``), a generation loop in a thread (``padded``)
+and an OpenAI endpoint in another (``endpoint``). The trainer updates weights in place inside ``pause``; nothing is
+copied, requests in flight survive, and every token is labelled with the policy version that sampled it. Not for sharded
+training (FSDP, ZeRO), where one process holds parts of the parameters.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,13 +52,12 @@ class EmbeddedEngine:
     Constructing it has no side effects; ``start`` makes the sharing copy, so call it after loading weights and aligning
     special tokens. It is a context manager, and stops when garbage-collected.
 
-    mode: ``padded`` (one batch that rows join and leave), ``continuous`` (transformers' continuous batching),
-        ``deterministic`` (one request at a time, bit for bit reproducible), or ``auto``.
+    mode: ``padded`` (one batch that rows join and leave) or ``deterministic`` (one request at a time, bit for bit
+        reproducible). ``auto`` and ``continuous`` are ``padded``: transformers' continuous batching was slower in every
+        case measured (benchmarks/README.md).
     max_seq_len: longest sequence in tokens, prompt and completion together.
     concurrency: most requests that decode together; more of them wait.
-    num_blocks, page_size: cache of ``continuous``; derived from ``kv_bytes`` when not given.
-    max_batch_tokens: most tokens of one forward pass: in ``continuous`` prompts and decoding rows together, in the
-        others the prompts of one prefill; at least ``concurrency`` in ``continuous``.
+    max_batch_tokens: most tokens of the prompts of one prefill.
     kv_bytes: bound on the key/value caches in bytes; 2 GiB on a CPU, 30 % of the free memory of an accelerator.
     threads: torch's threads for this process, set at ``start``; None leaves them.
     autocast_dtype: precision to compute in when it is lower than the weights' (mixed-precision training).
@@ -79,8 +77,6 @@ class EmbeddedEngine:
         mode: Mode = "auto",
         max_seq_len: int,
         concurrency: int,
-        num_blocks: int | None = None,
-        page_size: int = 32,
         max_batch_tokens: int | None = None,
         kv_bytes: int | None = None,
         threads: int | None = None,
@@ -90,16 +86,15 @@ class EmbeddedEngine:
     ):
         if mode not in get_args(Mode):
             raise ConfigError(f"mode={mode!r} must be one of {', '.join(get_args(Mode))}", field="mode")
-        counts = {"max_seq_len": max_seq_len, "concurrency": concurrency, "page_size": page_size}
-        for field, value in {**counts, "max_batch_tokens": max_batch_tokens}.items():
+        counts = {"max_seq_len": max_seq_len, "concurrency": concurrency, "max_batch_tokens": max_batch_tokens}
+        for field, value in counts.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
         self._check_context(model, max_seq_len)
         self._model, self._tokenizer = model, tokenizer
-        self._mode: Mode = mode
+        self._mode: Mode = "deterministic" if mode == "deterministic" else "padded"
         self._max_seq_len, self._concurrency = max_seq_len, concurrency
-        self._num_blocks, self._page_size, self._kv_bytes = num_blocks, page_size, kv_bytes
-        self._max_batch_tokens = max_batch_tokens
+        self._kv_bytes, self._max_batch_tokens = kv_bytes, max_batch_tokens
         self._threads, self._autocast_dtype = threads, autocast_dtype
         self._served_model = served_model or getattr(model, "name_or_path", "") or "policy"
         self._parser = resolve_tool_call_parser(tool_call_parser, getattr(tokenizer, "chat_template", None))
@@ -135,7 +130,7 @@ class EmbeddedEngine:
 
     @property
     def mode(self) -> Mode:
-        """The mode in use; ``auto`` is resolved by ``start``."""
+        """The mode in use: ``padded`` or ``deterministic``."""
         return self._mode
 
     @property
@@ -172,8 +167,6 @@ class EmbeddedEngine:
             torch.set_num_threads(self._threads)
         replica = share_parameters(self._model)
         tokenizer = copy.deepcopy(self._tokenizer)  # its backend cannot be used by two threads that pad and encode
-        if self._mode == "auto":
-            self._mode = _best_mode(replica, self._autocast_dtype)
         generator = self._build_generator(replica, tokenizer)
         endpoint = Endpoint(self._serving(replica, tokenizer, generator))
         try:
@@ -227,50 +220,14 @@ class EmbeddedEngine:
         def decode(token_ids: list[int]) -> str:
             return tokenizer.decode(token_ids, skip_special_tokens=True)
 
-        kv_bytes = self._kv_bytes or _default_kv_bytes(replica.device)
-        if self._mode == "continuous":
-            return self._build_continuous(replica, decode, kv_bytes)
         return PaddedGenerator(
             replica,
             decode=decode,
             version=self._version,
             max_rows=1 if self._mode == "deterministic" else self._concurrency,
-            kv_bytes=kv_bytes,
+            kv_bytes=self._kv_bytes or _default_kv_bytes(replica.device),
             max_batch_tokens=self._max_batch_tokens or _prefill_tokens(replica.device),
             autocast_dtype=self._autocast_dtype,
-        )
-
-    def _build_continuous(self, replica: Any, decode: Any, kv_bytes: int) -> Generator:
-        try:
-            from verifiers_trainer.engines.embedded.continuous import (
-                ContinuousGenerator,
-                bytes_per_block,
-                step_tokens,
-            )
-        except ImportError as error:  # older versions have continuous batching elsewhere
-            message = "mode='continuous' needs transformers 5.23 or newer; install it, or use mode='padded'"
-            raise ConfigError(message, field="mode") from error
-
-        if self._autocast_dtype is not None:
-            raise ConfigError("mode='continuous' cannot autocast; use mode='padded'", field="autocast_dtype")
-        tokens = step_tokens(self._concurrency) if self._max_batch_tokens is None else self._max_batch_tokens
-        if tokens < self._concurrency:
-            raise ConfigError(
-                f"max_batch_tokens={tokens} is less than concurrency={self._concurrency}: every row that decodes takes "
-                "one token of a step; raise it or lower the concurrency",
-                field="max_batch_tokens",
-            )
-        max_blocks = self._concurrency * math.ceil(self._max_seq_len / self._page_size)
-        affordable = kv_bytes // bytes_per_block(replica, self._page_size, tokens)
-        return ContinuousGenerator(
-            replica,
-            decode=decode,
-            version=self._version,
-            max_rows=self._concurrency,
-            max_seq_len=self._max_seq_len,
-            num_blocks=self._num_blocks or min(max_blocks, affordable),
-            page_size=self._page_size,
-            max_batch_tokens=tokens,
         )
 
     def _serving(self, replica: Any, tokenizer: Any, generator: Generator) -> Serving:
@@ -293,16 +250,6 @@ class EmbeddedEngine:
 def _shut_down(generator: Generator, endpoint: Endpoint) -> None:
     generator.stop()
     endpoint.stop()
-
-
-def _best_mode(model: Any, autocast_dtype: torch.dtype | None) -> Mode:
-    """Padded, except with flash attention on an accelerator, where continuous batching is faster.
-
-    With any other attention transformers masks every token against the whole cache; measured on a CPU the padded
-    loop was 7 times faster on equal lengths and 5 times on ragged multi-turn conversations.
-    """
-    flash = "flash" in (model.config.get_text_config()._attn_implementation or "")
-    return "continuous" if flash and autocast_dtype is None and model.device.type != "cpu" else "padded"
 
 
 def _default_kv_bytes(device: torch.device) -> int:

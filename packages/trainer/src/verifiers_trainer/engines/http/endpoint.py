@@ -33,7 +33,6 @@ from verifiers_trainer.engines.requests import (
     GenerationRequest,
     Generator,
     OnToken,
-    Unsupported,
 )
 
 _MAX_BODY_BYTES = 64 * 2**20
@@ -273,8 +272,6 @@ class Endpoint:
             for request in requests:
                 self._serving.generator.submit(request)
             yield futures
-        except Unsupported as error:
-            raise BadRequest(str(error), str(error).split()[0]) from error
         finally:
             for request_id, future in futures.items():
                 del self._waiting[request_id]
