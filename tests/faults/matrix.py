@@ -623,7 +623,7 @@ ROWS: dict[int, Row] = {
             "trainer/run/test_loggers",
             "a_tracker_that_fails_hangs_or_is_absent_costs_one_warning",
             "a_tracker_that_is_too_slow_is_given_up_and_never_waited_for",
-            "a_tracker_that_is_not_installed_is_named",
+            "a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded",
         ),
         _in("faults/test_tracker_faults", "called_from_the_loop_itself_a_tracker_that_raises_ends_the_run"),
     ),

@@ -56,6 +56,7 @@ from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
+from verifiers_trainer.run.trackers import installed
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
 
@@ -104,7 +105,7 @@ class RLTrainer(HFLoop):
         args = context.either("args", args, "config", config)
         server = context.server_of(client)
         settings = context.final_settings(args, self.config_class, inference=server, loss=loss, advantage=advantage)
-        report_to = trackers(settings.report_to)  # transformers' own reporting is off: ours runs on threads
+        report_to = installed(trackers(settings.report_to))  # transformers' own reporting is off: ours runs on threads
         settings.__dict__.update(FORCED)
         with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             self.training_run = run = TrainingRun.open(

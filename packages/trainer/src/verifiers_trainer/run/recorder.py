@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,6 +72,9 @@ class StepRecorder:
         self.file.write(step, step, self.last_step)
         if settings.log_completions:
             write_completions(self.run.folder, step, batch, settings.log_unique_prompts)
+            if step % settings.logging_steps == 0:
+                first = [replace(group, rollouts=group.rollouts[:1]) for group in batch.groups]
+                self.trackers.log_completions(step, first if settings.log_unique_prompts else batch.groups)
             if settings.num_completions_to_print and step % settings.logging_steps == 0:
                 print_completions(batch, step, settings.num_completions_to_print, settings.log_unique_prompts)
 
