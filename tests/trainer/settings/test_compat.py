@@ -41,6 +41,8 @@ ROWS = [
     ("scale_rewards", False, {"advantage": "mean"}),
     ("loss_type", "sapo", {"loss": "sapo"}),
     ("gae_lambda", 0.95, {}),
+    ("embedded_num_blocks", 64, {}),
+    ("embedded_page_size", 16, {}),
     ("ds3_gather_for_generation", False, {}),
     ("max_data_workers", 4, {}),
     ("async_max_queue_size", 9, {}),

@@ -304,8 +304,8 @@ class RLFields(TrainingArguments):
     max_prompt_len: Annotated[int | None, Between(1, 10**9)] = None
     """Tokens of an example's prompt; see ``prompt_overflow``."""
     prompt_overflow: Annotated[str | None, OneOf("skip", "truncate_left")] = None
-    """Longer prompts: "skip" the example (the default) or "truncate_left" (keep the end of the prompt; single-turn
-    environments only)."""
+    """Longer prompts: "skip" the example (the default) or "truncate_left" (keep the end of the prompt: of its tokens,
+    and in environments of several turns of its text)."""
     max_completion_len: Annotated[int | None, Between(1, 10**9)] = None
     """Tokens of everything after the first prompt. Bounds each turn, and longer rollouts carry no loss. Also the
     denominator of the aggregation "constant_length", which is otherwise ``max_seq_len``."""
