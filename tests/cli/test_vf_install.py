@@ -198,7 +198,7 @@ def test_logins_are_not_printed(vf_install):
         (["a", "--repo", "https://h/r", "--subdirectory", "../up"], "must be a folder inside the repository"),
         (["a", "--repo", "https://h/r", "--subdirectory", "/etc"], "must be a folder inside the repository"),
         (["../../etc", "--repo", "https://h/r"], "is no environment id"),
-        (["../../no/such/place"], "there is no folder '../../no/such/place'"),
+        (["../../no/such/place"], "there is no file or folder ../../no/such/place"),
         ([""], "is no environment id"),
         (["--", "-e"], "-e: no such option"),
         (["a b; rm -rf x"], "is no environment id"),
@@ -221,8 +221,8 @@ def test_folders_that_cannot_be_installed_are_refused(vf_install, recorded):
     make_project(Path("environments/broken"))
     Path("environments/broken/pyproject.toml").write_text("[project\n")
     for words, said in (
-        ("./empty", "has neither pyproject.toml nor setup.py"),
-        ("./file.txt", "is a file; name its folder"),
+        ("./empty", "the folder ./empty holds no environment"),
+        ("./file.txt", "is not a Python file"),
         ("word-game@0.4", "has version 0.3, and 0.4 was requested; leave @0.4 out"),
         ("broken", "environments/broken/pyproject.toml cannot be read"),
     ):
@@ -230,6 +230,56 @@ def test_folders_that_cannot_be_installed_are_refused(vf_install, recorded):
         assert ran.code == 2
         assert said in ran.err
     assert recorded() == []
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("environments/local_game.py", "local-game"),
+        ("environments/local_game.py", "environments/local_game.py"),
+        ("environments/local_game/local_game.py", "local-game"),
+        ("local_game.py", "local-game"),
+    ],
+)
+def test_a_file_or_folder_without_a_project_needs_no_installation(vf_install, recorded, file, words):
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text(LOADER)
+    ran = vf_install(words, "--upgrade", "--json")
+    assert (ran.code, ran.json["entry_point"]) == (0, f"{file}:load_environment"), ran.err
+    assert "needs no installation" in vf_install(words).out
+    assert recorded() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def load_environment(:\n", "environments/local_game.py:1: SyntaxError"),
+        (LOADER.replace("load_environment", "load_enviroment"), "environments/local_game.py:4 defines load_enviroment"),
+    ],
+)
+def test_a_local_file_with_a_mistake_is_never_sought_in_the_index(vf_install, recorded, source, said):
+    Path("environments").mkdir()
+    Path("environments/local_game.py").write_text(source)
+    ran = vf_install("local-game")
+    assert ran.code == 2
+    assert said in ran.err
+    assert recorded() == []
+
+
+@pytest.mark.parametrize(("answer", "agrees"), [(b"y\n", "True"), (b"\n", "False")])
+def test_on_a_terminal_it_asks_before_it_takes_a_package_that_declares_no_environment(answer, agrees):
+    script = (
+        "from verifiers.cli.common.command import Call\nfrom verifiers.cli.install.command import _agrees\n"
+        "print(_agrees(Call([], {}), 'game 1.0 declares no entry point'))"
+    )
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, "r+b", buffering=0) as terminal:
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True
+        )
+        os.close(theirs)
+        terminal.write(answer)
+        assert child.communicate(timeout=60)[0].strip() == agrees
 
 
 # --- what the installer does ----------------------------------------------------------------------------------------
@@ -268,7 +318,8 @@ def test_an_installer_that_ends_well_without_the_environment_is_exit_3(vf_instal
 
 
 def test_another_version_than_the_one_asked_for_is_exit_3(vf_install):
-    ran = vf_install("reverse-text@7.7")  # the recorder installs nothing, so the old one stays
+    Path("pyproject.toml").write_text('[tool.verifiers.install.indexes]\nacme = "https://acme.example/simple"\n')
+    ran = vf_install("acme/reverse-text@7.7")  # the recorder installs nothing, so the old one stays
     assert ran.code == 3
     assert "version 7.7 was requested, and 0.1.0 was installed" in ran.err
 
@@ -286,9 +337,8 @@ def test_what_is_nowhere_is_exit_2_with_the_nearest_ids(vf_install, recorded, mo
     assert ran.json["error"]["type"] == "UnknownEnvironment"
     assert "did you mean 'reverse-text'?" in ran.json["error"]["message"]
     assert ran.json["error"]["hint"] == "reverse-text"
-    first, second = recorded()
-    assert first[4] == "vf-reverse-txt"
-    assert "--target" in second  # the bare name is only looked into
+    assert [words[-1] for words in recorded()] == ["vf-reverse-txt", "reverse-txt"]
+    assert all("--target" in words for words in recorded())  # only looked into
 
 
 def test_an_index_that_fails_is_not_taken_for_an_index_that_has_nothing(vf_install, recorded, monkeypatch):
@@ -376,7 +426,7 @@ def test_the_options_are_these(vf_install):
         flags
         == (
             "--branch --dry-run --from-repo --json --list --no-editable --path --quiet --repo --subdirectory --upgrade "
-            "--verbose --version"
+            "--verbose --version --yes"
         ).split()
     )
     assert "vf-install [OPTIONS] ENV" in vf_install("--help").out
@@ -508,7 +558,11 @@ def test_an_index_gives_the_pinned_version_and_no_package_that_is_not_an_environ
     assert ran.code == 2, ran.err
     assert "plain is not an environment, and was not installed" in ran.err
     assert not (python.site_packages / "plain.py").exists()
-    ran = python.command("install", "old-game", "--json", **where)
+    ran = python.command("install", "old-game", **where)  # it has a loader, but does not say that it is an environment
+    assert ran.code == 2, ran.err
+    assert "old-game (A game.) of the package index declares no entry point in verifiers.environments" in ran.err
+    assert not (python.site_packages / "old_game.py").exists()
+    ran = python.command("install", "old-game", "--yes", "--json", **where)
     assert (ran.code, ran.json and ran.json["entry_point"]) == (0, "old_game:load_environment"), ran.err
 
 

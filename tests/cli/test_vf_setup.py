@@ -165,7 +165,7 @@ def test_both_registries_name_the_same_endpoints(vf_setup, tmp_path):
 def test_the_environments_of_training_files_are_there_and_take_the_arguments(name):
     document = tomllib.loads(shipped([name])[name])
     (env,) = document["env"] if isinstance(document["env"], list) else [document["env"]]
-    found = registry.find(registry.parse_env_id(env["id"]))
+    found = registry.find(env["id"])
     registry.check_arguments(env["id"], registry.import_loader(env["id"], found), env.get("args", {}))
     settings = {**document, **document.get("trainer", {}).get("args", {})}
     assert settings["batch_size"] % settings["rollouts_per_example"] == 0

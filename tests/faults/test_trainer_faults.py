@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.pipeline import Policy, advance, counting_env, indices, pipeline, turn_of_each
-from support.training import run, small_trainer, toy_env
+from support.training import StepLog, run, small_trainer, toy_env
 from verifiers.errors import ConfigError, NoLearningSignal
 from verifiers_trainer.run import sanity_checks
 from verifiers_trainer.settings.config import RLConfig
@@ -67,6 +67,39 @@ def test_without_the_self_test_it_is_trained_and_nothing_is_said(tmp_path, monke
     log = run(small_trainer(tmp_path, env, max_steps=2))
     assert len(log.steps) == 2
     assert log.steps[0]["sampler/log_ratio_abs"] > 1e-2
+
+
+def cold_later(calls):
+    """An environment whose rollouts are sampled at another temperature once 16 are done."""
+
+    class ColdLater(type(toy_env())):
+        async def get_model_response(self, state, prompt, **options):
+            calls.append(prompt)
+            if len(calls) > 16:
+                options["sampling_args"] = {"temperature": 0.7}
+            return await super().get_model_response(state, prompt, **options)
+
+    return ColdLater(dataset=[{"question": letter} for letter in "abcdefgh"], rubric=toy_env().rubric)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_environment_that_changes_its_sampling_later_stops_the_run_at_that_step(tmp_path, lag):
+    """Also where the batches hold no token of the present weights: on a rollout of the next one."""
+    settings = {"max_steps": 6, "max_off_policy_steps": lag, "zero_variance": "keep", "deterministic": True}
+    trainer = small_trainer(tmp_path, cold_later([]), **settings)
+    log = StepLog()
+    with pytest.raises(ConfigError, match=rf"identical weights \(version {2 - lag}\), sampler and trainer disagree by"):
+        log.watch(trainer).train()
+    assert [step["sampler/log_ratio_abs"] < 1e-4 for step in log.steps] == [True] * (2 - lag)
+
+
+def test_without_the_check_in_every_step_it_is_trained(tmp_path):
+    """Negative control: what a check of the first step alone lets pass."""
+    settings = {"max_steps": 3, "max_off_policy_steps": 0, "zero_variance": "keep"}
+    trainer = small_trainer(tmp_path, cold_later([]), **settings)
+    trainer.checks_sampler = False
+    log = run(trainer)
+    assert [step["sampler/log_ratio_abs"] > 1e-2 for step in log.steps] == [False, False, True]
 
 
 # --- batches that do not come out even ------------------------------------------------------------------------------

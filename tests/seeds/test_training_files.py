@@ -111,7 +111,7 @@ def test_a_file_in_the_words_of_grpo_has_its_defaults():
         "batch_size = 8",
         "rollouts_per_example = 4",
         "micro_batch_size = 4",
-        'loss = "ppo"',
+        'loss = "dr_grpo"',
         'aggregation = "constant_length"',
         "use_lora = false",
         "max_completion_len = 8",
@@ -134,7 +134,7 @@ def test_a_file_in_the_words_of_grpo_is_explained_and_tried_out():
 def test_the_algorithm_can_be_said():
     settings = '\n[trainer]\nalgorithm = "{}"\n[trainer.args]\nrun_name = "x"\n'
     start = 'model = "builtin:tiny"\n[env]\nid = "reverse-text"\n'
-    assert 'loss = "ppo"' in command("@", file(start + settings.format("grpo")), "--dump-config").stdout
+    assert 'loss = "dr_grpo"' in command("@", file(start + settings.format("grpo")), "--dump-config").stdout
     assert 'loss = "cispo"' in command("@", file(start + settings.format("rl")), "--dump-config").stdout
     said = command("@", file(start + settings.format("grop")), "--dump-config")
     assert said.exit_code == 2

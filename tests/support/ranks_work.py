@@ -142,7 +142,7 @@ SPOILERS: dict[str, Any] = {
 def gradient(folder: str, lengths: list[list[int]], **settings: Any) -> dict[str, Any]:
     """Loss and gradient of a batch with a group for each list of lengths, rewarded 0, 1, 0, 1, ..."""
     trainer = small_trainer(Path(folder), **settings)
-    trainer.sampler_is_checked = True
+    trainer.checks_sampler = False
     install_logprob_forward(trainer.model)
     model = trainer.accelerator.prepare(trainer.model)
     batch = build(

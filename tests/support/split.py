@@ -91,7 +91,7 @@ def gradient(folder: str, lengths: list[list[int]], chunk_tokens: int) -> dict[s
     if int(os.environ["WORLD_SIZE"]) > 1:
         as_launched()
     trainer = small_trainer(Path(folder), micro_batch_size=1, batch_size=12)
-    trainer.sampler_is_checked = True
+    trainer.checks_sampler = False
     install_logprob_forward(trainer.model, chunk_tokens=chunk_tokens)
     trainer.create_optimizer()
     trainer.model, _ = trainer.accelerator.prepare(trainer.model, trainer.optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,42 @@ def test_a_dead_group_does_not_move_the_batch_deviation():
     live = [np.array([1.0, 0.0, 0.0, 0.0])]
     with_dead = compute_advantages("batch_std", [*live, np.array([0.3, 0.3, 0.3, 0.3])])
     np.testing.assert_array_equal(with_dead[0], compute_advantages("batch_std", live)[0])
+
+
+def test_the_batch_deviation_is_that_of_rewards_or_of_centred_rewards():
+    """Two groups of other difficulty: the raw deviation has the distance of their means, ScaleRL's has not."""
+    rewards_G = [np.array([1.0, 0.0, np.nan, 0.0]), np.array([5.0, 6.0, 6.0, 5.0])]
+    known = [1.0, 0.0, 0.0, 5.0, 6.0, 6.0, 5.0]
+    raw = statistics.stdev(known)
+    centred = statistics.stdev([2 / 3, -1 / 3, -1 / 3, -0.5, 0.5, 0.5, -0.5])
+    assert raw > 4 * centred
+    for name, deviation in (("batch_reward_std", raw), ("batch_std", centred)):
+        easy, hard = compute_advantages(name, rewards_G)
+        np.testing.assert_allclose(easy, np.array([2 / 3, -1 / 3, np.nan, -1 / 3]) / (deviation + 1e-4), rtol=1e-12)
+        np.testing.assert_allclose(hard, np.array([-0.5, 0.5, 0.5, -0.5]) / (deviation + 1e-4), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("none", "environment")])
+def test_a_dead_group_that_is_kept_has_advantages_of_zero(name):
+    live, dead, short = np.array([1.0, 0.0, 0.3, np.nan]), np.full(4, 0.1), np.array([1.0, 0.0, np.nan, np.nan])
+    groups = [live, dead, short]
+    if name == "gdpo":
+        groups = [np.stack([group, group], axis=1) for group in groups]
+    lengths_G = [np.array([3.0, 1.0, 2.0, 5.0])] * 3
+    dropped = compute_advantages(name, groups, lengths_G=lengths_G)
+    kept = compute_advantages(name, groups, lengths_G=lengths_G, keep_dead=True)
+    assert kept[1].tolist() == [0.0] * 4
+    assert np.isnan(dropped[1]).all()
+    assert np.isnan([dropped[2], kept[2]]).all()  # too few known rewards
+    of_the_batch = {"gdpo", "batch_reward_std"}
+    assert np.array_equal(dropped[0], kept[0], equal_nan=True) == (name not in of_the_batch)
+    (alone,) = compute_advantages(name, groups[1:2], lengths_G=lengths_G[1:2], keep_dead=True)
+    assert alone.tolist() == [0.0] * 4
+
+
+def test_a_kept_group_counts_in_the_deviation_of_the_batch():
+    kept, _ = compute_advantages("batch_reward_std", [np.array([1.0, 0.0]), np.array([4.0, 4.0])], keep_dead=True)
+    np.testing.assert_allclose(kept, np.array([0.5, -0.5]) / (statistics.stdev([1, 0, 4, 4]) + 1e-4), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["mean", "mean_std", "batch_std", "rloo"])

@@ -5,12 +5,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import verifiers as vf
 from support.pipeline import pipeline_config
 from verifiers.rollouts.state import TrajectoryStep, record_tokens
 from verifiers.types import ResponseTokens, Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build, reward_histogram
+from verifiers_trainer.algorithm.losses import LossInput, Objective, resolve_loss
 from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.settings.config import RLConfig
 
@@ -57,6 +59,35 @@ def test_unknown_rewards_and_dead_groups_carry_no_loss():
     assert np.isnan([batch.advantages_G[1], batch.advantages_G[2]]).all()
     assert (batch.stats["groups/live"], batch.stats["groups/dead"]) == (1, 2)
     assert (batch.stats["reward/unscored"], batch.stats["reward/mean"]) == (3, pytest.approx(7 / 9))
+
+
+def test_dead_groups_that_are_kept_count_in_every_denominator_and_feel_the_penalty():
+    """Advantage 0, weight as all others, and the gradient of beta·KL: as in GRPO, where no group is dropped."""
+    groups = [group(0, 1, math.nan, 1), group(1, 1, 1, 1, index=1), group(0, math.nan, math.nan, 1, index=2)]
+    numbers = {"token_mean": 1 / 21, "sequence_mean": 1 / (7 * 3), "prompt_mean": 1 / (2 * 9)}
+    for aggregation, weight in numbers.items():
+        config = pipeline_config(zero_variance="keep", aggregation=aggregation, share_prompts=False)
+        batch = build(groups, [], config)
+        assert batch.num_tokens == 9 + 12  # not the group with too few known rewards
+        np.testing.assert_allclose(batch.advantages_G[0], [-2 / 3, 1 / 3, math.nan, 1 / 3])
+        assert batch.advantages_G[1].tolist() == [0.0] * 4
+        assert np.isnan(batch.advantages_G[2]).all()
+        (row,) = [one.to_tensors() for one in rows_of(batch)]
+        first = row["loss_mask"] & (row["advantage"] != 0)
+        assert row["weight"][first].tolist() == pytest.approx([weight] * 9)
+
+        log_pi = torch.full_like(row["weight"], -0.5).requires_grad_()
+        log_ref = torch.full_like(row["weight"], -0.5 + math.log(2))
+        objective = Objective(resolve_loss("ppo"), beta=0.1, kl_type="k2")
+        (row["weight"] * objective(LossInput.of(row, log_pi), log_ref).losses).sum().backward()
+        dead = row["loss_mask"] & ~first
+        share = {"prompt_mean": 1 / (2 * 12)}.get(aggregation, weight)
+        assert log_pi.grad[dead].tolist() == pytest.approx([-0.1 * math.log(2) * share] * 12)
+
+    dropped = build(groups, [], pipeline_config())  # negative control
+    assert dropped.num_tokens == 9
+    (row,) = rows_of(dropped)
+    assert row.weight[row.loss_mask] == pytest.approx(np.full(9, 1 / 9))
 
 
 def test_overlong_and_truncated_rollouts_stay_in_the_baseline_and_carry_no_loss():

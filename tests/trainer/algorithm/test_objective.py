@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
 from pathlib import Path
@@ -15,11 +16,18 @@ from hypothesis import strategies as st
 
 from support.training import first_batch, run, small_trainer
 from verifiers.errors import ConfigError
-from verifiers_trainer.algorithm.losses import LOSSES, LossInput, Objective, kl_penalty, resolve_loss
+from verifiers_trainer.algorithm.losses import (
+    BOUNDS,
+    LOSSES,
+    OBJECTIVES,
+    LossInput,
+    Objective,
+    kl_penalty,
+    resolve_loss,
+)
 from verifiers_trainer.algorithm.packing import forward_arguments
 from verifiers_trainer.grpo import GRPOConfig
 from verifiers_trainer.policy.logprobs import install_logprob_forward
-from verifiers_trainer.run.context import loss_parameters_of
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, ANCHORED_ON_SAMPLER
 
@@ -67,7 +75,7 @@ BY_NAME = {
 
 
 def gradient_of(config):
-    loss = resolve_loss(config.loss, **loss_parameters_of(config))
+    loss = resolve_loss(config.loss, **config.loss_parameters())
     return gradient(Objective.of(loss, config), row())[1]
 
 
@@ -97,13 +105,66 @@ def test_clips_of_ppo_reach_it():
 
 
 def test_a_loss_keeps_its_own_bounds_unless_others_are_given():
-    assert loss_parameters_of(settled(loss="gspo")) == {}
-    assert loss_parameters_of(settled(loss="gspo", epsilon=0.01)) == {
-        "epsilon_low": 0.01
-    }  # a bound of tokens, 0.2, would never clip the ratio of a sequence
-    assert loss_parameters_of(settled(GRPOConfig, loss_type="masked_is")) == {}
-    assert loss_parameters_of(settled(loss="dppo_kl")) == {"ratio_cap": 5.0}
-    assert "mask_ratio_low" in loss_parameters_of(settled(loss="cispo"))
+    gspo = {"epsilon_low": 3e-4, "epsilon_high": 4e-4}  # a bound of tokens, 0.2, would never clip a sequence's ratio
+    assert settled(loss="gspo").loss_parameters() == gspo
+    icepop = {"mask_ratio_low": 0.125, "mask_ratio_high": 8.0}
+    assert settled(GRPOConfig, loss_type="masked_is").loss_parameters() == icepop
+    assert settled(loss="dppo_kl").loss_parameters() == {"ratio_cap": 5.0}
+    assert settled(loss="dapo").loss_parameters() == {"epsilon_low": 0.2, "epsilon_high": 0.28}
+    assert settled(loss="dapo", loss_kwargs={"epsilon_high": 0.3}).loss_parameters()["epsilon_high"] == 0.3
+
+
+@pytest.mark.parametrize("name", ["gspo", "masked_is"])
+def test_bounds_of_a_loss_are_the_defaults_of_its_function(name):
+    signature = inspect.signature(LOSSES[name]).parameters
+    assert settled(loss=name).loss_parameters() == {
+        parameter: signature[parameter].default for parameter in OBJECTIVES[name].reads.values()
+    }
+
+
+@pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
+@pytest.mark.parametrize("name", ["ppo", "grpo", "dapo", "dr_grpo", "bnpo", "gspo"])
+def test_epsilon_alone_is_both_bounds_of_the_clip(kind, name):
+    assert settled(kind, loss=name, epsilon=0.01).loss_parameters() == {"epsilon_low": 0.01, "epsilon_high": 0.01}
+    both = settled(kind, loss=name, epsilon=0.01, epsilon_high=0.02)
+    assert both.loss_parameters() == {"epsilon_low": 0.01, "epsilon_high": 0.02}
+    low = settled(kind, loss=name).loss_parameters()["epsilon_low"]
+    one = settled(kind, loss=name, epsilon_high=0.5)
+    assert one.loss_parameters() == {"epsilon_low": low, "epsilon_high": 0.5}
+    none = settled(kind, loss=name, epsilon_high=None)
+    assert none.loss_parameters() == {"epsilon_low": low, "epsilon_high": low}
+
+
+@pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
+def test_epsilon_high_is_the_cap_of_cispo(kind):
+    config = settled(kind, loss_type="cispo", epsilon_high=1.2, beta=0.0, mask_ratio_high=100.0)
+    assert config.loss_parameters()["ratio_cap"] == 1.2
+    rho = torch.tensor(INPUTS["rho"], dtype=torch.float64).clamp(max=1.2)
+    assert torch.allclose(gradient_of(config), -rho * torch.tensor(INPUTS["A"], dtype=torch.float64))
+    with pytest.raises(ConfigError, match=r"epsilon_high is 0.2, the cap of the ratio: at least 1"):
+        settled(kind, loss="cispo", epsilon_high=0.2)
+    with pytest.raises(ConfigError, match="ratio_cap and epsilon_high are one bound of the loss 'cispo'"):
+        settled(kind, loss="cispo", epsilon_high=2.0, ratio_cap=3.0)
+
+
+def own_loss(row, *, epsilon_low=0.2):
+    return -row.log_pi * row.advantage
+
+
+@pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
+@pytest.mark.parametrize("name", [*OBJECTIVES, own_loss, f"{__name__}:own_loss"], ids=str)
+def test_a_bound_that_the_loss_does_not_read_is_refused(kind, name):
+    values = {"epsilon": 0.1, "epsilon_high": 1.5, "delta": 9.0, "dual_clip": 3.0, "ratio_cap": 4.0, "ratio_floor": 0.1}
+    values |= {"mask_ratio_low": 0.2, "mask_ratio_high": 7.0}
+    assert values.keys() == BOUNDS.keys()
+    reads = OBJECTIVES[name].reads if name in OBJECTIVES else {"epsilon": "epsilon_low"}
+    for bound, value in values.items():
+        if bound in reads:
+            assert settled(kind, loss=name, **{bound: value}).loss_parameters()[reads[bound]] == value
+        else:
+            listed = ", ".join(reads) or "none"
+            with pytest.raises(ConfigError, match=f"{bound} is {value}, a bound that the loss .* reads: {listed}$"):
+                settled(kind, loss=name, **{bound: value})
 
 
 def test_without_its_cap_one_rare_token_carries_any_gradient():
@@ -123,7 +184,7 @@ def test_a_correction_on_a_loss_that_has_the_sampler_in_it_is_refused(loss):
             settled(loss=loss, tis_cap=2.0, anchor=anchor)
 
 
-@pytest.mark.parametrize("loss", sorted(ANCHORED_ON_BATCH))
+@pytest.mark.parametrize("loss", sorted({OBJECTIVES[name].loss for name in ANCHORED_ON_BATCH}))
 def test_a_correction_needs_the_anchor_of_the_batch(loss):
     with pytest.raises(ConfigError, match="would count twice: set anchor='recomputed'"):
         settled(loss=loss, tis_cap=2.0)
@@ -144,9 +205,8 @@ def test_stacked_it_would_count_twice():
     [
         ({"anchor": "recomputed"}, "the loss 'cispo' uses the sampler's log-probabilities only"),
         ({"anchor": "recomputed", "loss": "reinforce"}, "uses the sampler's log-probabilities only"),
-        ({"delta": 3.0}, "delta is 3.0, a bound of the loss 'ppo', and the loss is 'cispo'"),
-        ({"delta": 3.0, "loss": "dppo_kl"}, "its delta is a key of loss_kwargs"),
-        ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip is 3.0, a bound of the loss 'ppo'"),
+        ({"anchor": "recomputed", "loss": "ppo"}, "every ratio of the loss is 1 and nothing corrects"),
+        ({"delta": 3.0, "loss": "dppo_kl"}, "its own delta is a key of loss_kwargs"),
         ({"geo_mask": [1.1, 1.2]}, r"geo_mask is \[1.1, 1.2\]; it must be two numbers on both sides of 1"),
         ({"geo_mask": 0.5}, "geo_mask is 0.5"),
         ({"num_iterations": 3, "max_steps": 10}, "max_steps 10 is not a multiple of num_iterations = 3.*use 9 or 12"),
@@ -168,6 +228,8 @@ def test_what_makes_sense_is_accepted():
     settled(loss="ppo", anchor="recomputed", num_iterations=2, max_steps=10, tis_cap=2.0, delta=3.0, dual_clip=3.0)
     settled(loss="cispo", anchor="recomputed", geo_mask=(0.9, 1.1))
     settled(loss="reinforce", anchor="recomputed", tis_cap=2.0)
+    settled(loss="ppo", anchor="recomputed", geo_mask=(0.9, 1.1))
+    settled(loss="ppo", anchor="recomputed", max_off_policy_steps=0)
     settled(loss=lambda row: row.log_pi, tis_cap=2.0, anchor="recomputed")
     settled(sequence_mask_cap=2.0, opsm_delta=0.1)
 

@@ -11,8 +11,10 @@ import pytest
 from support.guide_files import HOSTED, VF_RL
 from verifiers.cli.common.reader import describe, fits, key_lines, parse_value
 from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.losses import OBJECTIVES
 from verifiers_trainer.cli.settings import TrainSettings, read_settings, to_toml
 from verifiers_trainer.cli.sources import read_arguments, read_toml
+from verifiers_trainer.grpo import GRPOConfig
 from verifiers_trainer.settings.config import RLConfig, field_names
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "vf-train").glob("*.toml"))
@@ -328,6 +330,25 @@ def test_a_dump_keeps_where_the_run_samples_and_trains(read):
     assert (dict(again.gpus), dict(again.server_args)) == (dict(settings.gpus), dict(settings.server_args))
     assert dict(again.gpus) == {"inference": 3, "trainer": 2}
     assert again.server_args["enforce_eager"] is True
+
+
+@pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
+@pytest.mark.parametrize("bounds", ["", "epsilon = 0.01", "epsilon_high = 3.0", "mask_ratio_high = 4.0"])
+@pytest.mark.parametrize("loss", OBJECTIVES)
+def test_dumped_settings_train_the_same_objective(read, kind, bounds, loss):
+    """Bounds of the loss's source stay its own, and bounds that it does not read are not written."""
+    if bounds and bounds.split()[0] not in OBJECTIVES[loss].reads:
+        return
+    text = f"model = 'm'\nenv.id = 'e'\n[trainer]\nalgorithm = '{'rl' if kind is RLConfig else 'grpo'}'"
+    settings, _ = read(f"{text}\n[trainer.args]\nrun_name = 'x'\nbatch_size = 16\nloss = '{loss}'\n{bounds}")
+    config = kind(**settings.config)
+    again, problems = read(to_toml(settings, config))
+    assert problems == []
+    same = RLConfig(**again.config)
+    for one in (config, same):
+        one.resolve()
+    assert same.objective() == config.objective()
+    assert same.resume_values() == config.resume_values()
 
 
 def test_a_dump_without_a_run_name_names_the_folder_and_keeps_secrets_to_itself(read):

@@ -139,7 +139,7 @@ def test_a_larger_beta_keeps_the_policy_nearer(tmp_path):
     assert distance(5.0) < 0.5 * distance(1e-6)
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("kind", ["k2", "k3"])
 def test_the_kind_of_the_penalty_is_the_one_asked_for(tmp_path, kind):
     trainer = small_trainer(tmp_path, beta=0.3, kl_type=kind)
     assert (trainer.criterion.beta, trainer.criterion.kl_type) == (0.3, kind)

@@ -206,6 +206,21 @@ def test_other_examples_are_another_run(folder):
         small_trainer(folder, toy_env(count=41), **STEPS | {"max_steps": 6}).train(resume_from_checkpoint=True)
 
 
+def test_a_run_says_its_whole_objective_and_every_checkpoint_has_it(tmp_path, caplog):
+    settings = {**STEPS, "loss_type": "grpo", "epsilon_high": 0.28, "beta": 0.01, "max_steps": 2}
+    trainer = small_trainer(tmp_path, **settings)
+    with caplog.at_level("INFO", "verifiers_trainer"):
+        run(trainer)
+    said = (
+        "loss grpo = ppo (epsilon_low 0.2, epsilon_high 0.28); aggregation sequence_mean; advantage mean_std; "
+        "KL 0.01 x k3 to the first policy; anchor sampler"
+    )
+    assert caplog.text.count(f"objective: {said}") == 1
+    saved = json.loads((tmp_path / "checkpoint-2" / "rl_state.json").read_text())
+    assert saved["configuration"]["objective"] == said
+    run(small_trainer(tmp_path, **settings | {"max_steps": 4}), resume_from_checkpoint=True)
+
+
 def test_what_does_not_change_the_objective_may_change(folder):
     settings = STEPS | {"max_steps": 5, "save_steps": 1, "eval_num_examples": 3, "micro_batch_size": 2}
     run(small_trainer(folder, **settings), resume_from_checkpoint=True)

@@ -66,7 +66,7 @@ def gradient(trainer, batch, **settings):
     rebuilt = build(batch.groups, [], trainer.args)
     install_logprob_forward(trainer.model)
     trainer.model.zero_grad()
-    trainer.sampler_is_checked = True
+    trainer.checks_sampler = False
     trainer.training_step(trainer.model, rebuilt)
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters()]), len(rebuilt.rows_R[0])
 

@@ -18,7 +18,12 @@ from verifiers_trainer.run.sanity_checks import test_ratio as check_ratio
 
 def row(**changes):
     mask = torch.tensor([False, True, True, True, True])
-    return {"loss_mask": mask, "weight": mask.float(), "version": torch.tensor([-2, 4, 4, 3, 3])} | changes
+    return {
+        "loss_mask": mask,
+        "weight": mask.float(),
+        "version": torch.tensor([-2, 4, 4, 3, 3]),
+        "seq_ids": torch.tensor([0, 0, 0, 1, 1]),
+    } | changes
 
 
 def test_ratios_are_over_trained_tokens_and_agreement_over_those_of_the_present_version():
@@ -37,6 +42,23 @@ def test_ratios_are_over_trained_tokens_and_agreement_over_those_of_the_present_
     assert numbers["sampler/log_ratio_abs"] == pytest.approx(math.log(1.1) / 2)
     assert numbers["sampler/mismatch_kl"] == pytest.approx((1.1 - math.log(1.1) - 1) / 2, rel=1e-3)
     assert meter.max_abs == pytest.approx(math.log(1.1))
+
+
+def test_an_answer_that_began_under_older_weights_is_not_compared():
+    """Its later tokens are of the present version, and follow keys and values of the older one."""
+    version = torch.tensor([-2, 3, 4, 4, 4, -2, 4, 4, -2, -1, 4])
+    sample = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2])  # the prompt of 0 is 1's too, where prompts are shared
+    ones = torch.ones(11)
+    mask = version != -2
+    found = {"loss_mask": mask, "weight": mask.float(), "version": version, "seq_ids": sample}
+    log_pi = torch.tensor([0.0, 9.0, 9.0, 9.0, 0.2, 0.0, 0.1, 0.3, 0.0, 9.0, 9.0])
+    meter = RatioMeter(4)
+    meter.add(log_pi, 0 * ones, ones, found)
+    assert meter.num_current == 3
+    assert (meter.mean_abs, meter.max_abs) == pytest.approx((0.2, 0.3))
+    by_label = log_pi[mask & (version == 4)].abs()  # negative control
+    assert len(by_label) == 6
+    assert float(by_label.mean()) > 4
 
 
 def test_rows_add_up_and_masked_nan_stays_out():

@@ -1,6 +1,9 @@
 """A run that is killed and resumed ends exactly as one that was not; a run twice is the same run twice."""
 
+import logging
+
 import pytest
+from transformers import TrainerCallback
 
 from support.training import files_hash, metrics_of, run, small_trainer, weights_hash
 from support.training_child import SAVED, child_context, train_in_child
@@ -120,3 +123,61 @@ def test_a_finished_run_is_not_trained_further(tmp_path):
     assert run(again, resume_from_checkpoint=True).steps == []
     assert weights_hash(again.model) == weights_hash(first.model)
     assert again.policy_version == 2
+
+
+# --- another number of steps ------------------------------------------------------------------------------------------
+
+
+PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100}
+PLATEAU |= {"metric_for_best_model": "eval_reward", "eval_num_examples": 2}  # its best value is infinite at first
+
+
+def linear(lr, total):
+    return [lr * (total - step) / total for step in range(total)]
+
+
+def rates_of(folder, caplog, first, then, **settings):
+    """Learning rates of a run of ``first`` steps that stops after two, resumed with ``then`` steps."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3, "max_off_policy_steps": 0, **settings}
+    trainer = small_trainer(folder, max_steps=first, **settings)
+    trainer.add_callback(StopsAfter(2))
+    begun = run(trainer).steps
+    with caplog.at_level(logging.INFO, "verifiers_trainer"):
+        rest = run(small_trainer(folder, max_steps=then, **settings), resume_from_checkpoint=True).steps
+    return [step["learning_rate"] for step in [*begun, *rest]]
+
+
+class StopsAfter(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_save = control.should_training_stop = state.global_step >= self.step
+
+
+@pytest.mark.parametrize(("first", "then"), [(4, 8), (8, 4), (2, 4)])
+def test_a_schedule_follows_the_length_of_the_resumed_run_and_says_so(tmp_path, caplog, first, then):
+    found = rates_of(tmp_path, caplog, first, then, lr_scheduler_type="linear")
+    assert found == pytest.approx(linear(1e-3, first)[:2] + linear(1e-3, then)[2:], rel=1e-9)
+    old, new = ([*linear(1e-3, total), 0.0][2] for total in (first, then))
+    said = f"max_steps was {first} and is {then}: from here on the schedule 'linear' is that of {then} steps; "
+    assert f"{said}the learning rate of step 3 is {new:.3g}, and not {old:.3g}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1},
+        PLATEAU,
+    ],
+    ids=str,
+)
+def test_a_schedule_without_an_end_goes_on(tmp_path, caplog, settings):
+    assert rates_of(tmp_path, caplog, 4, 6, **settings)[2:] == [1e-3] * 4
+    assert "max_steps was 4 and is 6; the learning rate does not depend on it" in caplog.text
+
+
+def test_the_same_length_says_nothing(tmp_path, caplog):
+    assert rates_of(tmp_path, caplog, 4, 4, lr_scheduler_type="linear") == pytest.approx(linear(1e-3, 4))
+    assert "max_steps was" not in caplog.text

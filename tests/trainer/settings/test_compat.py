@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from support.training import small_trainer
 from verifiers.errors import ConfigError
 from verifiers_trainer.grpo import GRPOConfig, grpo_defaults, lora_defaults
 from verifiers_trainer.pipeline.pipeline import Pipeline
@@ -37,7 +38,7 @@ ROWS = [
     ("activation_checkpointing", True, {"gradient_checkpointing": True}),
     ("scale_rewards", True, {"advantage": "mean_std"}),
     ("scale_rewards", "group", {"advantage": "mean_std"}),
-    ("scale_rewards", "batch", {"advantage": "batch_std"}),
+    ("scale_rewards", "batch", {"advantage": "batch_reward_std"}),
     ("scale_rewards", False, {"advantage": "mean"}),
     ("loss_type", "sapo", {"loss": "sapo"}),
     ("gae_lambda", 0.95, {}),
@@ -81,21 +82,53 @@ def test_a_name_that_was_not_set_reads_as_the_setting_it_bears_on():
 
 
 @pytest.mark.parametrize(
-    ("name", "loss", "aggregation"),
+    ("name", "aggregation", "advantage"),
     [
-        ("grpo", "ppo", "sequence_mean"),
-        ("bnpo", "ppo", "token_mean"),
-        ("dapo", "ppo", "token_mean"),
-        ("dr_grpo", "ppo", "constant_length"),
-        ("cispo", "cispo", "constant_length"),
-        ("vespo", "vespo", "constant_length"),
+        ("grpo", "sequence_mean", "mean_std"),
+        ("bnpo", "token_mean", "mean_std"),
+        ("dapo", "token_mean", "mean_std"),
+        ("dr_grpo", "constant_length", "mean"),
+        ("gspo", "sequence_mean", "mean_std"),
+        ("cispo", "token_mean", "mean"),
+        ("sapo", "token_mean", "mean_std"),
+        ("vespo", "token_mean", "mean"),
     ],
 )
-def test_a_loss_type_is_a_loss_with_its_aggregation(name, loss, aggregation):
-    config = GRPOConfig(num_generations=8)
-    config.loss_type = name
-    config.resolve()
-    assert (config.loss, config.aggregation) == (loss, aggregation)
+@pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
+def test_a_loss_type_reads_back_and_is_the_aggregation_and_the_advantage_of_its_source(
+    kind, name, aggregation, advantage
+):
+    assigned = kind(num_generations=8)
+    assigned.loss_type = name
+    for config in (kind(loss_type=name), assigned, kind(loss=name), assigned.private_copy()):
+        for _ in range(2):
+            assert (config.loss, config.loss_type) == (name, name)
+            assert (config.aggregation, config.advantage) == (aggregation, advantage)
+            config.resolve()
+    own = kind(loss_type=name, aggregation="prompt_mean", scale_rewards="batch")
+    own.resolve()
+    assert (own.loss_type, own.aggregation, own.scale_rewards) == (name, "prompt_mean", "batch")
+
+
+def test_another_loss_takes_the_aggregation_of_the_first_one_away():
+    config = GRPOConfig(loss_type="grpo")
+    config.loss_type = "dr_grpo"
+    assert (config.aggregation, config.advantage) == ("constant_length", "mean")
+    config.loss = lambda row: row.log_pi
+    assert (config.aggregation, config.advantage) == ("token_mean", "mean")
+
+
+def test_a_loss_type_reads_back_from_the_trainers_settings(tmp_path):
+    trainer = small_trainer(tmp_path, loss_type="dr_grpo", max_completion_length=5)
+    assert (trainer.args.loss_type, trainer.args.loss, trainer.args.aggregation) == (
+        *("dr_grpo", "dr_grpo"),
+        "constant_length",
+    )
+
+
+def test_the_defaults_of_grpo_scripts_are_dr_grpo():
+    assert grpo_defaults().loss_type == GRPOConfig().loss_type == "dr_grpo"
+    assert (GRPOConfig().aggregation, GRPOConfig().advantage) == ("constant_length", "mean")
 
 
 def test_two_names_of_one_setting_must_agree():
@@ -185,7 +218,7 @@ def test_a_group_that_does_not_divide_the_product_is_explained_in_the_users_term
 
 def test_the_defaults_of_grpo():
     config = GRPOConfig()
-    assert (config.loss, config.aggregation, config.use_lora) == ("ppo", "constant_length", False)
+    assert (config.loss, config.aggregation, config.use_lora) == ("dr_grpo", "constant_length", False)
     assert (config.mask_truncated_completions, config.max_grad_norm, config.save_steps) == (True, 0.01, 500)
     assert (config.mask_ratio_low, config.mask_ratio_high) == (0.0, float("inf"))
     assert config.report_to == ["wandb"]

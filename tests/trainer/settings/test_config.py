@@ -8,6 +8,7 @@ import torch
 
 import verifiers_trainer
 from verifiers.errors import ConfigError
+from verifiers_trainer.algorithm.losses import BOUNDS
 from verifiers_trainer.settings.config import RLConfig, field_names
 from verifiers_trainer.settings.cross_field_rules import trackers
 from verifiers_trainer.settings.fields import RLFields, Unsupported, marker
@@ -198,6 +199,40 @@ def test_sampling_names_only_what_differs_from_plain_sampling():
     }
 
 
+def own(rewards_G, lengths_G=None):
+    return rewards_G
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {},
+            "loss cispo (ratio_cap 5.0, ratio_floor 0.0, mask_ratio_low 0.125, mask_ratio_high 8.0); aggregation "
+            "token_mean; advantage mean; no KL; anchor sampler",
+        ),
+        (
+            {"loss": "gspo", "anchor": "recomputed", "tis_cap": 2.0, "geo_mask": (0.9, 1.1), "credit": "turn"},
+            "loss gspo (epsilon_low 0.0003, epsilon_high 0.0004); aggregation sequence_mean; advantage mean per turn, "
+            "gamma 1; no KL; anchor recomputed, tis_cap 2.0, geo_mask (0.9, 1.1)",
+        ),
+        (
+            {"loss": "dr_grpo", "max_completion_len": 99, "beta": 0.1, "kl_type": "k2", "sync_ref_model": True},
+            "loss dr_grpo = ppo (epsilon_low 0.2, epsilon_high 0.2); aggregation constant_length 99; advantage mean; "
+            "KL 0.1 x k2 to one updated every 100 steps; anchor sampler",
+        ),
+        (
+            {"loss": "math:sqrt", "advantage": own},
+            "loss math:sqrt; aggregation token_mean; advantage own; no KL; anchor sampler",
+        ),
+    ],
+)
+def test_the_objective_is_one_line(settings, said):
+    config = RLConfig(**{"advantage": "mean", **settings})
+    config.resolve()
+    assert config.objective() == said
+
+
 def test_every_field_of_ours_is_read_somewhere():
     package = Path(verifiers_trainer.__file__).parent
     read = set()
@@ -207,24 +242,4 @@ def test_every_field_of_ours_is_read_somewhere():
             read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     own = set(RLFields.__annotations__)
     of_transformers = {"eval_steps", "logging_steps", "lr_scheduler_type", "max_grad_norm", "save_steps"}
-    assert own - read - of_transformers == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "loss", "aggregation"),
-    [
-        ("grpo", "ppo", "sequence_mean"),
-        ("bnpo", "ppo", "token_mean"),
-        ("dapo", "ppo", "token_mean"),
-        ("dr_grpo", "ppo", "constant_length"),
-        ("gspo", "gspo", "sequence_mean"),
-        ("cispo", "cispo", "token_mean"),
-    ],
-)
-def test_the_name_of_an_objective_means_its_loss_and_its_aggregation(name, loss, aggregation):
-    config = RLConfig(loss=name)
-    config.resolve()
-    assert (config.loss, config.aggregation) == (loss, aggregation)
-    chosen = RLConfig(loss=name, aggregation="prompt_mean")
-    chosen.resolve()
-    assert chosen.aggregation == "prompt_mean"
+    assert own - read - of_transformers - BOUNDS.keys() == set()  # test_objective reads each bound through its loss

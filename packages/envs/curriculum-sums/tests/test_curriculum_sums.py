@@ -56,6 +56,19 @@ def test_no_sum_is_asked_twice_and_none_in_both_sets():
     assert len({*train, *held_out}) == 1100
 
 
+def test_solved_sums_are_shown_before_the_question_and_are_never_rows():
+    def questions(num_shots):
+        env = load_environment(max_difficulty=1, num_train_examples=2000, num_shots=num_shots)
+        return {prompt[-1]["content"] for prompt in env.get_dataset()["prompt"]}, env.get_dataset(1)["prompt"][0]
+
+    (plain, _), (shown, prompt) = questions(0), questions(3)
+    assert [message["role"] for message in prompt] == ["system", *["user", "assistant"] * 3, "user"]
+    assert prompt[2]["content"] == "12 + 7 = 19 <answer>19</answer>"
+    solved = {message["content"] for message in prompt[:-1]}
+    assert not solved & shown
+    assert solved & plain, "the plain sums do not hold the solved ones, so the test shows nothing"
+
+
 def test_the_seed_chooses_the_sums_and_the_held_out_ones_do_not_move():
     def rows(seed, num_train=20):
         return load_environment(seed=seed, num_train_examples=num_train, num_eval_examples=20)
@@ -144,6 +157,7 @@ def test_it_loads_by_its_id_and_is_clean():
         ({"num_train_examples": 0}, "num_train_examples"),
         ({"num_eval_examples": "1"}, "num_eval_examples"),
         ({"seed": None}, "seed"),
+        ({"num_shots": 4}, "num_shots=4 is above 3"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_named(arguments, named):

@@ -20,7 +20,7 @@ LARGEST_MICRO_BATCH = 8
 
 
 class GRPOConfig(RLConfig):
-    """``RLConfig`` with GRPO's defaults: clipped ratios, full parameters, a fixed length as denominator.
+    """``RLConfig`` with the defaults of GRPO scripts: the loss of Dr. GRPO, all parameters, a small KL penalty.
 
     Accepts GRPO's names: ``num_generations``, ``per_device_train_batch_size``, ``max_completion_length`` and others.
 
@@ -28,10 +28,9 @@ class GRPOConfig(RLConfig):
     """
 
     DEFAULTS = {
-        "aggregation": "constant_length",
         "beta": 0.001,
         "learning_rate": 1e-6,
-        "loss": "ppo",
+        "loss": "dr_grpo",
         "mask_ratio_high": float("inf"),
         "mask_ratio_low": 0.0,
         "mask_truncated_completions": True,

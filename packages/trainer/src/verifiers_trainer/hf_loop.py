@@ -24,9 +24,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from transformers import PrinterCallback, Trainer, TrainerCallback, get_scheduler
 from transformers.optimization import GreedyLR
 
 from verifiers.errors import ConfigError, VerifiersError
@@ -50,6 +51,7 @@ FORCED = {
 }
 """Values of transformers' settings that the loop requires, set on the private copy."""
 
+TRAINER_STATE = "trainer_state.json"
 DECISIONS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 """Control flags that a callback may set; all ranks must agree on them."""
 
@@ -261,6 +263,42 @@ class HFLoop(Trainer):
                 self._load_from_checkpoint(checkpoint_folder)
             checkpoint_files.load_optimizer(Path(checkpoint_folder), self.optimizer)
             checkpoint_files.load_scheduler(Path(checkpoint_folder), self.lr_scheduler)
+            state = checkpoint_files.read_json(Path(checkpoint_folder) / TRAINER_STATE)
+            if state["max_steps"] != self.args.max_steps:
+                self._change_length(state["max_steps"])
+
+    def _change_length(self, earlier: int) -> None:
+        """Follow the schedule of this run's ``max_steps`` from the next step on, and log what that changes."""
+        steps, schedule = self.args.max_steps, getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        length = f"max_steps was {earlier} and is {steps}"
+        if not isinstance(schedule, LambdaLR) or not self._created_lr_scheduler:
+            log.info("%s; the learning rate does not depend on it", length)
+            return
+        next_step = schedule.last_epoch
+        before, now = (self._factors(total, max(earlier, steps))[next_step:] for total in (earlier, steps))
+        if before == now:
+            log.info("%s; the learning rate does not depend on it", length)
+            return
+        rates = [base * factor(next_step) for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+        for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        schedule._last_lr = rates
+        log.warning(
+            "%s: from here on the schedule %r is that of %d steps; the learning rate of step %d is %.3g, and not %.3g",
+            length,
+            getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type),
+            steps,
+            next_step + 1,
+            schedule.base_lrs[0] * now[0],
+            schedule.base_lrs[0] * before[0],
+        )
+
+    def _factors(self, max_steps: int, count: int) -> list[float]:
+        """The schedule's factor of the learning rate in each of ``count`` steps, in a run of ``max_steps``."""
+        unused, options = torch.optim.SGD([torch.zeros(1)], lr=1.0), self.args.lr_scheduler_kwargs
+        warmup = self.args.get_warmup_steps(max_steps)
+        schedule: Any = get_scheduler(self.args.lr_scheduler_type, unused, warmup, max_steps, options)  # type: ignore[arg-type]
+        return [schedule.lr_lambdas[0](step) for step in range(count + 1)]
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:

@@ -118,14 +118,14 @@ class RLTrainer(HFLoop):
                 eval_rows=eval_dataset,
                 peft_config=peft_config,
             )
-            self.criterion = Objective.of(resolve_loss(settings.loss, **context.loss_parameters_of(settings)), settings)
+            self.criterion = Objective.of(resolve_loss(settings.loss, **settings.loss_parameters()), settings)
             self.server = PolicyServer(run)
             self.recorder = StepRecorder(run, report_to)
             self.checkpoints = Checkpoints(run, self.recorder.file)
             self.batches: BatchSource | None = None
             """Source of each step's batch during training; on rank 0 alone."""
-            self.sampler_is_checked = False
-            """Whether the log-probabilities of sampler and trainer were compared and agree."""
+            self.checks_sampler = True
+            """Whether every step compares the log-probabilities of sampler and trainer."""
             self._start = PipelineState()
             self._resumed_from: Path | None = None
             self._drawn_step = 0
@@ -162,7 +162,7 @@ class RLTrainer(HFLoop):
 
     def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
         folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
-        self._resumed_from, self.sampler_is_checked, self.is_complete = folder, False, False
+        self._resumed_from, self.is_complete = folder, False
         self._step_is_whole, self._ends_on_every_rank, self._push_error = True, False, None
         if folder is not None and step >= self.args.max_steps:
             log.warning("%s is of step %d and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
@@ -229,6 +229,7 @@ class RLTrainer(HFLoop):
         self.recorder.begin()
         if not self.ranks.is_main:
             return
+        log.info("objective: %s", self.args.objective())
         if run.offline is None or self.args.eval_strategy != "no":
             self.start_engine()
             self.engine.check_shared()
@@ -290,7 +291,9 @@ class RLTrainer(HFLoop):
         if (problem := sanity_checks.not_a_number(inputs, rows)) is not None:
             raise self._non_finite(*problem)
         meter = RatioMeter(
-            self.policy_version, (self.args.mask_ratio_low, self.args.mask_ratio_high), self.args.ratio_cap
+            self.policy_version,
+            (self.args.mask_ratio_low, self.args.mask_ratio_high),
+            self.args.loss_parameters().get("ratio_cap", self.args.ratio_cap),
         )
         total = torch.zeros((), device=self.args.device)
         for row in rows:
@@ -341,6 +344,7 @@ class RLTrainer(HFLoop):
         self.recorder.numbers |= {"grad_norm": self.grad_norm, "learning_rate": self.learning_rate}
         if self.batches is not None and self.args.deterministic:
             self.batches.settle()
+        self._check_next_batch()
         times: dict[str, float] = {}
         try:
             with self.server.weight_update(self.policy_version + 1) as times:
@@ -365,13 +369,33 @@ class RLTrainer(HFLoop):
             self.recorder.finish_step(self.state.global_step)
 
     def _check_sampler(self, meter: RatioMeter) -> None:
-        """Compare sampler and trainer log-probabilities once in a run, on tokens of the present weights."""
-        if self.sampler_is_checked or not meter.num_current:
+        """Compare sampler and trainer log-probabilities, on the step's tokens of the present weights, if any.
+
+        In every step, because an environment may change how it samples at any time.
+        """
+        if not self.checks_sampler or not meter.num_current:
             return
         dtype = find_causal_lm(self.model).get_output_embeddings().weight.dtype
         on_server = self.args.server_url is not None or not getattr(self.engine, "shares_weights", True)
         sanity_checks.test_ratio(meter, self.args, dtype, on_server)
-        self.sampler_is_checked = True
+
+    def _check_next_batch(self) -> None:
+        """Compare on a rollout of the next batch, where older weights sampled every one of this step's.
+
+        Costs a forward pass over one rollout, on rank 0. Not for a split policy, whose ranks compute together.
+        """
+        meter = RatioMeter(self.policy_version)
+        compared = not math.isnan(self.recorder.numbers["sampler/log_ratio_abs"])
+        if not self.checks_sampler or compared or self.batches is None or self.splits:
+            return
+        for packed in sanity_checks.sampled_whole(self.batches.snapshot().ready, self.policy_version, self.args):
+            row = packed.to_tensors(self.args.device)
+            with torch.no_grad():
+                logprobs = self.model(**forward_arguments(row)).logprobs
+            meter.add(logprobs, row["sampler_logprobs"], None, row)
+        self._check_sampler(meter)
+        summary = meter.summary()
+        self.recorder.numbers |= {name: summary[name] for name in ("sampler/log_ratio_abs", "sampler/mismatch_kl")}
 
     def _non_finite(self, key: str, rows: Sequence[PackedRow]) -> NonFiniteLoss:
         folder = self.args.folder if self.ranks.is_main else self.args.folder / f"rank-{self.ranks.rank}"

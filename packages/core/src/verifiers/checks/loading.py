@@ -122,7 +122,7 @@ def _loader_of(env_or_id: Any) -> Loader:
     if not isinstance(env_or_id, str):
         loader: Loader = env_or_id
         return loader
-    return registry.import_loader(env_or_id, registry.find(registry.parse_env_id(env_or_id)))
+    return registry.import_loader(env_or_id, registry.find(env_or_id))
 
 
 def _check_annotations(loader: Loader, findings: Findings) -> None:

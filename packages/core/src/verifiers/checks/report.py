@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+from verifiers.runtime import places
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +94,7 @@ def place_of(definition: object) -> str:
         definition = type(definition)
     try:
         _, line = inspect.getsourcelines(definition)
-        return f"{_short(inspect.getsourcefile(definition) or '?')}:{line} ({name})"
+        return f"{places.short_path(inspect.getsourcefile(definition) or '?')}:{line} ({name})"
     except (OSError, TypeError):  # defined interactively, or compiled
         return name
 
@@ -111,31 +107,15 @@ def method_place(owner: object, name: str) -> str:
 
 def raised_at(error: BaseException, otherwise: str) -> str:
     """The innermost line of author code in an error's traceback; ``otherwise`` when there is none."""
-    return _last_of_author(traceback.extract_tb(error.__traceback__)) or otherwise
+    return places.raised_at(error) or otherwise
 
 
 def running_at(frame: FrameType | None, otherwise: str) -> str:
     """The innermost line of author code on a thread's stack; ``otherwise`` when there is none."""
     stack = traceback.extract_stack(frame) if frame is not None else []
-    return _last_of_author(stack) or otherwise
+    return places.last_of_author(stack) or otherwise
 
 
 def error_text(error: BaseException) -> str:
     """``TypeName: text`` of an error."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _last_of_author(frames: Iterable[traceback.FrameSummary]) -> str | None:
-    """The last frame outside of this package and the standard library."""
-    author = [frame for frame in frames if not _is_library(frame.filename)]
-    return f"{_short(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}" if author else None
-
-
-def _is_library(path: str) -> bool:
-    """Whether a file belongs to this package, to the standard library, or is generated code."""
-    return path.startswith((_PACKAGE, "<")) or (path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path)
-
-
-def _short(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative

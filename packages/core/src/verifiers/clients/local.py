@@ -37,6 +37,9 @@ NUM_SLOTS = 4
 SLOT_TOKENS = 4096
 MAX_TOKENS = 1024
 """Tokens of a completion without a limit in the request: small models do not always stop."""
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Sampling where a request says nothing: the model's own distribution, as in training. llama.cpp's defaults cut it
+(temperature 0.8, top_k 40, top_p 0.95, min_p 0.05) and score higher."""
 STATUS_TIMEOUT_S = 60.0
 """Time limit of status requests to the server."""
 INSTALL = (
@@ -70,10 +73,10 @@ class LocalModel:
         stat = self.path.stat()
         return _sha256(str(self.path), stat.st_mtime_ns, stat.st_size)
 
-    def describe(self) -> dict[str, str]:
-        """Return the record of the model for a run: name, file, sha256, quantisation."""
+    def describe(self) -> dict[str, Any]:
+        """Return the record of the model for a run: name, file, sha256, quantisation, default sampling arguments."""
         facts = {"name": self.name, "file": self.path.name, "sha256": self.sha256}
-        return {**facts, "quantisation": self.quantisation}
+        return {**facts, "quantisation": self.quantisation, "sampling": SAMPLING}
 
 
 @functools.lru_cache(maxsize=16)
@@ -132,7 +135,7 @@ class LocalClient(Identified):
         self._shows_tools: bool | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Identity of the weights: name, file, sha256, quantisation."""
+        """Identity of the weights and of the default sampling: ``LocalModel.describe``."""
         return {"class": type_name(type(self)), "local_model": self.local_model.describe()}
 
     def __repr__(self) -> str:
@@ -222,6 +225,9 @@ class LocalClient(Identified):
         parameters.n_parallel = NUM_SLOTS
         parameters.n_ctx = NUM_SLOTS * SLOT_TOKENS
         parameters.n_predict = MAX_TOKENS
+        sampling = parameters.sampling
+        sampling.temp, sampling.top_k = SAMPLING["temperature"], int(SAMPLING["top_k"])
+        sampling.top_p, sampling.min_p = SAMPLING["top_p"], SAMPLING["min_p"]
         parameters.fit_params = False
         parameters.cpuparams.n_threads = _num_threads()
         return parameters

@@ -1,26 +1,39 @@
-"""Load environments by id: ``load_environment`` and ``list_environments``.
+"""Load environments by id or path: ``load_environment`` and ``list_environments``. Every command finds them here.
 
-An environment is an installed package with an entry point in the group ``verifiers.environments``, or, in the
-historical layout, a module named like the id that binds ``load_environment``. An unknown id imports nothing.
+An environment is a file or folder of the working folder (``local_sources``), an installed package with an entry point
+in the group ``verifiers.environments``, or, in the historical layout, a module named like the id that binds
+``load_environment``. The local one comes first. An unknown id imports nothing.
 
 This module installs nothing and uses no network; ``vf-install`` does.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
+import logging
+import os
 import re
 import sys
-import tokenize
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verifiers.environments.local_sources import (
+    GROUP,
+    LOADER,
+    LocalSource,
+    at_path,
+    in_folder,
+    module_names,
+    names_in,
+    normalize_name,
+)
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
+from verifiers.runtime.places import raised_at, short_path
 from verifiers.runtime.suggest import check_keywords, close_matches
 
 if TYPE_CHECKING:
@@ -28,9 +41,10 @@ if TYPE_CHECKING:
 
     from verifiers.environments.base import Environment
 
-GROUP = "verifiers.environments"
-LOADER = "load_environment"
+DEFAULT_ENV_DIR = "environments"
+"""Folder of local environments, in the working folder."""
 
+_logger = logging.getLogger(__name__)
 _ID = re.compile(
     r"(?:(?P<owner>[A-Za-z0-9-]{1,39})/)?"
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,99})"
@@ -64,51 +78,56 @@ class EnvironmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The loader of an id: module, attribute, and the distribution of the module (None: not part of one)."""
+    """The loader of an environment: module, attribute, and the distribution of the module (None: not part of one)."""
 
     module: str
     attribute: str
     distribution: str | None
     version: str | None
+    env_id: str = ""
+    """The id without its version; of a path, the name of the file or folder."""
+    local: LocalSource | None = None
+    """The source of an environment that is not installed."""
 
     def __str__(self) -> str:
         source = f" of {self.distribution} {self.version}" if self.distribution else ""
-        return f"{self.module}:{self.attribute}{source}"
+        return short_path(self.local.file) if self.local else f"{self.module}:{self.attribute}{source}"
 
 
 def load_environment(env_id: str, **env_args: Any) -> Environment:
-    """Build the environment of an id ``[owner/]name[@version]`` by calling its loader with ``env_args``.
+    """Build an environment by calling its loader with ``env_args``.
 
-    The name is an entry point, with or without a leading ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no
-    difference; the owner is ignored; ``@version`` must be the installed one (``@latest``: any).
+    ``env_id`` is an id ``[owner/]name[@version]`` or the path of a file or folder, ``environments/sums.py``. The name
+    is a file or folder in ``./environments`` or the working folder, else an entry point, with or without a leading
+    ``vf-``, else a module. Case and ``-``, ``_``, ``.`` make no difference; the owner is ignored; ``@version`` must be
+    the installed one (``@latest``: any).
 
-    Raises: ``UnknownEnvironment`` for an id without an installed environment; ``ConfigError`` for arguments that the
-    loader does not take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A
-    ``UsageError`` that the loader raises is not wrapped.
+    Raises: ``UnknownEnvironment`` when there is no such environment; ``ConfigError`` for arguments that the loader
+    does not take; ``EnvironmentLoadError``, chained to the cause, when importing or building fails. A ``UsageError``
+    that the loader raises is not wrapped.
 
     Example::
 
         env = vf.load_environment("reverse-text")
         env = vf.load_environment("alphabet-sort", max_turns=3)
+        env = vf.load_environment("environments/sums.py")
     """
-    requested = parse_env_id(env_id)
-    source = find(requested)
-    if requested.version not in (None, "latest", source.version):
-        installed = f"{source.version} is installed" if source.version else "the installed version is unknown"
-        raise UnknownEnvironment(
-            f"environment {requested.name!r}: version {requested.version} is requested, but {installed}; to change it: "
-            f"vf-install {env_id}",
-            env_id=env_id,
-        )
+    return load(env_id, env_args)
+
+
+def load(env_id: str, env_args: Mapping[str, Any], env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Environment:
+    """Build an environment as ``load_environment`` does; ``env_dir`` is the folder of local environments."""
+    source = find(env_id, env_dir)
     loader = import_loader(env_id, source)
     check_arguments(env_id, loader, env_args)
     env = _build(env_id, source, loader, env_args)
     if not env.env_id:
-        env.env_id = requested.without_version
+        env.env_id = source.env_id
     if not env.env_args:
         env.env_args = dict(env_args)
     env.env_version = source.version or ""
-    env.loaded_from, env.changes = LoadedFrom(load_environment, env_id, dict(env_args)), {}
+    path_or_id = str(source.local.file) if source.local else env_id  # a worker's working folder may be another
+    env.loaded_from, env.changes = LoadedFrom(load_environment, path_or_id, dict(env_args)), {}
     return env
 
 
@@ -143,30 +162,130 @@ def parse_env_id(env_id: str) -> EnvironmentId:
     return EnvironmentId(**match.groupdict())
 
 
-def normalize_name(name: str) -> str:
-    """Normalize a name for comparison: lower case, runs of ``-``, ``_`` and ``.`` as one ``-``."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Found:
+    """Find the loader of an environment by id or path; imports nothing.
+
+    *Raises* ``UnknownEnvironment``; ``EnvironmentLoadError`` for a source that is not Python, and for an id that two
+    distributions offer.
+    """
+    if isinstance(env_id, str) and (source := at_path(env_id)) is not None:
+        return local(source, source.env_id)
+    requested = parse_env_id(env_id)
+    named = [in_folder(Path(folder), requested.name) for folder in (env_dir, ".")]
+    sources = [source for source in named if source is not None]
+    fitting = [s for s in sources if requested.version in (None, "latest", s.version)]
+    installed = _installed(requested)
+    for source in fitting:
+        is_meant = source is named[0] or source.problem() is None  # another script in the working folder is not meant
+        if is_meant and not (installed and _is_source_of(installed, source)):
+            if installed is not None:
+                _logger.warning("environment %r: %s is used, not the installed %s", env_id, source.file, installed)
+            return local(source, requested.without_version)
+    if installed is not None:
+        return _with_version(requested, env_id, installed)
+    if fitting:
+        return local(fitting[0], requested.without_version)
+    if sources:
+        has = f"version {sources[0].version}" if sources[0].version else "no version"
+        raise UnknownEnvironment(
+            f"environment {requested.name!r}: {short_path(sources[0].file)} has {has}; leave @{requested.version} out",
+            env_id=env_id,
+        )
+    raise _unknown(requested, env_dir)
 
 
-def find(requested: EnvironmentId) -> Found:
-    """Find the loader of an id, ignoring the version. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError``."""
+def find_installed(requested: EnvironmentId) -> Found:
+    """Find the loader of an installed environment, ignoring the version. Raises: as ``find``."""
+    installed = _installed(requested)
+    if installed is None:
+        raise _unknown(requested, DEFAULT_ENV_DIR)
+    return installed
+
+
+def local(source: LocalSource, env_id: str) -> Found:
+    """The loader of a local source. Raises: ``UnknownEnvironment``, ``EnvironmentLoadError`` for one with a mistake."""
+    if problem := source.problem():
+        raise problem
+    return Found(source.module, source.attribute, None, source.version, env_id, source)
+
+
+def _installed(requested: EnvironmentId) -> Found | None:
+    """The entry point of a name, else the module that binds the loader; None without either."""
     name = normalize_name(requested.name)
     entries = list(_entries())
     other = name.removeprefix("vf-") if name.startswith("vf-") else f"vf-{name}"
     for spelling in (name, other):
         if offers := [(e, d) for e, d in entries if normalize_name(e.name) == spelling]:
-            return _only(requested.name, offers)
-    for module in dict.fromkeys(_module_names(requested.name)):
-        if _has_loader(module):
-            return Found(module, LOADER, *_distribution_of(module))
-    known = [entry.name for entry, _ in entries]
-    suggestions = close_matches(requested.name, known)
-    hint = f", did you mean {' or '.join(map(repr, suggestions))}? If not," if suggestions else ";"
-    raise UnknownEnvironment(
-        f"no environment {requested.name!r} is installed{hint} install it with: vf-install {requested.without_version}",
-        env_id=requested.name,
+            return replace(_only(requested.name, offers), env_id=requested.without_version)
+    for source in _modules(requested.name):
+        if source.problem(star=False) is None:
+            return Found(source.module, LOADER, *_distribution_of(source.module), requested.without_version)
+    return None
+
+
+def _with_version(requested: EnvironmentId, env_id: str, found: Found) -> Found:
+    """``found``. Raises: ``UnknownEnvironment`` when another version is requested."""
+    if requested.version not in (None, "latest", found.version):
+        installed = f"{found.version} is installed" if found.version else "the installed version is unknown"
+        raise UnknownEnvironment(
+            f"environment {requested.name!r}: version {requested.version} is requested, but {installed}; to change it: "
+            f"vf-install {env_id}",
+            env_id=env_id,
+        )
+    return found
+
+
+def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> UsageError:
+    """The error for an id without an environment. What exists here is never suggested from the package index."""
+    name, suggestions = (
+        requested.name,
+        close_matches(requested.name, [*(entry.name for entry, _ in _entries()), *names_in(Path(env_dir))]),
+    )
+    did_you_mean = f"did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
+    for source in _modules(name):
+        problem = source.problem(star=False)
+        if isinstance(problem, UnknownEnvironment):
+            hint = f"; {did_you_mean}" if did_you_mean else ""
+            return UnknownEnvironment(
+                f"no environment {name!r}: {problem}{hint}", **problem.facts, suggestions=suggestions
+            )
+        if problem is not None:
+            return problem
+    if name in sys.stdlib_module_names:
+        return UnknownEnvironment(f"{name!r} is a module of Python's standard library, not an environment", env_id=name)
+    hint = f", {did_you_mean} If not," if did_you_mean else ";"
+    return UnknownEnvironment(
+        f"no environment {name!r} is installed{hint} install it with: vf-install {requested.without_version}",
+        env_id=name,
         suggestions=suggestions,
     )
+
+
+def _modules(name: str) -> Iterator[LocalSource]:
+    """The sources on the path of the modules that an id may name, outside of the standard library; imports nothing."""
+    for module in dict.fromkeys(module_names(name)):
+        if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
+            continue
+        if (file := _source_file(module)) is not None:
+            yield LocalSource(file, module, file.parent)
+
+
+def _source_file(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # a finder that fails, or a module in memory without a spec
+        return None
+    is_source = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
+    return Path(spec.origin) if is_source else None  # type: ignore[union-attr, arg-type]
+
+
+def _is_source_of(installed: Found, local: LocalSource) -> bool:
+    """Whether a local source belongs to the installed environment: an editable install of its folder."""
+    origin = _source_file(installed.module.partition(".")[0])
+    if origin is None:
+        return False
+    origin = origin.resolve()
+    return origin == local.file or (origin.name == "__init__.py" and local.file.is_relative_to(origin.parent))
 
 
 def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
@@ -188,61 +307,6 @@ def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
     return source.pop()
 
 
-def _module_names(name: str) -> Iterator[str]:
-    folded = normalize_name(name)
-    for spelling in (name, folded, folded.removeprefix("vf-")):
-        module = re.sub(r"[-.]", "_", spelling)
-        yield module
-        yield f"vf_{module}"
-
-
-def _has_loader(module: str) -> bool:
-    """Return whether the source of a top-level module outside the standard library binds the loader."""
-    if module in sys.stdlib_module_names or module in ("verifiers", "__main__"):
-        return False
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # a finder that fails, or a module in memory without a spec
-        return False
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return False
-    try:
-        with tokenize.open(spec.origin) as file:
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    return binds_loader(tree)
-
-
-def binds_loader(tree: ast.Module) -> bool:
-    """Return whether importing this source would bind the loader."""
-    return any(LOADER in _names_bound_by(statement) for statement in _top_level(tree.body))
-
-
-def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run on import, including those inside ``if``, ``try`` and ``with``."""
-    for statement in statements:
-        yield statement
-        if isinstance(statement, ast.If | ast.Try | ast.With):
-            for part in ("body", "orelse", "finalbody"):
-                yield from _top_level(getattr(statement, part, []))
-            for handler in getattr(statement, "handlers", []):
-                yield from _top_level(handler.body)
-
-
-def _names_bound_by(statement: ast.stmt) -> set[str]:
-    match statement:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return {name}
-        case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return {alias.asname or alias.name for alias in names}
-        case ast.Assign(targets=targets):
-            return {target.id for target in targets if isinstance(target, ast.Name)}
-        case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
-            return {name}
-    return set()
-
-
 def _distribution_of(module: str) -> tuple[str | None, str | None]:
     """Return name and version of the distribution of a top-level module; None for a module without one."""
     import importlib_metadata
@@ -254,7 +318,7 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
 def import_loader(env_id: str, source: Found) -> Callable[..., Any]:
     """Import the loader without calling it. Raises: ``EnvironmentLoadError``, or the loader's own ``UsageError``."""
     try:
-        target: Any = importlib.import_module(source.module)
+        target: Any = source.local.load() if source.local else importlib.import_module(source.module)
         for attribute in source.attribute.split("."):
             target = getattr(target, attribute)
     except UsageError:
@@ -304,7 +368,11 @@ def _build(env_id: str, source: Found, loader: Callable[..., Any], env_args: Map
 
 
 def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadError:
-    message = str(error) or "no message"
+    if isinstance(error, SyntaxError) and error.filename:  # of a module that the environment imports
+        place, message = f"{short_path(error.filename)}:{error.lineno}", error.msg
+    else:
+        place, message = raised_at(error), str(error) or "no message"
+    at = f" ({place})" if place else ""
     return EnvironmentLoadError(
-        f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}", env_id=env_id
+        f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}{at}", env_id=env_id
     )

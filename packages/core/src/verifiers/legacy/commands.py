@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from verifiers.environments.registry import find, normalize_name, parse_env_id
+from verifiers.environments.registry import find_installed, normalize_name, parse_env_id
 from verifiers.errors import ConfigError, UnknownEnvironment
 
 
@@ -25,7 +25,7 @@ def check_hub_env_installed(env_id: str, version: str | None = None) -> bool:
     """Whether an environment is installed, in the requested version (argument or part of the id)."""
     requested = parse_env_id(env_id)
     try:
-        installed = find(requested)
+        installed = find_installed(requested)
     except UnknownEnvironment:
         return False
     return (version or requested.version) in (None, "latest", installed.version)

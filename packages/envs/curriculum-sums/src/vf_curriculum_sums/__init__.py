@@ -15,6 +15,14 @@ __all__ = ["SYSTEM_PROMPT", "load_environment"]
 
 SYSTEM_PROMPT = "Work out the sum. Answer with the number alone inside <answer> and </answer> tags."
 
+SHOTS = (
+    ("12 + 7", 19),
+    ("30 + 25", 55),
+    ("41 + 8", 49),
+)
+"""Solved sums. Shown with the sum again before the result: a small model is right eight times as often as after bare
+results."""
+
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 
 
@@ -25,6 +33,7 @@ def load_environment(
     num_eval_examples: int = 100,
     seed: int = 0,
     system_prompt: str | None = None,
+    num_shots: int = 0,
 ) -> vf.Environment:
     """The curriculum-sums environment.
 
@@ -35,6 +44,7 @@ def load_environment(
         num_eval_examples: Held-out sums, disjoint from the training sums and independent of num_train_examples.
         seed: Determines the sums; equal arguments give equal sums on every machine.
         system_prompt: Default: an instruction that names the tags. "" sends none.
+        num_shots: Solved sums before the question, 0 to 3; they are never rows.
 
     Raises:
         ConfigError: An invalid argument, by name.
@@ -45,18 +55,25 @@ def load_environment(
         ("num_train_examples", num_train_examples, 1),
         ("num_eval_examples", num_eval_examples, 1),
         ("seed", seed, None),
+        ("num_shots", num_shots, 0),
     ):
         _check_whole(name, value, least)
     if max_difficulty > max(LEVELS):
         raise vf.ConfigError(f"max_difficulty={max_difficulty} is above {max(LEVELS)}")
     if min_difficulty > max_difficulty:
         raise vf.ConfigError(f"min_difficulty={min_difficulty} is above max_difficulty={max_difficulty}")
-    held_out, train = generate_rows(min_difficulty, max_difficulty, num_eval_examples, num_train_examples, seed)
+    if num_shots > len(SHOTS):
+        raise vf.ConfigError(f"num_shots={num_shots} is above {len(SHOTS)}")
+    shots = SHOTS[:num_shots]
+    held_out, train = generate_rows(
+        min_difficulty, max_difficulty, num_eval_examples, num_train_examples, seed, [text for text, _ in shots]
+    )
     parser = vf.XMLParser(["answer"])
     return vf.SingleTurnEnv(
         dataset=train,
         eval_dataset=held_out,
         system_prompt=(SYSTEM_PROMPT if system_prompt is None else system_prompt) or None,
+        few_shot=[message for text, value in shots for message in _solved(text, value)] or None,
         parser=parser,
         rubric=_make_rubric(parser),
     )
@@ -70,6 +87,13 @@ def read_number(text: str | None) -> int | None:
     """
     plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", (text or "").strip().replace("−", "-"))
     return int(plain) if _NUMBER.fullmatch(plain) else None
+
+
+def _solved(text: str, value: int) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": f"What is {text}?"},
+        {"role": "assistant", "content": f"{text} = {value} <answer>{value}</answer>"},
+    ]
 
 
 def _make_rubric(parser: vf.Parser) -> vf.Rubric:

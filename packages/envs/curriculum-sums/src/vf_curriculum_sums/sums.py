@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +60,21 @@ def value_of(numbers: list[int], signs: list[str]) -> int:
     return sum(terms)
 
 
-def generate_rows(min_difficulty: int, max_difficulty: int, num_held_out: int, num_train: int, seed: int) -> Any:
-    """(held-out rows, training rows): rows cycle through the levels, and all sums are distinct.
+def generate_rows(
+    min_difficulty: int,
+    max_difficulty: int,
+    num_held_out: int,
+    num_train: int,
+    seed: int,
+    shown: Iterable[str] = (),
+) -> Any:
+    """(held-out rows, training rows): rows cycle through the levels; all sums are distinct and none is in ``shown``.
 
     A row is ``question``, ``answer`` and ``difficulty``. *Raises* ConfigError when a level has too few sums.
     """
     levels = range(min_difficulty, max_difficulty + 1)
     generators = {level: random.Random(f"curriculum-sums/{level}/{seed}") for level in levels}
-    seen: set[str] = set()
+    seen: set[str] = set(shown)
 
     def rows(count: int) -> list[dict[str, Any]]:
         return [_new_row(levels[i % len(levels)], generators, seen) for i in range(count)]

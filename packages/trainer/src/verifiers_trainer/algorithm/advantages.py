@@ -1,9 +1,9 @@
 """Turn the rewards of groups into advantages: how much better a rollout was than its siblings.
 
 Pure numpy, float64, no configuration object. A reward of NaN is *unknown*: it leaves the mean, the deviation and the
-batch, and its advantage is NaN. A dead group (`is_dead`) has no signal: all its advantages are NaN. NaN therefore
-always means "not trained". The pipeline decides what happens to dead groups (replaced, or trained at weight zero);
-advantages that the environment computes never pass through here.
+batch, and its advantage is NaN. A dead group (`is_dead`) has no signal: all its advantages are NaN, or 0 with
+``keep_dead``. NaN always means "not trained". The pipeline decides what happens to dead groups (replaced, or trained
+with 0); advantages that the environment computes never pass through here.
 
 Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F], one column per reward function.
 """
@@ -53,14 +53,16 @@ def compute_advantages(
     lengths_G: Sequence[np.ndarray] | None = None,
     min_group_fraction: float = 0.75,
     weights_G: Sequence[np.ndarray] | None = None,
+    keep_dead: bool = False,
     **parameters: Any,
 ) -> list[np.ndarray]:
     """Advantages [n] per group, NaN for unknown rewards and throughout dead groups.
 
     ``choice`` is a registered name, "package.module:function" or a function ``(rewards_G, lengths_G, *, ...)`` that
-    sees live groups and known rewards only. ``lengths_G`` counts the trained tokens of each rollout ("opo" needs
-    it), ``weights_G`` [F] weighs the columns of a group ("gdpo"). *Raises* ConfigError for an unknown
-    name or parameter.
+    sees live groups and known rewards only. ``keep_dead`` gives 0 to the known rewards of groups that are dead for
+    being equal; the function then sees those groups too, so that they count in statistics of the batch. ``lengths_G``
+    counts the trained tokens of each rollout ("opo" needs it), ``weights_G`` [F] weighs the columns of a group
+    ("gdpo"). *Raises* ConfigError for an unknown name or parameter.
 
     >>> compute_advantages("mean", [np.array([1.0, 0.0, np.nan, 0.5])])
     [array([ 0.5, -0.5,  nan,  0. ])]
@@ -72,13 +74,20 @@ def compute_advantages(
     dead = functools.partial(is_dead, min_group_fraction=min_group_fraction, baseline=function is not none)
     live = [g for g, group in enumerate(rewards) if not dead(group)]
     advantages = [np.full(len(group), np.nan) for group in rewards]
+    used = live
+    if keep_dead:  # distinct stand-ins for the known rewards: dead means too few of them
+        distinct = [np.where(one, np.arange(1.0, len(one) + 1), np.nan) for one in known]
+        used = [g for g, group in enumerate(distinct) if not dead(group)]
+        for g in used:
+            advantages[g][known[g]] = 0.0
     if live:
         if weights_G is not None:
-            parameters["weights_G"] = [weights_G[g] for g in live]
-        lengths = None if lengths_G is None else [np.asarray(lengths_G[g], dtype=np.float64)[known[g]] for g in live]
-        computed = function([rewards[g][known[g]] for g in live], lengths, **parameters)
-        for g, values in zip(live, computed, strict=True):
-            advantages[g][known[g]] = values
+            parameters["weights_G"] = [weights_G[g] for g in used]
+        lengths = None if lengths_G is None else [np.asarray(lengths_G[g], dtype=np.float64)[known[g]] for g in used]
+        computed = function([rewards[g][known[g]] for g in used], lengths, **parameters)
+        for g, values in zip(used, computed, strict=True):
+            if g in live:
+                advantages[g][known[g]] = values
     return advantages
 
 
@@ -120,11 +129,21 @@ def mean_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndar
 def batch_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
     """(R - mean)/(std + 1e-4) with one sample deviation, that of the centred rewards of all live groups.
 
-    Source: Lite-PPO, arXiv 2508.08221; ScaleRL, 2510.13786.
+    Source: ScaleRL, arXiv 2510.13786.
     """
     centred = mean(rewards_G)
-    deviation = np.concatenate(centred).std(ddof=1)
+    deviation = np.concatenate([c for c, r in zip(centred, rewards_G, strict=True) if (r != r[0]).any()]).std(ddof=1)
     return [c / (deviation + EPSILON) for c in centred]
+
+
+@register_advantage("batch_reward_std")
+def batch_reward_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """(R - mean)/(std + 1e-4) with one sample deviation, that of all rewards of the batch.
+
+    Source: Lite-PPO, arXiv 2508.08221; ``scale_rewards="batch"`` of TRL.
+    """
+    deviation = np.concatenate(rewards_G).std(ddof=1)
+    return [c / (deviation + EPSILON) for c in mean(rewards_G)]
 
 
 @register_advantage("rloo")

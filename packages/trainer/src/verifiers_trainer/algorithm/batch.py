@@ -36,6 +36,7 @@ class BatchSettings(Protocol):
     credit: str
     gamma: float
     min_group_fraction: float
+    zero_variance: str
     # turns to samples
     rollouts_per_example: int
     temperature: float
@@ -112,14 +113,16 @@ class Group:
 
     def is_dead(self, settings: BatchSettings) -> bool:
         """Whether the group has no signal: too few known rewards, or all of them equal."""
-        baseline = settings.advantage != "none"
         if settings.credit == "turn":
-            # distinct stand-ins for the known rewards: only their number matters here, turns are compared below
-            distinct = np.where(np.isnan(self.rewards), np.nan, np.arange(len(self.rollouts)))
-            too_few = is_dead(distinct, settings.min_group_fraction, baseline=baseline)
-            return too_few or not any(np.nan_to_num(turns).any() for turns in self.turn_advantages(settings))
+            turns_G = self.turn_advantages(settings)
+            return self.has_too_few(settings) or not any(np.nan_to_num(turns).any() for turns in turns_G)
         rewards = self.scores if settings.advantage == "gdpo" else self.rewards
-        return is_dead(rewards, settings.min_group_fraction, baseline=baseline)
+        return is_dead(rewards, settings.min_group_fraction, baseline=settings.advantage != "none")
+
+    def has_too_few(self, settings: BatchSettings) -> bool:
+        """Whether too few rewards of the group are known, so that it is never trained on."""
+        distinct = np.where(np.isnan(self.rewards), np.nan, np.arange(len(self.rollouts)))  # only their number matters
+        return is_dead(distinct, settings.min_group_fraction, baseline=settings.advantage != "none")
 
     def turn_advantages(self, settings: BatchSettings) -> list[np.ndarray]:
         """One array [turns] per rollout: the discounted rewards from each turn on, less their mean over siblings."""
@@ -188,10 +191,12 @@ def build(groups: Sequence[Group], discarded: Sequence[Group], settings: BatchSe
 
 def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[Any]]:
     """Per group the advantage of each rollout: one number, or an array [turns]; NaN = not trained."""
+    keep_dead = settings.zero_variance == "keep"
     if settings.credit == "turn":
+        left_out = [group.has_too_few(settings) if keep_dead else group.is_dead(settings) for group in groups]
         return [
-            [np.nan] * len(group.rollouts) if group.is_dead(settings) else group.turn_advantages(settings)
-            for group in groups
+            [np.nan] * len(group.rollouts) if out else group.turn_advantages(settings)
+            for group, out in zip(groups, left_out, strict=True)
         ]
     by_function = settings.advantage == "gdpo"
     return compute_advantages(  # type: ignore[return-value]
@@ -199,6 +204,7 @@ def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[A
         [group.scores if by_function else group.rewards for group in groups],
         lengths_G=[np.array([rollout.num_sampled for rollout in group.rollouts], np.float64) for group in groups],
         min_group_fraction=settings.min_group_fraction,
+        keep_dead=keep_dead,
         weights_G=[np.array(list(group.weights.values())) for group in groups] if by_function else None,
     )
 

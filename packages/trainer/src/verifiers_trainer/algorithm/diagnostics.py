@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+
 
 class RatioMeter:
     """Sums over the trained tokens of a step, row by row; ``summary`` gives the means. d = log π - log μ.
 
-    ``sampler/*`` are over tokens sampled by the present policy ``version``, where d should be zero: mean |d| and the
-    estimate e^d - d - 1 of KL(μ‖π) (J. Schulman, "Approximating KL divergence", 2020). ``ratio/kept`` is the share of
+    ``sampler/*`` are over the answers that the present policy ``version`` sampled whole, where d should be zero: mean
+    |d| and the estimate e^d - d - 1 of KL(μ‖π) (J. Schulman, "Approximating KL divergence", 2020). An answer that was
+    begun earlier follows its own beginning as other weights computed it. ``ratio/kept`` is the share of
     tokens inside the ``bounds``, ``ratio/capped`` the share above ``cap``. The sums stay on the device until
     ``summary`` asks for them, so that counting a row waits for nothing.
     """
@@ -42,7 +45,7 @@ class RatioMeter:
     ) -> None:
         """Count one row of T tokens; of ``others``, each [T], the mean is part of the summary."""
         counted = row["loss_mask"] & (row["weight"] != 0)
-        current = counted & (row["version"] == self.version)
+        current = counted & (_oldest(row) == self.version)
         d = torch.where(counted, log_pi - log_mu, 0.0).double().clamp(-20, 20)
         ratio = d.exp()
         inside = (ratio >= self.bounds[0]) & (ratio <= self.bounds[1])
@@ -114,3 +117,14 @@ class RatioMeter:
             "sampler/mismatch_kl": sums["kl"] / sums["current"] if sums["current"] else math.nan,
             **{name: float(torch.stack(values).sum()) / n for name, values in self._others.items()},
         }
+
+
+def _oldest(row: Mapping[str, Tensor]) -> Tensor:
+    """The oldest version of the answer that each token [T] is in: a run of sampled tokens of one sample."""
+    version, sample = row["version"], row["seq_ids"]
+    sampled = version != NOT_SAMPLED
+    begins = torch.cat([sampled.new_ones(1), ~sampled[1:] | (sample[1:] != sample[:-1])])
+    newest = torch.iinfo(version.dtype).max
+    oldest = version.new_full((len(version) + 1,), newest)
+    answer = begins.cumsum(0)
+    return oldest.scatter_reduce(0, answer, torch.where(sampled, version, newest), "amin")[answer]

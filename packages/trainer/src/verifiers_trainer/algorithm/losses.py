@@ -97,19 +97,24 @@ def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
 def resolve_loss(choice: str | LossFunction, **parameters: Any) -> Callable[[LossInput], Tensor]:
     """The loss for a registered name, "package.module:function" or a function, with its parameters bound.
 
-    The result maps a `LossInput` to losses [T], zero where masked. *Raises* ConfigError for an unknown name or
-    parameter.
+    Registered names are those of ``LOSSES`` and of ``OBJECTIVES``. The result maps a `LossInput` to losses [T], zero
+    where masked. *Raises* ConfigError for an unknown name or parameter.
 
     >>> loss = resolve_loss("ppo", epsilon_low=0.2)
     """
-    function = LOSSES.resolve(choice)
+    function = _function_of(choice)
     check_parameters("loss", str(choice), function, parameters)
     return functools.partial(_masked(function), **parameters)
 
 
 def loss_parameters(choice: str | LossFunction) -> frozenset[str] | None:
     """Names of the parameters a loss takes; None when it takes any keyword."""
-    return keyword_parameters(LOSSES.resolve(choice))
+    return keyword_parameters(_function_of(choice))
+
+
+def _function_of(choice: str | LossFunction) -> LossFunction:
+    named = named_objective(choice)
+    return LOSSES.resolve(choice if named is None else named.loss)
 
 
 def kl_penalty(log_pi: Tensor, log_ref: Tensor, loss_mask: Tensor, kind: str = "k3") -> Tensor:
@@ -360,6 +365,114 @@ def vespo(
 def dro(row: LossInput, *, beta: float = 0.1) -> Tensor:
     """-A·log π + β/2·log²r: regression towards the anchor. Source: DRO, arXiv 2405.19107, per token."""
     return -row.advantage * row.log_pi + beta / 2 * row.log_r.square()
+
+
+# --- the names --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedObjective:
+    """What a name of the setting ``loss`` means: the equation of its source, as settings."""
+
+    loss: str
+    """The name in ``LOSSES``."""
+    aggregation: str = "token_mean"
+    """The ``aggregation`` of the source; one that the caller sets wins."""
+    advantage: str = "mean"
+    """The ``advantage`` of the source; one that the caller sets wins."""
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """Setting of a bound -> the parameter of the loss it sets; any other bound is refused."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """Bounds of the source that are not the defaults of the settings; those that the caller sets win."""
+    ratio: str = "r"
+    """The ratio in the loss: "r" (π/o with anchor="recomputed", else π/μ), "ρ" (always π/μ), or "" for none."""
+    kl: str = "none"
+    """The penalty of the source; the settings ``beta`` and ``kl_type`` add it."""
+    source: str
+
+
+_CLIP = {"epsilon": "epsilon_low", "epsilon_high": "epsilon_high"}
+_PPO = {**_CLIP, "delta": "delta", "dual_clip": "dual_clip"}
+_MASK = {"mask_ratio_low": "mask_ratio_low", "mask_ratio_high": "mask_ratio_high"}
+_CAP = {"ratio_cap": "ratio_cap"}
+_CISPO = {**_CAP, "ratio_floor": "ratio_floor", **_MASK, "epsilon_high": "ratio_cap"}
+BOUNDS: Mapping[str, str] = {**_CISPO, **_PPO}
+"""Every setting that is a bound -> the parameter it sets in a loss without a row in ``OBJECTIVES``."""
+
+OBJECTIVES: Mapping[str, NamedObjective] = {
+    "grpo": NamedObjective(
+        loss="ppo",
+        aggregation="sequence_mean",
+        advantage="mean_std",
+        reads=_PPO,
+        kl="k3, beta 0.04",
+        source="GRPO, arXiv 2402.03300, equation 3",
+    ),
+    "dr_grpo": NamedObjective(
+        loss="ppo", aggregation="constant_length", reads=_PPO, source="Dr. GRPO, arXiv 2503.20783"
+    ),
+    "dapo": NamedObjective(
+        loss="ppo",
+        advantage="mean_std",
+        reads=_PPO,
+        bounds={"epsilon": 0.2, "epsilon_high": 0.28},
+        source="DAPO, arXiv 2503.14476, equation 8",
+    ),
+    "bnpo": NamedObjective(
+        loss="ppo", advantage="mean_std", reads=_PPO, source="a name of GRPO scripts: GRPO as one mean over all tokens"
+    ),
+    "ppo": NamedObjective(loss="ppo", reads=_PPO, source="PPO, arXiv 1707.06347, equation 7"),
+    "cispo": NamedObjective(
+        loss="cispo",
+        reads=_CISPO,
+        ratio="ρ",
+        source="MiniMax-M1, arXiv 2506.13585, equation 4 (there with mean_std)",
+    ),
+    "masked_is": NamedObjective(
+        loss="masked_is",
+        reads=_MASK,
+        bounds={"mask_ratio_low": 0.125, "mask_ratio_high": 8.0},
+        ratio="ρ",
+        source="IcePop in Ring-1T, arXiv 2510.18855",
+    ),
+    "importance_sampling": NamedObjective(
+        loss="importance_sampling", reads=_MASK, ratio="ρ", source="Precup et al. 2000"
+    ),
+    "reinforce": NamedObjective(loss="reinforce", ratio="", source="Williams 1992"),
+    "gspo": NamedObjective(
+        loss="gspo",
+        aggregation="sequence_mean",
+        advantage="mean_std",
+        reads=_CLIP,
+        bounds={"epsilon": 3e-4, "epsilon_high": 4e-4},
+        source="GSPO-token, arXiv 2507.18071, equation 14",
+    ),
+    "sapo": NamedObjective(loss="sapo", advantage="mean_std", source="SAPO, arXiv 2511.20347"),
+    "vespo": NamedObjective(loss="vespo", source="VESPO, arXiv 2602.10693"),
+    "dppo_tv": NamedObjective(
+        loss="dppo_tv", reads=_CAP, ratio="ρ", source="DPPO with total variation, arXiv 2602.04879"
+    ),
+    "dppo_kl": NamedObjective(loss="dppo_kl", reads=_CAP, ratio="ρ", source="DPPO with binary KL, arXiv 2602.04879"),
+    "ipo": NamedObjective(
+        loss="ipo", ratio="ρ", source="prime-rl: mask of arXiv 2602.04879, penalty of arXiv 2602.02276"
+    ),
+    "dro": NamedObjective(loss="dro", source="DRO, arXiv 2405.19107"),
+}
+"""Every name of the setting ``loss`` with what it means. ``settings`` derives from it, docs/train/objective.md shows
+it, and tests/trainer/algorithm/test_oracle.py holds each row against its source."""
+
+
+def named_objective(choice: str | LossFunction) -> NamedObjective | None:
+    """The row of a name; None for a function, an import path, or a loss registered elsewhere."""
+    return OBJECTIVES.get(choice) if isinstance(choice, str) else None
+
+
+def bounds_read(choice: str | LossFunction) -> Mapping[str, str]:
+    """Settings of bounds that a loss reads -> its parameters; of a function, those among its keywords."""
+    if (named := named_objective(choice)) is not None:
+        return named.reads
+    accepted = loss_parameters(choice) or ()
+    return {setting: parameter for setting, parameter in BOUNDS.items() if parameter in accepted}
 
 
 # --- the objective ----------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Sample:
     group: int = 0
     """Number of the group of sibling rollouts."""
     live: bool = True
-    """False: present but without weight, for example in a dead group that stays in the batch."""
+    """False: present but without weight."""
 
     @property
     def num_tokens(self) -> int:

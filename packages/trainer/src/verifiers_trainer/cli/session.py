@@ -266,7 +266,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("environment", " + ".join(calls)),
         ("batch", f"{batch} rollouts = {batch // group} examples x {group}, in micro-batches of {micro}"),
         ("sampling", f"{sampling}, at most {config.max_seq_len} tokens per conversation"),
-        ("objective", f"{config.loss}, advantage {config.advantage}, learning rate {config.learning_rate:g}"),
+        ("objective", f"{config.objective()}; learning rate {config.learning_rate:g}"),
         ("weights", f"LoRA rank {config.lora_rank}, alpha {config.lora_alpha}" if config.use_lora else "all"),
         ("steps", f"{plan.first_step} -> {plan.num_steps}, a checkpoint every {config.save_steps:g}"),
         ("folder", str(plan.folder)),

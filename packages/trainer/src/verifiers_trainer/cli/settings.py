@@ -22,6 +22,7 @@ from transformers import TrainingArguments
 from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, describe, fits, store, unknown_key
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import SIMILAR, close_match
+from verifiers_trainer.algorithm.losses import BOUNDS
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.pipeline.mixture import distinct
 from verifiers_trainer.settings import compat
@@ -445,14 +446,17 @@ PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_siz
 def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     """Return all settings of the run as TOML: explicit settings, then defaults and derived ones, without secrets.
 
-    ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``.
+    ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``; a bound, when the loss
+    reads it and does not define it.
     """
     explicit = {name: value for name, value in settings.config.items() if name not in SECRET}
     if settings.algorithm != "rl":  # as for RLConfig, where batch_size counts all rollouts of a step
         config = config.private_copy()
         config.problems(config.world_size)
         explicit = {name: _plain(getattr(config, name)) for name in explicit if name not in PART_OF_BATCH_SIZE}
-    filled = {name: _plain(getattr(config, name)) for name in _shown_fields() if name not in explicit}
+    unwritten = BOUNDS.keys() - (config.bounds().keys() - config.bounds_of_the_source().keys())
+    names = [name for name in _shown_fields() if name not in explicit and name not in unwritten]
+    filled = {name: _plain(getattr(config, name)) for name in names}
     if "run_name" not in explicit:
         filled["output_dir"] = config.output_dir
     document: dict[str, Any] = {

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -240,8 +241,14 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
 
 
 def save_scheduler(folder: Path, scheduler: Any) -> None:
-    """Write the state of a learning-rate scheduler."""
-    write_json(folder / "scheduler.json", {k: v for k, v in scheduler.state_dict().items() if k != "lr_lambdas"})
+    """Write the state of a learning-rate scheduler.
+
+    An infinite value, such as the best one of "reduce_lr_on_plateau" before any evaluation, is what a new scheduler
+    has, so it is left out.
+    """
+    state = {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"}
+    finite = {k: v for k, v in state.items() if not (isinstance(v, float) and math.isinf(v))}
+    write_json(folder / "scheduler.json", finite)
 
 
 def load_scheduler(folder: Path, scheduler: Any) -> None:

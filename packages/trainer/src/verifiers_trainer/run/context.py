@@ -18,7 +18,6 @@ from verifiers.data.examples import Example, examples_from
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
-from verifiers_trainer.algorithm.losses import loss_parameters
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline.mixture import joined
@@ -237,10 +236,3 @@ def examples_of(env: Any, dataset: Any = None) -> list[Example]:
 
 def _name_of(env: Environment) -> str:
     return env.env_id or type(env).__name__
-
-
-def loss_parameters_of(settings: RLConfig) -> dict[str, Any]:
-    """The parameters that the loss of these settings accepts; ``loss_kwargs`` take precedence."""
-    accepted = loss_parameters(settings.loss) or ()
-    named = settings.loss_parameters()
-    return {name: value for name, value in named.items() if name in accepted} | settings.loss_kwargs

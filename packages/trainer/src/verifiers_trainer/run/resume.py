@@ -23,7 +23,7 @@ from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFil
 
 log = logging.getLogger(__name__)
 
-WEIGHTS_ONLY = "weights_only"
+WEIGHTS_ONLY, OBJECTIVE = "weights_only", "objective"
 
 
 def configuration(run: TrainingRun) -> dict[str, Any]:
@@ -87,7 +87,8 @@ class Checkpoints:
             if best is not None and run.settings.load_best_model_at_end and (best == folder or best.is_dir()):
                 state.best_model_checkpoint = str(best)
             pipeline = snapshot()
-            settings = configuration(run) | ({WEIGHTS_ONLY: True} if run.settings.save_only_model else {})
+            settings = configuration(run) | {OBJECTIVE: run.settings.objective()}
+            settings |= {WEIGHTS_ONLY: True} if run.settings.save_only_model else {}
             with checkpoint_files.writing(folder) as temporary:
                 write_model(temporary)
                 if not run.settings.save_only_model:
@@ -151,6 +152,7 @@ class Checkpoints:
                 "folder as the model to start afresh with these weights",
                 path=str(folder),
             )
+        saved.pop(OBJECTIVE, None)  # for readers: the settings behind it are compared one by one
         _require_same(saved, configuration(self.run), folder)
         return pipeline, version
 

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from verifiers.errors import ConfigError, NonFiniteLoss
-from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
-from verifiers_trainer.algorithm.packing import PackedRow
+from verifiers_trainer.algorithm.packing import PackedRow, pack
+from verifiers_trainer.algorithm.samples import rollout_samples
 from verifiers_trainer.policy.checkpoint_files import write_json
 from verifiers_trainer.policy.forward_checks import HALF_TOLERANCE, check_head, check_packing, check_sharing
 from verifiers_trainer.policy.logprobs import install_logprob_forward
@@ -83,6 +84,18 @@ def non_finite(key: str, rows: Sequence[PackedRow], step: int, folder: Path) -> 
     )
 
 
+def sampled_whole(groups: Sequence[Group], version: int, config: RLConfig) -> list[PackedRow]:
+    """Rows of the first rollout that ``version`` sampled whole; none without one. Its advantages are 1."""
+    for group in sorted(groups, key=lambda group: group.index):
+        for rollout in group.rollouts:
+            if not rollout.turns or not all(np.all(np.asarray(turn.version) == version) for turn in rollout.turns):
+                continue
+            samples = rollout_samples(rollout.turns, 1.0, temperature=config.temperature).samples
+            weights = [sample.loss_mask.astype(np.float64) for sample in samples]
+            return pack(samples, weights, max_tokens=max(sample.num_tokens for sample in samples))[0]
+    return []
+
+
 def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_server: bool) -> None:
     """Require equal log-probabilities in sampler and trainer for tokens of the present weights.
 
@@ -95,8 +108,8 @@ def test_ratio(meter: RatioMeter, config: RLConfig, dtype: torch.dtype, on_serve
     allowed = FP32_TOLERANCE if is_exact else TOLERANCE
     if not meter.mean_abs <= allowed:
         raise ConfigError(
-            f"with identical weights, sampler and trainer disagree by {meter.mean_abs:.2g} nats per token "
-            f"({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same tokenizer, chat "
-            f"template, dtype ({dtype}) and temperature ({config.temperature:g}), and that the server returns "
-            "processed log-probabilities"
+            f"with identical weights (version {meter.version}), sampler and trainer disagree by {meter.mean_abs:.2g} "
+            f"nats per token ({meter.max_abs:.2g} at most; {allowed:g} allowed): check that both use the same "
+            f"tokenizer, chat template, dtype ({dtype}) and temperature ({config.temperature:g}) in every turn, and "
+            "that the server returns processed log-probabilities"
         )

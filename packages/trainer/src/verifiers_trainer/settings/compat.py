@@ -36,7 +36,7 @@ Current = Callable[[str], Any]
 """Returns the current value of a canonical setting."""
 Translation = Callable[[Any, Current], dict[str, Any]]
 
-ADVANTAGES = {True: "mean_std", "group": "mean_std", "batch": "batch_std", False: "mean", "none": "mean"}
+ADVANTAGES = {True: "mean_std", "group": "mean_std", "batch": "batch_reward_std", False: "mean", "none": "mean"}
 """Values of ``scale_rewards`` -> ``advantage``."""
 
 

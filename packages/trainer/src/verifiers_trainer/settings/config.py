@@ -15,6 +15,7 @@ import functools
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,31 +24,13 @@ import torch
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords, close_match
+from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat
-from verifiers_trainer.settings.cross_field_rules import CHECKS, INFERENCE
-from verifiers_trainer.settings.fields import RESHAPING, RLFields, problem_of, resume_values
+from verifiers_trainer.settings.cross_field_rules import CHECKS, CORRECTIONS, INFERENCE
+from verifiers_trainer.settings.fields import RESHAPING, RLFields, plain, problem_of, resume_values
 
 log = logging.getLogger(__name__)
-
-OBJECTIVES = {
-    "grpo": ("ppo", "sequence_mean"),  # arXiv 2402.03300
-    "bnpo": ("ppo", "token_mean"),
-    "dapo": ("ppo", "token_mean"),  # arXiv 2503.14476; its clip-higher is epsilon_high = 0.28
-    "dr_grpo": ("ppo", "constant_length"),  # arXiv 2503.20783
-    "gspo": ("gspo", "sequence_mean"),  # arXiv 2507.18071
-}
-"""Value of ``loss`` that names a loss and an aggregation -> both; an explicit ``aggregation`` wins."""
-
-
-LOSS_BOUNDS = {
-    "gspo": {"epsilon_low": "epsilon", "epsilon_high": "epsilon_high"},  # bounds of sequence ratios: 3e-4, 4e-4
-    "masked_is": {
-        "mask_ratio_low": "mask_ratio_low",
-        "mask_ratio_high": "mask_ratio_high",
-    },  # the bounds define this loss
-}
-"""Loss -> parameter whose default the loss defines -> the setting that overrides it when the caller sets it."""
 
 
 class RLConfig(RLFields):
@@ -74,6 +57,7 @@ class RLConfig(RLFields):
         except ValueError as error:  # transformers' own checks
             raise ConfigError(str(error)) from error
         self._other_spellings, self._explicit = other_spellings, set(settings)
+        self._derive_objective()
 
     if not TYPE_CHECKING:  # a type checker reads the fields themselves, so it knows every setting and its type
         __init__ = functools.wraps(RLFields.__init__)(_init)
@@ -125,6 +109,8 @@ class RLConfig(RLFields):
         values = compat.settings_of(name, value, lambda field: getattr(self, field))
         self.__dict__.update(values)
         self._explicit.update(values)
+        if "loss" in values:
+            self._derive_objective()
         if name in compat.SPELLINGS:
             self._other_spellings[name] = value
 
@@ -196,31 +182,64 @@ class RLConfig(RLFields):
         bounds = [bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None]
         return min(bounds, default=None)
 
-    def loss_parameters(self) -> dict[str, Any]:
-        """Parameters of a registered loss, under the parameter names of the loss."""
-        named = {
-            "ratio_cap": self.ratio_cap,
-            "ratio_floor": self.ratio_floor,
-            "mask_ratio_low": self.mask_ratio_low,
-            "mask_ratio_high": self.mask_ratio_high,
-            "epsilon_low": self.epsilon,
-            "epsilon_high": self.epsilon if self.epsilon_high is None else self.epsilon_high,
-            "delta": self.delta,
-            "dual_clip": self.dual_clip,
-        }
-        return {name: value for name, value in named.items() if value is not None and name not in self._loss_defaults()}
+    def bounds(self) -> dict[str, Any]:
+        """Every bound that the loss reads, by setting, with the value in force.
 
-    def _loss_defaults(self) -> list[str]:
-        """Parameters that keep the default of the loss, since the caller did not set them."""
-        bounds = LOSS_BOUNDS.get(self.loss, {}) if isinstance(self.loss, str) else {}
-        return [parameter for parameter, field in bounds.items() if not self.is_given(field)]
+        A bound that the caller set wins over the one of the loss's source. Without ``epsilon_high``, a clip is as wide
+        above as below.
+        """
+        values = {name: getattr(self, name) for name in bounds_read(self.loss)} | dict(self.bounds_of_the_source())
+        if values.get("epsilon_high", 0) is None and "epsilon" in values:
+            values["epsilon_high"] = values["epsilon"]
+        setting = {bounds_read(self.loss)[name]: name for name, value in values.items() if value is not None}
+        return {name: values[name] for name in setting.values()}
+
+    def bounds_of_the_source(self) -> Mapping[str, float]:
+        """Bounds of the loss's source, by setting, that the caller did not replace; ``epsilon`` replaces both."""
+        named = named_objective(self.loss)
+        replaced = {"epsilon_high"} if self.is_given("epsilon") else set()
+        own = {} if named is None else named.bounds
+        return {name: value for name, value in own.items() if name not in replaced and not self.is_given(name)}
+
+    def loss_parameters(self) -> dict[str, Any]:
+        """Parameters of the loss, under its own names: the bounds it reads, and ``loss_kwargs``, which win."""
+        parameter = bounds_read(self.loss)
+        return {parameter[name]: value for name, value in self.bounds().items()} | self.loss_kwargs
+
+    def objective(self) -> str:
+        """State in one line what is minimised: the loss with its parameters, aggregation, advantage, KL and anchor."""
+        named = named_objective(self.loss)
+        loss = named.loss if named is not None and named.loss != self.loss else ""
+        bounds = ", ".join(f"{name} {value}" for name, value in self.loss_parameters().items())
+        length = f" {self.max_completion_len or self.max_seq_len}" if self.aggregation == "constant_length" else ""
+        credit = f" per turn, gamma {self.gamma:g}" if self.credit == "turn" else ""
+        reference = (
+            f"one updated every {self.ref_model_sync_steps} steps" if self.sync_ref_model else "the first policy"
+        )
+        corrections = [f"{name} {value}" for name in CORRECTIONS if (value := getattr(self, name)) is not None]
+        parts = (
+            f"loss {plain(self.loss)}" + f" = {loss}" * bool(loss) + f" ({bounds})" * bool(bounds),
+            f"aggregation {self.aggregation}{length}",
+            f"advantage {plain(self.advantage)}{credit}",
+            f"KL {self.beta:g} x {self.kl_type} to {reference}" if self.beta else "no KL",
+            ", ".join([f"anchor {self.anchor}", *corrections]),
+        )
+        return "; ".join(parts)
 
     def resume_values(self) -> dict[str, Any]:
         """Return the settings that must match when the training is resumed, as JSON values.
 
-        Complete by default: every setting without a ``MayChange`` marker in ``fields``.
+        Complete by default: every setting without a ``MayChange`` marker in ``fields``, but for bounds that the loss
+        does not read; a loss by its function, and which of its parameters are those of its source.
         """
-        return resume_values(self) | {"loss_defaults": self._loss_defaults()}
+        named = named_objective(self.loss)
+        values = resume_values(self) | {"loss_defaults": []}
+        if named is None:
+            return values
+        own = self.bounds_of_the_source()
+        values |= {"loss": named.loss, "loss_defaults": [named.reads[name] for name in own]}
+        unread = BOUNDS.keys() - (named.reads.keys() - own.keys())
+        return {name: value for name, value in values.items() if name not in unread}
 
     def resolve(self, world_size: int = 1) -> None:
         """Derive values from other settings and check all of them together.
@@ -246,14 +265,18 @@ class RLConfig(RLFields):
             derived["learning_rate"] = 1e-5 if self.use_lora else 1e-6
         if not self.is_given("output_dir") and self.run_name:
             derived["output_dir"] = str(Path("outputs") / self.run_name)
-        if isinstance(self.loss, str) and self.loss in OBJECTIVES:
-            derived["loss"], aggregation = OBJECTIVES[self.loss]
-            if not self.is_given("aggregation"):
-                derived["aggregation"] = aggregation
         self._set(**derived)
+        self._derive_objective()
         self._derive_batch(world_size)
         self._set_precision()
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
+
+    def _derive_objective(self) -> None:
+        """Set the aggregation and the advantage that the loss's name means, unless the caller set others."""
+        named = named_objective(self.loss)
+        for name in ("aggregation", "advantage"):
+            if not self.is_given(name):
+                self._set(**{name: self.default_of(name) if named is None else getattr(named, name)})
 
     def _derive_batch(self, world_size: int) -> None:
         """Derive ``batch_size``, in subclasses that compute it from other settings."""

@@ -11,14 +11,14 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
-from verifiers_trainer.algorithm.losses import LOSSES, loss_parameters
+from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
 from verifiers_trainer.settings.fields import RESHAPING, SAMPLING_FIELDS, problem_of
 
 INFERENCE = ("auto", "embedded", "vllm")
@@ -27,11 +27,12 @@ INFERENCE = ("auto", "embedded", "vllm")
 Check = Callable[[Any, int], list[str]]
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
-ANCHORED_ON_SAMPLER = frozenset("cispo masked_is importance_sampling dppo_tv dppo_kl ipo".split())
+ANCHORED_ON_SAMPLER = frozenset(name for name, named in OBJECTIVES.items() if named.ratio == "ρ")
 """Losses in ρ = π/μ, which includes the gap between trainer and sampler."""
-ANCHORED_ON_BATCH = frozenset("ppo gspo sapo vespo dro".split())
+ANCHORED_ON_BATCH = frozenset(name for name, named in OBJECTIVES.items() if named.ratio == "r")
 """Losses in r: π/o with anchor="recomputed", ρ otherwise."""
-SEQUENCE_CORRECTIONS = ("sequence_mask_cap", "geo_mask", "opsm_delta")
+CORRECTIONS = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
+"""Settings that weigh tokens, or drop samples, by the gap between the sampler and the policy of the batch."""
 CREDITED = ("mean", "none")
 """Advantages for which credit per turn is defined."""
 
@@ -72,45 +73,70 @@ def check_fields(config: Any, world_size: int) -> list[str]:
 
 
 def check_objective(config: Any, world_size: int) -> list[str]:
-    """Check the loss with its parameters, the advantage, and the order of bounds."""
+    """Check the loss with its parameters and bounds, the advantage, and the KL penalty."""
     problems = []
-    for name, registry in (("loss", LOSSES), ("advantage", ADVANTAGES)):
-        try:
-            registry.resolve(getattr(config, name))
-        except ConfigError as error:
-            problems.append(f"{name} cannot be used: {error}")
-    if not any(problem.startswith("loss ") for problem in problems):
+    try:
+        ADVANTAGES.resolve(config.advantage)
+    except ConfigError as error:
+        problems.append(f"advantage cannot be used: {error}")
+    if config.kl_type == "k1":
+        problems.append(
+            "kl_type is 'k1', whose gradient in the loss is zero in expectation (that of log π under π), so it would "
+            "not hold the policy near the reference: use 'k2' (gradient of KL(π‖ref)) or 'k3' (of KL(ref‖π))"
+        )
+    try:
         accepted = loss_parameters(config.loss)
-        for name in [name for name in config.loss_kwargs if accepted is not None and name not in accepted]:
+    except ConfigError as error:
+        return [*problems, f"loss cannot be used: {error}"]
+    for name in [name for name in config.loss_kwargs if accepted is not None and name not in accepted]:
+        problems.append(
+            f"loss_kwargs has {name!r}, which the loss {config.loss} does not take"
+            f"{closest(name, accepted or ())}; it takes {', '.join(sorted(accepted or ())) or 'none'}"
+        )
+    return problems + _check_unread(config, accepted or ()) + _check_bounds(config)
+
+
+def _check_unread(config: Any, accepted: Collection[str]) -> list[str]:
+    """Refuse bounds that the caller set and the loss does not read."""
+    reads = bounds_read(config.loss)
+    problems = []
+    for name in BOUNDS:
+        value = getattr(config, name)
+        if name not in reads and value is not None and config.is_given(name):
+            hint = f" (its own {name} is a key of loss_kwargs)" if name in accepted else ""
             problems.append(
-                f"loss_kwargs has {name!r}, which the loss {config.loss} does not take"
-                f"{closest(name, accepted or ())}; it takes {', '.join(sorted(accepted or ())) or 'none'}"
+                f"{name} is {value!r}, a bound that the loss {config.loss!r} does not read{hint}: leave it out. Bounds "
+                f"that it reads: {', '.join(reads) or 'none'}"
             )
-    return problems + _check_bounds(config)
+    return problems
 
 
 def _check_bounds(config: Any) -> list[str]:
-    values = [config.mask_ratio_low, config.mask_ratio_high, config.ratio_cap, config.ratio_floor, config.epsilon]
-    values += [value for value in (config.epsilon_high, config.delta) if value is not None]
-    if not all(isinstance(value, (int, float)) for value in values):
+    values = [getattr(config, name) for name in BOUNDS]
+    if not all(value is None or isinstance(value, int | float) for value in values):
         return []  # reported by check_fields
-    problems = []
+    bounds, problems = config.bounds(), []
     if not config.mask_ratio_low < 1 < config.mask_ratio_high:
         problems.append(
             f"mask_ratio_low {config.mask_ratio_low} and mask_ratio_high {config.mask_ratio_high} must lie on both "
             "sides of 1"
         )
-    if config.ratio_cap < max(1, config.ratio_floor):
-        problems.append(f"ratio_cap is {config.ratio_cap}; it must be at least 1 and not below ratio_floor")
-    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    if config.delta is not None and config.delta <= 1 + high:
-        problems.append(f"delta is {config.delta}; it must be above 1 + epsilon_high = {1 + high:g}")
+    reads = bounds_read(config.loss)
+    for name in [name for name in bounds if reads[name] == "ratio_cap"]:
+        if bounds[name] < max(1, config.ratio_floor):
+            problems.append(f"{name} is {bounds[name]}, the cap of the ratio: at least 1 and not below ratio_floor")
+        if name != "ratio_cap" and config.is_given("ratio_cap") and config.ratio_cap != bounds[name]:
+            problems.append(f"ratio_cap and {name} are one bound of the loss {config.loss!r}: give one of them")
+    if "delta" in bounds and bounds["delta"] <= 1 + bounds["epsilon_high"]:
+        problems.append(
+            f"delta is {bounds['delta']}; it must be above 1 + epsilon_high = {1 + bounds['epsilon_high']:g}"
+        )
     return problems
 
 
 def check_anchor(config: Any, world_size: int) -> list[str]:
-    """Check the anchor, the corrections, and parameters that the loss does not read."""
-    name = config.loss if isinstance(config.loss, str) and config.loss in LOSSES else None
+    """Check the anchor and the corrections."""
+    name = config.loss if isinstance(config.loss, str) and config.loss in OBJECTIVES else None
     problems = []
     if config.tis_cap is not None and name in ANCHORED_ON_SAMPLER:
         problems.append(
@@ -123,25 +149,20 @@ def check_anchor(config: Any, world_size: int) -> list[str]:
             "tis_cap weighs tokens by o/μ, and with anchor='sampler' the ratio of the loss is π/μ, so the gap to the "
             "sampler would count twice: set anchor='recomputed', or leave tis_cap out"
         )
-    drops = any(getattr(config, correction) is not None for correction in SEQUENCE_CORRECTIONS)
-    unread = name is not None and name not in ANCHORED_ON_BATCH and config.tis_cap is None and not drops
-    if config.anchor == "recomputed" and unread:
-        problems.append(
-            f"anchor is 'recomputed', and the loss {name!r} uses the sampler's log-probabilities only: "
-            f"leave it out, or use {', '.join(sorted(ANCHORED_ON_BATCH))}"
-        )
-    return problems + _check_unread(config, name) + _check_geo_mask(config.geo_mask)
-
-
-def _check_unread(config: Any, name: str | None) -> list[str]:
-    problems = []
-    accepted = None if name is None else loss_parameters(name)
-    for parameter in ("delta", "dual_clip"):
-        value = getattr(config, parameter)
-        if value is not None and name is not None and (name != "ppo" or parameter not in (accepted or ())):
-            hint = "; its delta is a key of loss_kwargs" if parameter in (accepted or ()) else ""
-            problems.append(f"{parameter} is {value!r}, a bound of the loss 'ppo', and the loss is {name!r}{hint}")
-    return problems
+    corrects = any(getattr(config, correction) is not None for correction in CORRECTIONS)
+    if config.anchor == "recomputed" and not corrects:
+        if name is not None and name not in ANCHORED_ON_BATCH:
+            problems.append(
+                f"anchor is 'recomputed', and the loss {name!r} uses the sampler's log-probabilities only: "
+                f"leave it out, or use {', '.join(sorted(ANCHORED_ON_BATCH))}"
+            )
+        elif config.num_iterations == 1 and config.max_off_policy_steps != 0:
+            problems.append(
+                "anchor is 'recomputed' and num_iterations 1, so that every ratio of the loss is 1 and nothing "
+                "corrects for tokens of older policies: set tis_cap (such as 2.0), leave anchor out, or set "
+                "max_off_policy_steps=0"
+            )
+    return problems + _check_geo_mask(config.geo_mask)
 
 
 def _check_geo_mask(pair: Any) -> list[str]:

@@ -349,7 +349,8 @@ class RLFields(TrainingArguments):
 
     # --- objective ----------------------------------------------------------------------------------------------
     loss: Any = "cispo"
-    """A name of ``losses.LOSSES`` or ``OBJECTIVES``, ``"package.module:function"``, or a function."""
+    """A name of ``losses.OBJECTIVES``, which has the loss, aggregation, advantage and bounds of its source;
+    ``"package.module:function"``, or a function. Each of those settings may be set apart."""
     loss_kwargs: dict[str, Any] = field(default_factory=dict)
     """Parameters of the loss; they override the settings below."""
     ratio_cap: Annotated[float, Between(0.0, math.inf)] = 5.0
@@ -358,22 +359,25 @@ class RLFields(TrainingArguments):
     mask_ratio_high: Annotated[float, Between(0.0, math.inf)] = 8.0
     """Tokens whose ratio of probabilities lies outside [mask_ratio_low, mask_ratio_high] carry no loss."""
     epsilon: Annotated[float, Between(1e-9, 1e9)] = 0.2
+    """Width of the clip below 1; default 0.2, and 3e-4 for "gspo"."""
     epsilon_high: Annotated[float | None, Between(1e-9, 1e9)] = None
-    """None: as ``epsilon``."""
+    """Width of the clip above 1; None: as ``epsilon``. Default 0.28 for "dapo" and 4e-4 for "gspo", while ``epsilon``
+    is not set either. For "cispo" another name of ``ratio_cap``."""
     delta: Annotated[float | None, Between(0.0, math.inf)] = None
     """Two-sided clip of "ppo": an upper bound of the ratio, applied first (arXiv 2505.07291)."""
     dual_clip: Annotated[float | None, Between(1.0 + 1e-9, 1e9)] = None
     advantage: Any = "mean"
-    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function."""
+    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function; default: that of the loss."""
     credit: Annotated[str, OneOf("rollout", "turn")] = "rollout"
     """Unit of credit: the whole "rollout", or each "turn", whose advantage is its discounted return minus the mean
     return of the same turn in the group."""
     gamma: Annotated[float, Between(1e-9, 1.0)] = 1.0
     """Discount per turn, with ``credit="turn"``."""
     aggregation: Annotated[str, OneOf(*AGGREGATIONS)] = "token_mean"
+    """Weight of a token; default: that of the loss."""
     anchor: Annotated[str, OneOf("sampler", "recomputed")] = "sampler"
     """Denominator of the ratio: the log-probabilities of the "sampler", or those of the policy when the batch was built
-    ("recomputed")."""
+    ("recomputed"), which needs a correction such as ``tis_cap``, or several ``num_iterations``."""
     tis_cap: Annotated[float | None, Between(1e-9, math.inf)] = None
     """Truncated importance sampling: weight min(o/μ, tis_cap) per token, o the policy of the batch, μ the sampler."""
     sequence_mask_cap: Annotated[float | None, Between(1.0, math.inf)] = None
@@ -385,7 +389,7 @@ class RLFields(TrainingArguments):
     beta: Annotated[float, Between(0.0, 1e9)] = 0.0
     """Weight of the KL penalty to the reference, which is the policy before training."""
     kl_type: Annotated[str, OneOf(*KL_TYPES)] = "k3"
-    """KL estimator: k1, k2 or k3."""
+    """KL estimator: k2 or k3; k1 is refused, since its gradient is zero in expectation."""
     sync_ref_model: bool = False
     """Update the reference: every ``ref_model_sync_steps`` steps it becomes
     alpha · policy + (1 - alpha) · reference, with alpha = ``ref_model_mixup_alpha``."""
@@ -409,7 +413,8 @@ class RLFields(TrainingArguments):
     rollout_timeout: Annotated[float | None, Between(1e-3, 1e9), TIMEOUTS] = None
     """Seconds for one rollout; None = ``generation_timeout``."""
     zero_variance: Annotated[str, OneOf("drop", "keep")] = "drop"
-    """Groups of equal rewards: "drop" and sample others, or "keep" with weight 0."""
+    """Groups of equal rewards: "drop" and sample others, or "keep" with advantages of 0: their tokens count in the
+    denominators of the loss and in statistics of the batch, and the KL penalty acts on them, as in GRPO."""
     oversample: Annotated[float, Between(1.0, 1000.0)] = 2.0
     """At most this many times ``batch_size`` rollouts are generated for one step."""
     min_group_fraction: Annotated[float, Between(1e-9, 1.0)] = 0.75

@@ -21,7 +21,7 @@ def resolve(line: CommandLine) -> list[Evaluation]:
     top level, the environment's defaults.
     *Raises* ``ConfigError`` that lists all problems, or the only error unchanged.
     """
-    from verifiers.cli.evaluate.planning import defaults_of, from_run, offer_folder
+    from verifiers.cli.evaluate.planning import defaults_of, from_run
 
     file = read_files(line.files)
     problems: list[str | VerifiersError] = [*line.problems, *file.problems]
@@ -34,8 +34,8 @@ def resolve(line: CommandLine) -> list[Evaluation]:
     for entry in entries:
         values = layered(layered(layered(file.common, entry.settings), line.dotted), line.flags)
         try:
-            offer_folder(entry.env_id, values.get("env_dir_path", EvalSettings().env_dir_path))
-            defaults, check_arguments = defaults_of(entry.env_id, problems)
+            env_dir = values.get("env_dir_path", EvalSettings().env_dir_path)
+            defaults, check_arguments = defaults_of(entry.env_id, env_dir, problems)
             values = layered(defaults, values)
             check_arguments(values.get("env_args", {}))
             settings = from_run(EvalSettings(**values), values)

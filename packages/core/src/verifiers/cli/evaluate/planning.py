@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,24 +170,25 @@ def tool_name(tool: Mapping[str, Any]) -> str:
     return str((tool.get("function") or tool).get("name"))
 
 
-def defaults_of(env_id: str, problems: list[Any]) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
+def defaults_of(
+    env_id: str, env_dir: str, problems: list[Any]
+) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], None]]:
     """(the environment's default settings, a function that checks loader arguments).
 
     The function imports the environment and builds nothing; it raises as ``load_environment`` does for a broken package
     and for invalid arguments. *Raises* ``UnknownEnvironment``.
     """
-    location = registry.find(registry.parse_env_id(env_id))
+    location = registry.find(env_id, env_dir)
 
     def check(env_args: Mapping[str, Any]) -> None:
         registry.check_arguments(env_id, registry.import_loader(env_id, location), env_args)
 
-    return environment_defaults(location.module, location.distribution, problems), check
+    return environment_defaults(location, problems), check
 
 
 def load(env_id: str, settings: EvalSettings) -> Environment:
     """Load the environment and apply its settings. *Raises* as ``load_environment``; ``ConfigError`` for ``-x``."""
-    offer_folder(env_id, settings.env_dir_path)
-    env = registry.load_environment(env_id, **settings.env_args)
+    env = registry.load(env_id, settings.env_args, settings.env_dir_path)
     try:
         env.set_kwargs(**settings.extra_env_kwargs)
     except ConfigError as error:
@@ -212,20 +211,6 @@ def _plan(env: Environment, settings: EvalSettings) -> Plan:
     seed = settings.shuffle_seed if settings.shuffle else None
     examples = env.eval_table.take(settings.num_examples, seed)
     return Plan(examples, [settings.rollouts_per_example] * len(examples))
-
-
-def offer_folder(env_id: str, env_dir: str) -> None:
-    """Append the environment's folder or file in ``env_dir`` to ``sys.path``, after the installed environments."""
-    name = registry.parse_env_id(env_id).name
-    module = re.sub(r"[-.]", "_", registry.normalize_name(name))
-    base = Path(env_dir).expanduser().resolve()
-    folders = dict.fromkeys((name, module, module.removeprefix("vf_"), registry.normalize_name(name)))
-    paths = [path for folder in folders for path in (base / folder, base / folder / "src")]
-    if any((base / f"{single}.py").is_file() for single in (module, f"vf_{module}")):
-        paths.append(base)
-    for path in paths:
-        if path.is_dir() and str(path) not in sys.path:
-            sys.path.append(str(path))
 
 
 def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSettings:

@@ -101,6 +101,7 @@ def _lines(facts: Mapping[str, Any], notes: Iterable[str]) -> Iterable[tuple[str
     before = f", {facts['resumed']} of them resumed" if facts["resumed"] else ""
     plan = f"{facts['num_examples']} examples × {facts['rollouts_per_example']}"
     yield "rollouts", f"{facts['num_rollouts']} ({plan}){before}"
+    yield "sampling", _sampling(facts)
     yield "reward", _mean(facts)
     if facts["pass_at_k"]:
         threshold = f" (reward ≥ {facts['pass_threshold']:g})"
@@ -133,6 +134,18 @@ def _mean(facts: Mapping[str, Any]) -> str:
         return "unknown"
     stderr = f" ± {facts['reward_stderr']:.3f} (standard error)" if facts["reward_stderr"] is not None else ""
     return f"{facts['avg_reward']:.3f}{stderr}"
+
+
+def _sampling(facts: Mapping[str, Any]) -> str:
+    """The sampling arguments of every request: the run's over the local model's; another server has its own.
+
+    >>> _sampling({"sampling_args": {"max_tokens": 32}})
+    "max_tokens 32; the rest by the server's defaults"
+    """
+    local = facts.get("local_model")
+    known = {**(local or {}).get("sampling", {}), **facts["sampling_args"]}
+    rest = "" if local or "temperature" in known else "the rest by the server's defaults"
+    return "; ".join(filter(None, (", ".join(f"{name} {value}" for name, value in known.items()), rest)))
 
 
 def _number(value: float | None) -> str:

@@ -11,11 +11,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers.cli.common.reader import Assignment, Fields, TomlFile
 from verifiers.cli.evaluate.options import ALIASES, MERGED, EvalSettings, fields_of, layered
 from verifiers.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verifiers.environments.registry import Found
 
 ENTRY_KEYS = ("id", "env_id", "env_ids")
 DEFAULTS = ("num_examples", "rollouts_per_example", "max_tokens", "temperature", "env_args")
@@ -215,12 +218,12 @@ def _has_null(value: Any) -> bool:
 # --- defaults of an environment ------------------------------------------------------------------------
 
 
-def environment_defaults(module: str, distribution: str | None, problems: list[str]) -> dict[str, Any]:
+def environment_defaults(found: Found, problems: list[str]) -> dict[str, Any]:
     """``[tool.verifiers.eval]`` of the environment's ``pyproject.toml``; empty when it has none. Imports nothing.
 
     Searches the source tree of an editable install, then the distribution's files, then the folders around the module.
     """
-    for path in _projects_of(module, distribution):
+    for path in _projects_of(found):
         if not path.is_file():
             continue
         try:
@@ -236,22 +239,23 @@ def environment_defaults(module: str, distribution: str | None, problems: list[s
     return {}
 
 
-def _projects_of(module: str, distribution: str | None) -> Iterator[Path]:
+def _projects_of(found: Found) -> Iterator[Path]:
     import importlib.util
 
     import importlib_metadata
 
-    if distribution is not None:
-        installed = importlib_metadata.distribution(distribution)
+    if found.distribution is not None:
+        installed = importlib_metadata.distribution(found.distribution)
         origin = json.loads(installed.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):
             yield _path_of(origin["url"]) / "pyproject.toml"
         for file in installed.files or ():
             if str(file).endswith("pyproject.toml"):
                 yield Path(str(file.locate()))
-    spec = importlib.util.find_spec(module.partition(".")[0])
-    if spec is not None and spec.origin is not None:
-        folder = Path(spec.origin).parent
+    spec = None if found.local else importlib.util.find_spec(found.module.partition(".")[0])
+    origin = found.local.file if found.local else spec.origin if spec is not None else None
+    if origin is not None:
+        folder = Path(origin).parent
         yield from (folder / "pyproject.toml", folder.parent / "pyproject.toml")
         if folder.parent.name == "src":
             yield folder.parent.parent / "pyproject.toml"

@@ -1,8 +1,9 @@
 """``vf-install``: install an environment by id, folder or repository, and import it.
 
 Prints each command before running it, with a warning that installing runs the environment's code. The exit code is 0
-only when the environment resolves and imports. A package of the bare name, which may belong to an unrelated project, is
-inspected before it is installed. ``sources`` chooses the packages, ``installer`` runs the commands.
+only when the environment resolves and imports. A package of the index, whose name may belong to an unrelated project,
+is inspected before it is installed; when it does not declare an environment, the user is asked. ``sources`` chooses the
+packages, ``installer`` runs the commands.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from verifiers.cli.install import installer
 from verifiers.cli.install.installed import Resolved, check_installed
 from verifiers.cli.install.installer import Finished, Installer
 from verifiers.cli.install.sources import Installed, Package, Request, choose, known_ids, unknown
-from verifiers.environments import registry
+from verifiers.environments import local_sources, registry
+from verifiers.environments.registry import Found
 from verifiers.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ ABOUT = """Install an environment into this Python.
   vf-install --list
 
 ENV is an id (name, vf-name, owner/name, name@version) or a folder. An id is searched in --path, in the surrounding uv
-workspace, among the installed packages, and in the package index.
+workspace, among the installed packages, and in the package index. A single file needs no installation: vf-eval FILE.py
 """
 RUNS_CODE = "installing an environment runs its code on this machine, with your rights: install what you trust"
 
@@ -55,6 +57,11 @@ def run(call: Call) -> None:
     if isinstance(choice, Installed):
         (resolved,) = check_installed([choice.env_id])
         _print_result(call, resolved, None, "is installed already; nothing to do (--upgrade looks for a newer one)")
+        return
+    if isinstance(choice, Found):
+        registry.import_loader(request.text, choice)
+        call.facts["entry_point"] = f"{choice}:{choice.attribute}"
+        call.say(f"{choice.env_id} ({choice}) imports, and needs no installation\ntry it: vf-eval {request.text}")
         return
     tool = installer.find_installer()
     if call.options["dry_run"]:
@@ -126,19 +133,40 @@ def _commands(tool: Installer, request: Request, package: Package) -> list[tuple
 
 
 def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
-    """Why the package of this name must not be installed; None when it is an environment. Runs no code of it."""
+    """Why the package must not be installed; None when it declares an environment, or the user agrees.
+
+    Runs no code of it. *Raises* ``RunError`` when it cannot be downloaded.
+    """
     (requirement,) = package.requirement
     with tempfile.TemporaryDirectory(prefix="vf-install-") as folder:
         command = tool.unpack(requirement, folder)
         call.note(f"+ {installer.command_line(command)}    # only to look into it")
         finished = installer.run(command, echo=_echo(call))
-        if finished.code:
-            last = finished.last_lines[-1].strip() if finished.last_lines else f"exit code {finished.code}"
-            cannot = f"{requirement} cannot be inspected without running its code: {last}"
-            return _absent(package, finished) if finished.lacks(package.distribution or "") else cannot
-        if _holds_environment(Path(folder), package.env_ids[0].replace("-", "_")):
-            return None
-    return f"{requirement} is not an environment, and was not installed"
+        if finished.lacks(package.distribution or ""):
+            return _absent(package, finished)
+        if finished.lacks_wheel:
+            doubt = f"{requirement} has no wheel, and cannot be inspected without running its code"
+        else:
+            finished.check()
+            found = list(importlib_metadata.distributions(path=[folder]))
+            if any(entry.group == registry.GROUP for one in found for entry in one.entry_points):
+                return None
+            if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
+                return f"{requirement} is not an environment, and was not installed"
+            about = next((f" ({one.metadata['Summary']})" for one in found if one.metadata.get("Summary")), "")
+            doubt = f"{requirement}{about} of the package index declares no entry point in {registry.GROUP}"
+    if call.options["yes"] or _agrees(call, doubt):
+        return None
+    return f"{doubt}, and was not installed; --yes installs it"
+
+
+def _agrees(call: Call, doubt: str) -> bool:
+    """Ask on a terminal; elsewhere the answer is no."""
+    if call.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    from verifiers.data.messages import escape_control  # late: it loads numpy, which --help does not need
+
+    return click.confirm(escape_control(f"vf-install: {doubt}. Install it?"), err=True)
 
 
 def _absent(package: Package, finished: Finished) -> str:
@@ -146,15 +174,12 @@ def _absent(package: Package, finished: Finished) -> str:
     return f"there is no {package.requirement[0]}{offline}"
 
 
-def _holds_environment(folder: Path, module: str) -> bool:
-    """Whether an unpacked wheel has an environment entry point or a module that binds the loader; runs no code."""
-    for distribution in importlib_metadata.distributions(path=[str(folder)]):
-        if any(entry.group == registry.GROUP for entry in distribution.entry_points):
-            return True
+def _binds_loader(folder: Path, module: str) -> bool:
+    """Whether an unpacked wheel has a module of the environment's name that binds the loader; runs no code."""
     for name in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
             tree = ast.parse((folder / name).read_bytes())
-            if registry.binds_loader(tree):
+            if local_sources.binds_loader(tree):
                 return True
     return False
 
@@ -248,6 +273,9 @@ COMMAND = SmallCommand(
             help="Folder in the repository [packages/envs/NAME, else environments/NAME].",
         ),
         click.Option(["--upgrade"], is_flag=True, help="Reinstall, in the newest version."),
+        click.Option(
+            ["-y", "--yes"], is_flag=True, help="Install a package that declares no environment, without asking."
+        ),
         click.Option(["--no-editable"], is_flag=True, help="Copy a folder instead of linking to it."),
         click.Option(["--list"], is_flag=True, help="List the installed environments and exit."),
         click.Option(["--dry-run"], is_flag=True, help="Print the command; run nothing, send no request."),

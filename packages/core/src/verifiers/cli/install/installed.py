@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _resolve(env_id: str) -> Resolved:
-    location = registry.find(registry.parse_env_id(env_id))
+    location = registry.find_installed(registry.parse_env_id(env_id))
     registry.import_loader(env_id, location)
     return Resolved(env_id, location.distribution, location.version, f"{location.module}:{location.attribute}")
 

@@ -50,6 +50,11 @@ class Finished:
             or re.search(rf"No matching distribution found for {name}\b(?!-)", self.text)
         )
 
+    @property
+    def lacks_wheel(self) -> bool:
+        """Whether it failed because the package has only source distributions."""
+        return self.code != 0 and bool(re.search(r"no usable wheels?|building from source is disabled", self.text))
+
     def check(self) -> None:
         """*Raises* ``RunError`` with the last output lines when the command failed."""
         if self.code:

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verifiers.environments.registry import GROUP, normalize_name
-from verifiers.errors import ConfigError
-
-PYPROJECT = "pyproject.toml"
+from verifiers.environments.local_sources import GROUP, PYPROJECT, normalize_name, read_toml, table_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Workspace:
 def find_workspace(start: Path) -> Workspace | None:
     """The uv workspace of ``start``: the nearest folder, upwards, whose ``pyproject.toml`` declares one."""
     for folder in (start.resolve(), *start.resolve().parents):
-        table = _table(read_toml(folder), "tool", "uv").get("workspace")
+        table = table_at(read_toml(folder), "tool", "uv").get("workspace")
         if isinstance(table, dict):
             return Workspace(folder, _texts(table.get("members")), _texts(table.get("exclude")))
     return None
@@ -81,28 +77,9 @@ def read_project(folder: Path) -> Project:
 
 def project_of(document: dict[str, Any], folder: Path) -> Project:
     """The project that the content of a ``pyproject.toml`` describes."""
-    table = _table(document, "project")
+    table = table_at(document, "project")
     name, version = (table.get(key) if isinstance(table.get(key), str) else None for key in ("name", "version"))
-    return Project(folder, name, version, tuple(_table(table, "entry-points", GROUP)))
-
-
-def read_toml(folder: Path) -> dict[str, Any]:
-    """The ``pyproject.toml`` in ``folder``; empty when there is none. *Raises* ``ConfigError``: unreadable."""
-    path = folder / PYPROJECT
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
-
-
-def _table(document: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The table at ``keys``; empty when it is missing or not a table."""
-    value: Any = document
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
+    return Project(folder, name, version, tuple(table_at(table, "entry-points", GROUP)))
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Choose the source of an environment: the arguments of ``vf-install`` -> packages to install, the most likely first.
 
-The order: a git repository, if one is named; a folder; a member of the surrounding workspace; an installed package; a
-package index. Installs nothing. A repository is inspected in a shallow clone without a checkout, so that a missing
-branch, folder or version is reported before the installer starts; the installer then fetches
-``NAME @ git+URL@BRANCH#subdirectory=FOLDER``.
+The order: a git repository, if one is named; a project folder; a member of the surrounding workspace; a file or folder
+that needs no installation; an installed package; a package index. Installs nothing. A repository is inspected in a
+shallow clone without a checkout, so that a missing branch, folder or version is reported before the installer starts;
+the installer then fetches ``NAME @ git+URL@BRANCH#subdirectory=FOLDER``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ from typing import Any
 import importlib_metadata
 
 from verifiers.cli.install.installer import without_logins
-from verifiers.cli.install.project_files import (
-    PYPROJECT,
-    Project,
-    find_workspace,
-    is_project,
-    project_of,
-    read_project,
-    read_toml,
-)
+from verifiers.cli.install.project_files import Project, find_workspace, is_project, project_of, read_project
 from verifiers.environments import registry
-from verifiers.environments.registry import EnvironmentId, normalize_name, parse_env_id
+from verifiers.environments.local_sources import PYPROJECT, at_path, in_folder, normalize_name, read_toml
+from verifiers.environments.registry import EnvironmentId, Found, parse_env_id
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
 from verifiers.runtime.suggest import close_matches, closest
 
@@ -74,7 +67,7 @@ class Package:
     index_url: str | None = None
     """The only index it may come from."""
     check_first: bool = False
-    """Whether to inspect the wheel before it is installed, because its name does not identify an environment."""
+    """Whether to inspect the wheel before it is installed, because a name in the index belongs to anyone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +77,8 @@ class Installed:
     env_id: str
 
 
-def choose(request: Request) -> Installed | Sequence[Package]:
-    """Resolve a request: already installed, or packages to try in order.
+def choose(request: Request) -> Installed | Found | Sequence[Package]:
+    """Resolve a request: already installed, a local source that needs no installation, or packages to try in order.
 
     *Raises* ``UsageError`` for invalid arguments or when no source has the environment; ``RunError`` when git fails.
     """
@@ -95,6 +88,8 @@ def choose(request: Request) -> Installed | Sequence[Package]:
     folder = Path(request.text).expanduser()
     if request.text and not from_repo and is_project(folder):
         return [_local(read_project(folder), request.editable)]
+    if request.text and not from_repo and (source := at_path(request.text)) is not None:
+        return registry.local(source, source.env_id)
     env_id = _parse(request.text)
     name = normalize_name(env_id.name)
     name = name.removeprefix("vf-") or name
@@ -102,6 +97,8 @@ def choose(request: Request) -> Installed | Sequence[Package]:
         return [_from_repository(request, env_id, name)]
     if (project := _find_project(name, Path(request.path).expanduser())) is not None:
         return [_local(project, request.editable, name, env_id)]
+    if env_id.version is None and (found := _needs_no_installation(env_id, request.path)) is not None:
+        return found
     if not request.upgrade and _is_installed(env_id):
         return Installed(request.text)
     return _from_index(env_id, name)
@@ -128,7 +125,7 @@ def _parse(text: str) -> EnvironmentId:
     except UnknownEnvironment as error:
         folder = Path(text).expanduser()
         if text and folder.exists():
-            why = "has neither pyproject.toml nor setup.py" if folder.is_dir() else "is a file; name its folder"
+            why = "has neither pyproject.toml nor setup.py" if folder.is_dir() else "is not a Python file"
             raise ConfigError(f"{text} cannot be installed: it {why}", path=text) from None
         raise UnknownEnvironment(f"{error}; there is no folder {text!r} either", **error.facts) from None
 
@@ -172,9 +169,17 @@ def _from_repository(request: Request, env_id: EnvironmentId, name: str) -> Pack
     return Package((repository.requirement(distribution, folder),), distribution, ids, version)
 
 
+def _needs_no_installation(env_id: EnvironmentId, env_dir: str) -> Found | None:
+    """The file or folder of an environment without a project. *Raises* ``UsageError`` for one that has a mistake."""
+    if (source := in_folder(Path(env_dir), env_id.name)) is not None:
+        return registry.local(source, env_id.without_version)
+    source = in_folder(Path(), env_id.name)
+    return registry.local(source, env_id.without_version) if source and source.problem() is None else None
+
+
 def _is_installed(env_id: EnvironmentId) -> bool:
     try:
-        location = registry.find(env_id)
+        location = registry.find_installed(env_id)
     except UsageError:
         return False
     return location.distribution is not None and env_id.version in (None, "latest", location.version)
@@ -185,8 +190,15 @@ def _from_index(env_id: EnvironmentId, name: str) -> Sequence[Package]:
     version = _exact(env_id.version)
     pin = f"=={version}" if version else ""
     return [
-        Package((f"{distribution}{pin}",), distribution, (name,), version, index_url=index_url, check_first=bare)
-        for distribution, bare in ((f"vf-{name}", False), (name, index_url is None))
+        Package(
+            (f"{distribution}{pin}",),
+            distribution,
+            (name,),
+            version,
+            index_url=index_url,
+            check_first=index_url is None,
+        )
+        for distribution in (f"vf-{name}", name)
     ]
 
 

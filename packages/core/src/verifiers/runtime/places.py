@@ -1,0 +1,34 @@
+"""Places in author code: ``file:line`` of an error, for messages. Paths below the working directory are relative."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+def raised_at(error: BaseException) -> str | None:
+    """The innermost line of author code in an error's traceback: ``file:line in function``; None without one."""
+    return last_of_author(traceback.extract_tb(error.__traceback__))
+
+
+def last_of_author(frames: Iterable[traceback.FrameSummary]) -> str | None:
+    """The last frame outside of this package and the standard library: ``file:line in function``."""
+    author = [frame for frame in frames if not _is_library(frame.filename)]
+    return f"{short_path(author[-1].filename)}:{author[-1].lineno} in {author[-1].name}" if author else None
+
+
+def short_path(path: str | os.PathLike[str]) -> str:
+    """The path relative to the working directory, when it is below it."""
+    relative = os.path.relpath(path)
+    return os.fspath(path) if relative.startswith("..") else relative
+
+
+def _is_library(path: str) -> bool:
+    """Whether a file belongs to this package, to the standard library, or is generated code."""
+    return path.startswith((_PACKAGE, "<")) or (path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path)

@@ -1,0 +1,84 @@
+"""small-tasks: six tasks that a model of 135M parameters does about half of the time. One turn, one exact reward.
+
+The public interface is ``load_environment``; the README describes the tasks, the reward and the baselines.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import verifiers as vf
+from vf_small_tasks.tasks import TASKS
+
+__all__ = ["TASKS", "load_environment"]
+
+
+def load_environment(
+    task: str = "capitals",
+    num_train_examples: int = 1000,
+    num_eval_examples: int = 100,
+    num_shots: int = -1,
+    seed: int = 0,
+) -> vf.Environment:
+    """The small-tasks environment.
+
+    Args:
+        task: "capitals", "json", "names", "numbers", "calculator" or "commands"; "all" cycles through them.
+        num_train_examples: Training rows; fewer where a task has fewer.
+        num_eval_examples: Held-out rows, disjoint from the training rows; at most half of what a task has.
+        num_shots: Solved examples before the question; -1 = all that the task has.
+        seed: Determines the rows; equal arguments give equal rows on every machine.
+
+    Raises:
+        ConfigError: An invalid argument, by name.
+    """
+    names = list(TASKS) if task == "all" else [task]
+    if not set(names) <= set(TASKS):
+        raise vf.ConfigError(f'task is {task!r}; it must be {", ".join(map(repr, TASKS))} or "all"', key="task")
+    for name, value, least in (
+        ("num_train_examples", num_train_examples, 1),
+        ("num_eval_examples", num_eval_examples, 1),
+        ("num_shots", num_shots, -1),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise vf.ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}", key=name)
+    held_out, train = zip(*(_split(name, num_eval_examples, num_shots, seed) for name in names), strict=True)
+    return vf.SingleTurnEnv(
+        dataset=_take_turns(train, num_train_examples),
+        eval_dataset=_take_turns(held_out, num_eval_examples),
+        rubric=vf.Rubric([correct]),
+    )
+
+
+async def correct(completion: Any, answer: str, task: str) -> float:
+    """1 when the reply solves the row of this task (``TASKS[task].is_right``), else 0."""
+    return float(TASKS[task].is_right(completion[-1].content or "", answer))
+
+
+def _split(
+    name: str, num_held_out: int, num_shots: int, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The (held-out, training) rows of one task: at most half of its rows are held out."""
+    task = TASKS[name]
+    shown = {question for question, _ in task.shots}
+    pairs = [pair for pair in task.pairs() if pair[0] not in shown]
+    random.Random(f"{name} {seed}").shuffle(pairs)
+    system = [{"role": "system", "content": task.instruction}] if task.instruction else []
+    shots = [
+        message
+        for question, answer in (task.shots if num_shots == -1 else task.shots[:num_shots])
+        for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+    ]
+    rows = [
+        {"prompt": [*system, *shots, {"role": "user", "content": question}], "answer": answer, "task": name}
+        for question, answer in pairs
+    ]
+    cut = min(num_held_out, len(rows) // 2)
+    return rows[:cut], rows[cut:]
+
+
+def _take_turns(tables: tuple[list[dict[str, Any]], ...], count: int) -> list[dict[str, Any]]:
+    """Up to ``count`` rows: the first of each table, then the second of each, and so on."""
+    longest = max(map(len, tables))
+    return [table[i] for i in range(longest) for table in tables if i < len(table)][:count]

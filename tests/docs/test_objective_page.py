@@ -1,0 +1,41 @@
+"""The table of losses on the page is the table in the code, name by name and column by column."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the trainer")
+
+from verifiers_trainer.algorithm.advantages import ADVANTAGES
+from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
+from verifiers_trainer.algorithm.losses import OBJECTIVES
+
+PAGE = (Path(__file__).parents[2] / "docs/train/objective.md").read_text(encoding="utf-8")
+
+
+def rows_below(header):
+    lines = iter(PAGE[PAGE.index(header) :].splitlines()[2:])
+    cells = []
+    while (line := next(lines)).startswith("| "):
+        cells.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return cells
+
+
+def test_each_row_of_the_page_is_a_row_of_the_code():
+    def bounds(named):
+        listed = [f"`{name}` {named.bounds[name]:g}" if name in named.bounds else f"`{name}`" for name in named.reads]
+        return ", ".join(listed) or "none"
+
+    shown = {name: [*columns] for name, _, *columns in rows_below("| `loss` | per token | aggregation |")}
+    assert shown == {
+        f"`{name}`": [f"`{named.aggregation}`", f"`{named.advantage}`", bounds(named), named.kl, named.source]
+        for name, named in OBJECTIVES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "registry"), [("| `advantage` |", ADVANTAGES), ("| `aggregation` |", AGGREGATIONS)], ids=str
+)
+def test_the_page_lists_every_name(header, registry):
+    listed = {name.split("`")[1] for name, *_ in rows_below(header)}
+    assert listed == set(registry)
