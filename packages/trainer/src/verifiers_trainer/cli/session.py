@@ -19,7 +19,7 @@ from verifiers.cli.common.interrupt import Interrupt
 from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError, RunMismatch
 from verifiers.storage.files import LOCK_NAME, HeldFile
-from verifiers_trainer.cli import launch
+from verifiers_trainer.cli import launch, tmux
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.cli.report import rank
@@ -45,6 +45,8 @@ class Session:
     fresh: bool = False
     engine: str = "auto"
     vllm_url: str | None = None
+    tmux: str | None = None
+    """Name of a tmux session to run in; empty for the default name."""
     dry_run: bool = False
     dump_config: bool = False
     as_json: bool = False
@@ -61,12 +63,14 @@ class Session:
             return self._run(result)
 
     def _run(self, result: dict[str, Any]) -> int:
-        devices = launch.visible_devices()
+        devices, environment = launch.visible_devices(), dict(os.environ)  # before the plan hides devices
         plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
         if self.dump_config:
             print(to_toml(plan.settings, plan.config), end="")
             return 0
         decision = launch.decide(self.engine, self.vllm_url, plan.settings.gpus, devices)
+        if self.tmux is not None:
+            return self._start_tmux(plan, decision, environment, result)
         if plan.config.server_url is None or self.engine != "auto" or decision.url is not None:
             self._print(f"inference: {launch.where(decision)} ({decision.reason})")
             if (decision.launches or len(decision.trainer_devices) > 1) and "LOCAL_RANK" not in os.environ:
@@ -81,6 +85,19 @@ class Session:
             self._close(plan, interrupted=False)
             return 0
         return self._train(plan, result)
+
+    def _start_tmux(
+        self, plan: Plan, decision: launch.Decision, environment: Mapping[str, str], result: dict[str, Any]
+    ) -> int:
+        """Start this command in a tmux session, and return."""
+        words = [*self._child_arguments(), f"--engine={self.engine}"]
+        words += [f"--vllm-url={self.vllm_url}"] if self.vllm_url is not None else []
+        words += [f"--output-dir={plan.folder}"] if self.output_dir is None and self.resume is None else []
+        name, log = self.tmux or "vf-train", plan.folder / launch.SERVER_LOG
+        attach = tmux.start(name, words, environment, log if decision.launches else None)
+        self._print(f"training runs in the tmux session {name}: {attach}")
+        result.update(run_dir=str(plan.folder), tmux=attach)
+        return 0
 
     def _launch(self, plan: Plan, decision: launch.Decision, result: dict[str, Any]) -> int:
         """Train in a child process beside a server; ``--json`` prints the object of the child."""

@@ -382,7 +382,20 @@ class _Reader:
             self._problem(setting, f'there is no setting "{setting.key}"; known are {", ".join(known)}')
 
 
-FLAGS = ("output-dir", "resume", "fresh", "dry-run", "dump-config", "json", "verbose", "quiet", "version", "help")
+FLAGS = (
+    "output-dir",
+    "resume",
+    "fresh",
+    "tmux",
+    "cwd",
+    "dry-run",
+    "dump-config",
+    "json",
+    "verbose",
+    "quiet",
+    "version",
+    "help",
+)
 """Options of the command, for suggestions."""
 
 
