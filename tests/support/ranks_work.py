@@ -207,7 +207,9 @@ def alive(timeout_s: float) -> int:
     with ranks.together():
         ranks.gather([1.0], "hello")
         with ranks.alive():
-            return ranks.share(lambda: time.sleep(4 * timeout_s) or 1, "the tea", while_alive=True)
+            value = ranks.share(lambda: time.sleep(4 * timeout_s) or 1, "the tea", while_alive=True)
+        ranks.gather([1.0], "goodbye")  # the store ends with rank 0
+        return value
 
 
 def raises(bare: bool) -> None:
