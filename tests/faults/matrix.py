@@ -526,7 +526,8 @@ ROWS: dict[int, Row] = {
     ),
     40: Row(
         "all groups have equal rewards",
-        "a warning with a histogram for each such batch, and an end after so many; with the limit off it continues",
+        "warnings with a histogram at growing intervals; an end only when there never was a signal, or the task is "
+        "solved (exit 0); the last whole step is saved, whatever ends the run",
         (
             *_in(
                 TRAINER,
@@ -534,9 +535,25 @@ ROWS: dict[int, Row] = {
                 "when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where",
                 "when_most_rewards_raise_the_error_counts_them_by_cause",
             ),
-            *_in("trainer/pipeline/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
+            *_in(
+                "trainer/pipeline/test_pipeline",
+                "rollouts_without_any_signal_since_the_start_end_the_run_with_a_histogram",
+                "a_run_that_ever_had_signal_goes_on_and_warns_at_growing_intervals",
+            ),
+            *_in(
+                "trainer/run/test_endings",
+                "whatever_ends_a_run_saves_its_last_whole_step",
+                "a_solved_task_ends_training_without_an_error_saved_and_stays_so",
+            ),
+            *_in("trainer/cli/test_cli_train", "a_solved_task_is_exit_0_with_a_checkpoint"),
         ),
-        _in("trainer/pipeline/test_pipeline", "with_the_limit_off_a_run_without_signal_goes_on"),
+        (
+            *_in(
+                "trainer/pipeline/test_pipeline",
+                "with_the_limit_off_a_run_without_signal_goes_on_where_by_default_it_ends",
+            ),
+            *_in("trainer/run/test_endings", "without_the_saving_they_are_lost"),
+        ),
     ),
     41: Row(
         "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of several",
@@ -614,7 +631,7 @@ ROWS: dict[int, Row] = {
             "trainer/run/test_loggers",
             "a_tracker_that_fails_hangs_or_is_absent_costs_one_warning",
             "a_tracker_that_is_too_slow_is_given_up_and_never_waited_for",
-            "a_tracker_that_is_not_installed_is_named",
+            "a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded",
         ),
         _in("faults/test_tracker_faults", "called_from_the_loop_itself_a_tracker_that_raises_ends_the_run"),
     ),

@@ -81,6 +81,19 @@ def test_a_server_without_the_routes_for_weights_says_so_before_training(tmp_pat
             trainer.train()
 
 
+def test_a_server_without_adapters_gets_the_merged_weights_unless_adapters_are_asked_for(tmp_path, caplog):
+    caplog.set_level("INFO")
+    with served(lora=False) as server:
+        log = run(trainer_of(server, tmp_path, use_lora=True, max_steps=2, max_off_policy_steps=0))
+        assert log.steps[-1]["sampler/log_ratio_abs"] < 1e-5
+        assert server.adapters == {}
+        assert "the adapter is merged, since" in caplog.text
+        assert "was started without adapters (vf-vllm --max-lora-rank N switches them on)" in caplog.text
+        with trainer_of(server, tmp_path / "asked", use_lora=True, weight_sync="lora_dir") as trainer:
+            with pytest.raises(ConfigError, match=r"weight_sync='lora_dir' cannot be used: .* without adapters"):
+                trainer.start_engine()
+
+
 # --- a run ---------------------------------------------------------------------------------------------------------
 
 

@@ -262,8 +262,8 @@ class NonFiniteLoss(RunError):
 
 
 class NoLearningSignal(RunError):
-    """Consecutive batches had zero reward variance in every group (``histogram``)."""
+    """No group of the run, or of ``no_signal_steps`` batches, had two different rewards (``histogram``)."""
 
 
 class GenerationStalled(RunError):
-    """Rollouts for the next batch did not arrive in time (``waiting_for``, ``elapsed_s``)."""
+    """No rollout finished for ``generation_timeout`` seconds (``waiting_for``, ``elapsed_s``)."""

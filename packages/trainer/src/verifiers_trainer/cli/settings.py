@@ -403,7 +403,20 @@ class _Reader:
             self._problem(setting, f'there is no setting "{setting.key}"; known are {", ".join(known)}')
 
 
-FLAGS = ("output-dir", "resume", "fresh", "dry-run", "dump-config", "json", "verbose", "quiet", "version", "help")
+FLAGS = (
+    "output-dir",
+    "resume",
+    "fresh",
+    "tmux",
+    "cwd",
+    "dry-run",
+    "dump-config",
+    "json",
+    "verbose",
+    "quiet",
+    "version",
+    "help",
+)
 """Options of the command, for suggestions."""
 
 
@@ -488,13 +501,18 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
         args, names = without_secrets(table.args, f"env.args of {table.id}: ")
         tables.append(replace(table, args=args).to_dict())
         of_env += names
-    document = {
+    server_args, of_server = without_secrets(settings.server_args, "inference.args: ")
+    document: dict[str, Any] = {
         "model": settings.model,
         "env": tables if settings.mixture else {"args": {}, **tables[0]},
+        "inference": {"args": server_args} if server_args else {},
         "trainer": {"args": explicit | {name: value for name, value in filled.items() if value is not None}},
     }
-    comments = "".join(f"# {name} is a secret and is not printed\n" for name in (*left_out, *of_env))
-    return comments + tomli_w.dumps(document)
+    for component, number in settings.gpus.items():
+        document[component] = {"gpus": number, **document[component]}
+    secrets = (*left_out, *of_env, *of_server)
+    comments = "".join(f"# {name} is a secret and is not printed\n" for name in secrets)
+    return comments + tomli_w.dumps({name: value for name, value in document.items() if value})
 
 
 def _shown_fields() -> list[str]:

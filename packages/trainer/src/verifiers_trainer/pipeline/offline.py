@@ -247,5 +247,7 @@ class OfflineRollouts:
     def snapshot(self) -> PipelineState:
         return replace(self.state)
 
+    last_state = snapshot
+
     def close(self) -> None:
         """No-op: nothing runs in the background."""

@@ -7,6 +7,7 @@ when groups are started and which of them a batch takes.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,22 @@ class Solved:
 
 
 @dataclass
+class Signal:
+    """What the rewards of the run have shown so far, for the rules that end it (``health.SignalMeter``)."""
+
+    was_live: bool = False
+    """Whether a batch with a learning signal was ever delivered."""
+    lowest: float = math.inf
+    best: float = -math.inf
+    """The extreme rewards of the run."""
+    batches: int = 0
+    rollouts: int = 0
+    """Batches without a learning signal since the last one with it, and their rollouts."""
+    at_best: int = 0
+    """Rollouts in a row with the best reward."""
+
+
+@dataclass
 class PipelineState:
     """The state of the pipeline that a checkpoint saves."""
 
@@ -105,3 +122,4 @@ class PipelineState:
     skipped: list[int] = field(default_factory=list)
     """Indices from ``base`` on that were skipped, because their examples are solved."""
     solved: Solved = field(default_factory=Solved)
+    signal: Signal = field(default_factory=Signal)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,27 +133,80 @@ def within_prompt_limit(
 ) -> list[Example]:
     """The examples to train on under ``max_prompt_len``; logs how many prompts are longer.
 
-    Raises ``DatasetError`` when none is left, ``ConfigError`` when prompts of several turns would be cut.
+    Raises ``DatasetError`` when none is left.
     """
     if config.max_prompt_len is None:
         return list(examples)
-    cut = config.prompt_overflow == "truncate_left"
+    limit, cut = config.max_prompt_len, config.prompt_overflow == "truncate_left"
     if cut and any(member.max_turns != 1 for member in _members(env)):
-        log.warning("prompts of environments of several turns are not cut: longer ones are skipped")
-        cut, config.prompt_overflow = False, "skip"
-    short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= config.max_prompt_len]
+        config.prompt_overflow = "skip"  # of requests: those of later turns hold more than the prompt
+        return _cut_in_text(examples, tokenizer, env, limit)
+    short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= limit]
     if num_long := len(examples) - len(short):
         action = "are cut at their beginning" if cut else "are not used"
         log.warning(
             "%d of %d examples have prompts of more than max_prompt_len = %d tokens and %s",
             num_long,
             len(examples),
-            config.max_prompt_len,
+            limit,
             action,
         )
     if not short and not cut:
-        raise DatasetError(f"every prompt is longer than max_prompt_len = {config.max_prompt_len} tokens: raise it")
+        raise DatasetError(f"every prompt is longer than max_prompt_len = {limit} tokens: raise it")
     return list(examples) if cut else short
+
+
+def _cut_in_text(examples: Sequence[Example], tokenizer: Any, env: Environment, limit: int) -> list[Example]:
+    """The examples with prompts of at most ``limit`` tokens: longer ones without the beginning of their text.
+
+    The text is cut, not the tokens, so that every turn of a conversation begins with the same prompt. Prompts that do
+    not fit without any text, or have parts that are no text, are left out. Raises ``DatasetError`` when none is left.
+    """
+    fitting, num_cut = [], 0
+    for example in examples:
+
+        def size(num_characters: int, row: Mapping[str, Any] = example.row) -> int:
+            shorter = {**row, "prompt": _without_beginning(row["prompt"], num_characters)}
+            return num_prompt_tokens(shorter, tokenizer, env.for_row(row))
+
+        prompt = example.row["prompt"]
+        if size(0) <= limit:
+            fitting.append(example)
+            continue
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        if not all(isinstance(text, str) for text in texts) or size(total := sum(map(len, texts))) > limit:
+            continue
+        fewest = bisect_left(range(total), -limit, key=lambda count: -size(count))
+        while size(fewest) > limit:  # fewer characters may be more tokens, by one or two
+            fewest += 1
+        fitting.append(replace(example, row={**example.row, "prompt": _without_beginning(prompt, fewest)}))
+        num_cut += 1
+    if not fitting:
+        raise DatasetError(f"every prompt is longer than max_prompt_len = {limit} tokens: raise it")
+    num_unused = len(examples) - len(fitting)
+    if num_cut or num_unused:
+        log.warning(
+            "%d of %d examples have prompts of more than max_prompt_len = %d tokens: %d are cut at their beginning, %d "
+            "are not used",
+            num_cut + num_unused,
+            len(examples),
+            limit,
+            num_cut,
+            num_unused,
+        )
+    return fitting
+
+
+def _without_beginning(prompt: Any, num_characters: int) -> Any:
+    """A text or messages without their first characters; a message that becomes empty stays."""
+    if isinstance(prompt, str):
+        return prompt[num_characters:]
+    messages = []
+    for message in prompt:
+        text = message["content"]
+        messages.append({**message, "content": text[num_characters:] if isinstance(text, str) else text})
+        num_characters = max(0, num_characters - len(text or ""))
+    return messages
 
 
 def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) -> int:

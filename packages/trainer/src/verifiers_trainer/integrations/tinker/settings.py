@@ -82,7 +82,7 @@ class TinkerConfig:
     oversample: float = 2.0
     min_group_fraction: float = 0.75
     max_error_fraction: float = 0.5
-    no_signal_steps: int = 8
+    no_signal_steps: int | None = None
     overlong: str = "mask"
     mask_truncated_completions: bool = False
     zero_truncated_completions: bool = False
