@@ -102,7 +102,7 @@ def is_folder(model: str) -> bool:
 def _folder(model: str) -> Choice:
     """A saved model on the trainer's embedded engine."""
     try:
-        engines: Any = importlib.import_module("verifiers_trainer.engines.folder")
+        folders: Any = importlib.import_module("verifiers_trainer.policy.folder_client")
     except ModuleNotFoundError as error:
         if error.name != "verifiers_trainer":
             raise
@@ -110,7 +110,7 @@ def _folder(model: str) -> Choice:
             f"-m {model}: a model folder runs on the engine of the trainer, which is not installed: in a checkout, "
             "uv sync --group train; or serve the folder, and name the server with -b"
         ) from None
-    client = engines.folder_client(model)
+    client = folders.folder_client(model)
     return Choice(client, client.model, f"model: {client.model}, on the embedded engine")
 
 

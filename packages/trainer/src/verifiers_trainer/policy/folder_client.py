@@ -137,7 +137,8 @@ def load_folder(folder: Path) -> tuple[Any, Any]:
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     if not (folder / ADAPTER).is_file():
-        return get_model(str(folder)).to(device).eval(), get_tokenizer(str(folder))
+        model: Any = get_model(str(folder))
+        return model.to(device).eval(), get_tokenizer(str(folder))
     from peft import PeftModel
 
     base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")

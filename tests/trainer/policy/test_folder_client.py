@@ -9,8 +9,8 @@ import pytest
 
 from verifiers.cli.evaluate.command import run_command
 from verifiers.errors import ConfigError
-from verifiers_trainer.engines.folder import FolderClient, folder_client, load_folder
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.policy.folder_client import FolderClient, folder_client, load_folder
 
 ENVIRONMENT = """
 import verifiers as vf
