@@ -187,7 +187,19 @@ def test_an_environment_of_one_file_is_found_in_the_folder(vf_eval, server, eval
     (eval_folder / "environments").mkdir(exist_ok=True)
     (eval_folder / "environments" / "lone_file.py").write_text(TOY)
     assert vf_eval("lone-file", "-b", server.url, "-n", "1").code == 0
+    by_path = vf_eval("environments/lone_file.py", "-b", server.url, "-n", "1", "-w", "1", "--json")
+    assert by_path.code == 0, by_path.err
+    assert "/lone-file--the-model/" in by_path.json["runs"][0]["path"]
     assert vf_eval("lone-files", "-b", server.url, "-n", "1").code == 2
+
+
+def test_a_mistake_of_a_local_file_is_reported_with_file_and_line(vf_eval, eval_folder):
+    (eval_folder / "environments").mkdir(exist_ok=True)
+    (eval_folder / "environments" / "lone_file.py").write_text(TOY.replace("load_environment", "load_enviroment"))
+    ran = vf_eval("lone-file", "-m", "local")
+    assert ran.code == 2
+    assert "environments/lone_file.py:4 defines load_enviroment" in ran.paragraph
+    assert "vf-install" not in ran.err
 
 
 def test_an_ablation_runs_every_combination_of_what_it_sweeps(vf_eval, server, eval_folder):

@@ -7,6 +7,7 @@ import re
 import pytest
 from pydantic import BaseModel
 
+import verifiers as vf
 from verifiers.clients import ClientConfig, use_client
 from verifiers.errors import AuthenticationFailed, ConfigError, ModelUnavailable, ScoringError
 from verifiers.parsers import XMLParser
@@ -67,9 +68,53 @@ def test_constructing_needs_no_key_and_makes_no_client(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     rubric = JudgeRubric(funcs=[yes])
     with pytest.raises(ConfigError, match=r"judge_client=.*OPENAI_API_KEY"):
-        rubric.check_arguments(set())
+        rubric.check_needs()
     with pytest.raises(ScoringError, match="OPENAI_API_KEY"):  # negative control: asking does need one
         asyncio.run(rubric.judge("2+2", "4", "4"))
+
+
+def as_it_is(rubric):
+    return rubric
+
+
+def in_a_group(rubric):
+    return vf.RubricGroup([vf.Rubric([lambda answer: 1.0]), rubric])
+
+
+def in_an_env_group(rubric):
+    rows = [{"question": "2+2", "answer": "4"}]
+    envs = [vf.SingleTurnEnv(dataset=rows, rubric=one) for one in (vf.Rubric([lambda answer: 1.0]), rubric)]
+    return vf.EnvGroup(envs, ["sums", "judged"])
+
+
+@pytest.mark.parametrize("within", [as_it_is, in_a_group, in_an_env_group])
+@pytest.mark.parametrize(
+    ("rubric", "said"),
+    [
+        (lambda: JudgeRubric(funcs=[yes]), "OPENAI_API_KEY"),
+        (lambda: JudgeRubric(funcs=[yes], judge_model="local:no-such.gguf"), r"local:no-such\.gguf.*not a file"),
+        (
+            lambda: JudgeRubric(
+                judge_client=ScriptedClient("9"), judge_model="judge-a", judge_prompt="Rate: {response}"
+            ),
+            r"'judge-a' is never asked.*funcs=.*judge_models=\['judge-a'\]",
+        ),
+    ],
+    ids=["key", "model", "functions"],
+)
+def test_what_a_judge_lacks_is_said_before_the_first_rollout(monkeypatch, within, rubric, said):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    scored = within(rubric())
+    env = (
+        scored
+        if isinstance(scored, vf.Environment)
+        else vf.SingleTurnEnv(dataset=[{"question": "2+2", "answer": "4"}], rubric=scored)
+    )
+    client = ScriptedClient("4")
+    with pytest.raises(ConfigError, match=said):
+        env.evaluate(client, "policy")
+    assert client.requests == []
 
 
 def test_no_client_given_means_the_endpoint_of_the_environment_and_not_the_policy(monkeypatch):
@@ -77,7 +122,7 @@ def test_no_client_given_means_the_endpoint_of_the_environment_and_not_the_polic
     with FakeServer(["no"]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         rubric = JudgeRubric(funcs=[yes])
-        rubric.check_arguments(set())
+        rubric.check_needs()
         with use_client(policy, "policy"):
             assert rubric.score_rollout_sync(state_of())["reward"] == 0.0
         assert server.requests[0]["model"] == "gpt-4.1-nano"

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+import verifiers as vf
 import verifiers.rollouts.decorators as mark
 from verifiers.errors import (
     ConfigError,
@@ -82,12 +83,27 @@ def test_a_callable_object_is_named_after_its_class():
     assert Rubric([Closeness()])._get_reward_func_names() == ["Closeness"]
 
 
-def test_further_keywords_become_attributes_and_misspellings_do_not():
-    assert Rubric(dataset_name="sums").dataset_name == "sums"
+@pytest.mark.parametrize(
+    "rubric", [Rubric, vf.JudgeRubric, vf.ToolRubric, lambda **kw: vf.RubricGroup([Rubric()], **kw)]
+)
+def test_an_unknown_keyword_is_refused(rubric):
+    with pytest.raises(ConfigError, match=r"does not know 'wieghts' \(did you mean 'weights'\?\)"):
+        rubric(wieghts=[1.0])
+    with pytest.raises(ConfigError, match=r"does not know 'dataset_name'; it knows: .*parser"):
+        rubric(dataset_name="sums")
+
+
+def test_keywords_of_a_subclass_become_attributes_and_misspellings_do_not():
+    class Sums(Rubric):
+        def __init__(self, weight="easy", **kwargs):  # resembles a parameter of Rubric, and is declared
+            super().__init__(weight=weight, **kwargs)
+
+    rubric = Sums("hard", dataset_name="sums")
+    assert (rubric.weight, rubric.dataset_name) == ("hard", "sums")
     with pytest.raises(ConfigError, match="did you mean 'weights'"):
-        Rubric([exact], weigths=[1.0])
+        Sums(funcs=[exact], weigths=[1.0])
     with pytest.raises(ConfigError, match="would hide"):
-        Rubric(score_group=1)
+        Sums(score_group=1)
 
 
 def test_marked_methods_of_a_subclass_register_themselves():

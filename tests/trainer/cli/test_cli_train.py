@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.run.metrics_files import read_metrics
+from verifiers_trainer.settings import static_fields
+from verifiers_trainer.settings.fields import RLFields
 
 ENVIRONMENT = """
 import os, signal
@@ -99,12 +103,71 @@ def test_every_mistake_is_named_at_once(run):
     said = refused(run("@", "run.toml", "--env.args.siz", "3", "--dry-rum", "--trainer.args.batch_size", "10"))
     for expected in (
         "run.toml:12: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
-        "run.toml:13: temperature is 7.0",
         "did you mean 'size'?",
         '--dry-rum: there is no setting "dry_rum", did you mean "--dry-run"?',
+    ):
+        assert expected in said
+
+
+def test_every_value_out_of_range_is_named_at_once(run):
+    Path("run.toml").write_text(FILE.replace("max_steps = 2", "max_steps = 2\ntemperature = 7.0"))
+    said = refused(run("@", "run.toml", "--trainer.args.batch_size", "10"))
+    for expected in (
+        "run.toml:13: temperature is 7.0",
         "--trainer.args.batch_size: batch_size 10 is not divisible by rollouts_per_example",
     ):
         assert expected in said
+
+
+MISTAKES = {
+    "max_step = 3": "run.toml:15: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
+    'max_tokens = "many"': "run.toml:15: max_tokens ",
+    "[trainr]\ngpus = 1": 'run.toml:16: there is no setting "trainr", did you mean "trainer"?',
+}
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, "--model=./nofolder", "--env.id=reverse-txt", "--env.args.siz=3"])
+def test_a_mistake_is_named_without_the_imports_that_take_seconds(run, mistake, tmp_path):
+    """In a child, which fails when ``transformers`` or ``torch`` was imported."""
+    Path("run.toml").write_text(FILE if mistake.startswith("--") else FILE.replace("max_tokens = 6\n", "") + mistake)
+    script = (
+        "import sys; sys.path.insert(0, 'modules')\nfrom verifiers_trainer.cli.train import main\n"
+        "try: main(sys.argv[1:])\nfinally: assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    words = ["run.toml", mistake] if mistake.startswith("--") else ["run.toml"]
+    child = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    said = {
+        "--model=./nofolder": f"--model: model './nofolder': there is no folder {tmp_path / 'nofolder'}",
+        "--env.id=reverse-txt": "--env.id: no environment 'reverse-txt' is installed, did you mean 'reverse-text'?",
+        "--env.args.siz=3": "environment 'vowel-task' does not know 'siz' (did you mean 'size'?)",
+    }
+    assert child.returncode == 2, child.stderr
+    assert (MISTAKES | said)[mistake] in " ".join(child.stderr.split()), child.stderr
+    assert not Path("outputs").exists()
+
+
+def test_the_names_that_are_read_from_source_are_the_settings():
+    assert static_fields.names() == {field.name for field in dataclasses.fields(RLFields) if field.init}
+    kinds = static_fields.hints()
+    assert (kinds["max_steps"], kinds["beta"], kinds["loss"]) == (int, float, Any)
+
+
+def test_a_loss_in_a_file_beside_the_toml_is_found(run, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("configs").mkdir()
+    Path("configs/run.toml").write_text(FILE)
+    Path("configs/beside_toml.py").write_text(
+        "from verifiers_trainer.algorithm.losses import LOSSES\nf = LOSSES['ppo']\n"
+    )
+    Path("in_folder.py").write_text("from verifiers_trainer.algorithm.losses import LOSSES\nf = LOSSES['ppo']\n")
+    for loss in ("beside_toml:f", "in_folder:f", "beside_toml.py:f", "configs/beside_toml.py:f"):
+        result = run("configs/run.toml", "--trainer.args.loss", loss, "--dump-config")
+        assert result.exit_code == 0, result.stderr
+        assert loss in result.stdout
+    assert "no file absent.py" in refused(run("configs/run.toml", "--trainer.args.loss", "absent.py:f"))
+    Path("configs/bent.py").write_text("def f(:\n")
+    assert "bent.py:1" in refused(run("configs/run.toml", "--trainer.args.loss", "bent.py:f"))
+    assert 'did you mean "f"?' in refused(run("configs/run.toml", "--trainer.args.loss", "beside_toml.py:ff"))
 
 
 def test_an_unknown_environment_is_refused_with_a_suggestion(run):
@@ -138,9 +201,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(r
 
 def test_a_model_that_cannot_be_loaded_is_refused(run):
     Path("empty-model").mkdir()
-    result = run("@", "run.toml", "--model", "empty-model")
-    assert result.exit_code == 2
-    assert "'empty-model'" in result.stderr
+    assert "'empty-model'" in refused(run("@", "run.toml", "--model", "empty-model"))
+    assert "'no/such-model'" in refused(run("@", "run.toml", "--model", "no/such-model"))
     assert "did you mean 'builtin:tiny'" in run("@", "run.toml", "--model", "builtin:tinny").stderr
 
 

@@ -17,7 +17,6 @@ from verifiers.errors import ConfigError, MissingKeyError, ModelError, ScoringEr
 from verifiers.parsers import MaybeThinkParser, Parser
 from verifiers.results.rows import error_chain
 from verifiers.rollouts.state import State
-from verifiers.rubrics import Rubric
 from verifiers.rubrics.functions import PLURAL, SINGULAR, RewardFunction, unsupplied
 from verifiers.rubrics.scoring import overrides
 from verifiers.types import AssistantMessage
@@ -30,10 +29,10 @@ _BY_DESIGN = (Parser.format_reward, MaybeThinkParser.format_reward)
 def check_functions(env: Environment, examples: Sequence[Example], findings: Findings) -> set[str]:
     """Check the functions' parameters; returns the names of functions that cannot be called."""
     rubric = env.rubric
-    if not any(rubric.plan().weights.values()) and not _scores_itself(rubric):
+    if not any(rubric.plan().weights.values()) and not rubric.scores_itself:
         findings.warn(
             "no-reward-function",
-            "no reward function has a weight other than 0, so every reward is 0.0: nothing can be measured or learned",
+            "no reward function has a weight other than 0, so every reward is unknown: nothing is measured or learned",
             place_of(type(rubric)),
             "pass the environment rubric=vf.Rubric(funcs=[…]), with a weight other than 0",
         )
@@ -58,10 +57,6 @@ def check_functions(env: Environment, examples: Sequence[Example], findings: Fin
             )
     _check_format_of_parser(env, findings)
     return {function.name for function, _, _ in broken}
-
-
-def _scores_itself(rubric: Rubric) -> bool:
-    return overrides(rubric, Rubric, "score_rollout") or overrides(rubric, Rubric, "score_group")
 
 
 def _not_suppliable(
@@ -121,7 +116,7 @@ def check_rewards(env: Environment, states: Sequence[State], is_scripted: bool, 
             place,
             "scale the functions or their weights: thresholds and learning rates assume rewards of about this size",
         )
-    counts = any(function.weight for function in env.rubric.functions) or _scores_itself(env.rubric)
+    counts = any(function.weight for function in env.rubric.functions) or env.rubric.scores_itself
     if counts and len(rewards) > 1 and max(rewards) - min(rewards) <= EQUAL:
         tried = "silence, plain text, an echo and the row's answer in the expected format" if is_scripted else "all"
         findings.warn(

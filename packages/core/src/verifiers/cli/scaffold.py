@@ -13,7 +13,8 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from verifiers.environments.registry import normalize_name, parse_env_id
+from verifiers.environments.local_sources import normalize_name
+from verifiers.environments.registry import parse_env_id
 from verifiers.errors import ConfigError
 
 TEMPLATES = {

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING
 import click
 
 from verifiers.cli.common.command import SCHEMA, Call, SmallCommand
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, UnknownEnvironment
 
 if TYPE_CHECKING:
     from verifiers.view.library import Library
 
 ABOUT = """Browse evaluations and training runs in the browser, finished or running.
 
-PATH is a folder with runs, or one run's folder. Default: ./outputs and every ./environments/*/outputs. The server
-answers this machine only.
+PATH is a folder with runs, one run's folder, or an environment, whose evaluations are shown. Default: ./outputs and
+every ./environments/*/outputs. The server answers this machine only.
 
 \b
   vf-view
   vf-view outputs/evals
+  vf-view reverse-text
   vf-view export outputs site     a static copy to send or publish
 """
 
@@ -31,7 +32,8 @@ def run(call: Call) -> None:
     from verifiers.view.catalog import Catalog, default_folders
     from verifiers.view.library import Library
 
-    folders, out = _places(call)
+    words, out = _places(call)
+    folders = [folder for word in words for folder in ([word] if Path(word).is_dir() else _evaluations_of(word))]
     tokenizer = call.options["tokenizer"]
     pieces = None
     if tokenizer is not None:
@@ -46,7 +48,7 @@ def run(call: Call) -> None:
 
 
 def _places(call: Call) -> tuple[list[str], str | None]:
-    """(folders with runs, folder of the copy or None)."""
+    """(folders with runs or environments, folder of the copy or None)."""
     words, out = list(call.words), call.options["export"]
     if words[:1] == ["export"]:
         if len(words) < 3 or out is not None:
@@ -55,6 +57,28 @@ def _places(call: Call) -> tuple[list[str], str | None]:
     if call.options["once"] and out is None:
         raise ConfigError("--once exits after writing a copy; add --export OUT")
     return words, out
+
+
+def _evaluations_of(word: str) -> list[Path]:
+    """The folders with evaluations of an environment, named by id or path. *Raises* ``ConfigError`` without one."""
+    from verifiers.environments.local_sources import normalize_name
+    from verifiers.environments.registry import id_of
+    from verifiers.view.catalog import default_folders
+
+    not_a_folder = f"{word} is not a folder; name a folder with runs, one run's folder, or an environment with runs"
+    try:
+        env_id, roots = id_of(word), default_folders()
+    except (UnknownEnvironment, ConfigError) as error:
+        raise ConfigError(not_a_folder) from error
+    name = normalize_name(env_id.rpartition("/")[2]).removeprefix("vf-")
+
+    def is_its(folder: Path) -> bool:  # ENV--MODEL or OWNER--ENV--MODEL
+        return name in (normalize_name(part).removeprefix("vf-") for part in folder.name.split("--")[:2])
+
+    found = [folder for root in roots for folder in sorted(root.glob("evals/*--*")) if is_its(folder)]
+    if not found:
+        raise ConfigError(f"{not_a_folder}: vf-eval {word} makes one")
+    return found
 
 
 def _export(call: Call, library: Library, out: str) -> None:

@@ -27,6 +27,8 @@ from verifiers.types import Tool
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Function names that every provider accepts."""
+TYPED = frozenset("type anyOf oneOf allOf $ref enum const".split())
+"""Keys of a JSON schema that say which values are allowed."""
 MAX_COMPLAINTS = 5
 """Most wrong arguments named in one error message."""
 MAX_ECHO_CHARS = 100
@@ -95,6 +97,15 @@ class ToolFunction:
         tool = Tool.from_wire(definition)
         _check_name(tool["name"])
         return cls(function, tool, _is_async(function), frozenset(), frozenset(), {}, None)
+
+    def unclear(self) -> str:
+        """What the model is not told of the tool: ``no docstring, no type of `query```; empty when it is told all."""
+        if self.model is None:  # a schema from another source
+            return ""
+        parameters = self.definition.get("parameters") or {}
+        properties = parameters.get("properties") or {}
+        untyped = [f"no type of `{name}`" for name, schema in properties.items() if not TYPED & schema.keys()]
+        return ", ".join([*([] if self.definition.get("description") else ["no docstring"]), *untyped])
 
     @property
     def name(self) -> str:

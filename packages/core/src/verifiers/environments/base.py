@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypedDict, Unpack, cast
 from verifiers import compat
 from verifiers.clients.protocol import Client, ClientLike, ModelLike, headers_from_state
 from verifiers.clients.resolve import as_client
-from verifiers.data.examples import RowFormat, Table
+from verifiers.data.examples import Example, RowFormat, Table
 from verifiers.data.messages import check_parts, normalize_chat, normalize_messages
 from verifiers.data.sources import DatasetLike
 from verifiers.errors import ConfigError
@@ -154,6 +154,7 @@ class Environment(Identified):
         if (sampling_args or {}).get("n", 1) != 1:
             raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example")
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
+        self._warnings: set[str] = set()
         self.loaded_from: LoadedFrom | None = None
         """How it was loaded; None when it was constructed directly."""
         self.changes: dict[str, Any] = {}
@@ -188,6 +189,44 @@ class Environment(Identified):
                 type(parser).__name__,
                 type(rubric.parser).__name__,
             )
+
+    # --- before a run ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether something gives a reward: a function with a weight, or a rubric that scores by itself."""
+        return any(self.rubric.get_reward_weights()) or self.rubric.scores_itself
+
+    def check_definition(self, sample: Sequence[Example]) -> None:
+        """Check what the first examples of a run need of the environment; warnings go to ``logger``.
+
+        *Raises* ConfigError when ``env_response`` is missing and a second turn would call it.
+        """
+        is_called = getattr(self.get_prompt_messages, "calls_env_response", False) and not self.has_own_loop
+        is_missing = getattr(getattr(self, "env_response", None), "is_missing", False)
+        if is_missing and is_called and getattr(self, "max_turns", 1) != 1:
+            raise ConfigError(
+                f"{type(self).__name__} has no env_response(self, messages, state), which gives the response to the "
+                "model's turn: define it, or pass max_turns=1"
+            )
+        if self.score_rollouts and not self.has_reward:
+            self.warn_once(
+                "no reward function has a weight, so every reward is unknown: pass rubric=vf.Rubric(funcs=[…]), or "
+                "score_rollouts=False"
+            )
+        readers = [f.name for f in self.rubric.functions if {"answer", "answers"} & set(f.parameters.required)]
+        prepares = type(self).setup_state is not Environment.setup_state  # may fill the answer
+        if readers and sample and not prepares and all(example.row["answer"] == "" for example in sample):
+            self.warn_once(
+                f"{', '.join(readers)} reads `answer`, which is empty in the data: fill the column 'answer', or name "
+                f"another with answer_key=; the columns are {', '.join(sorted(sample[0].row))}"
+            )
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning, unless it was logged for this environment before."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            self.logger.warning("%s", message)
 
     # --- runs ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Unpack
 
 from verifiers.clients.protocol import ClientLike
-from verifiers.data.examples import Table, copy_row, format_row
+from verifiers.data.examples import Example, Table, copy_row, format_row
 from verifiers.environments.base import Environment, RunDefaults
 from verifiers.environments.group_rubric import EnvGroupRubric
 from verifiers.errors import ConfigError, EnvironmentFault
@@ -152,6 +152,16 @@ class EnvGroup(Environment):
         return f" (it has: {', '.join(self.env_names)})"
 
     # --- settings, forwarded to the members --------------------------------------------------------------------------
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether every member has a reward."""
+        return all(member.has_reward for member in self.envs)
+
+    def check_definition(self, sample: Sequence[Example]) -> None:
+        """Check every member, with its own examples."""
+        for member in self.envs:
+            member.check_definition([example for example in sample if self.for_row(example.row) is member])
 
     def set_kwargs(self, **settings: Any) -> None:
         """Change settings of the group and of every member; see ``Environment.set_kwargs``."""

@@ -65,6 +65,10 @@ class EnvGroupRubric(Rubric):
         for name, names in self.group.columns.items():
             self.group.env_map[name].rubric.check_arguments(names | (columns - member_columns))
 
+    def check_needs(self) -> None:
+        """Check the rubric of every member."""
+        self._each("check_needs")
+
     def add_reward_func(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Add to the rubric of every member."""
         self._each("add_reward_func", func, *args, **kwargs)

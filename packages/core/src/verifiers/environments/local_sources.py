@@ -7,11 +7,8 @@ cannot be an environment is reported with its file and line.
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.util
 import os
 import re
-import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator
@@ -21,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
+from verifiers.runtime.importing import import_source
 from verifiers.runtime.places import short_path
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
 
@@ -69,16 +67,7 @@ class LocalSource:
 
     def load(self) -> ModuleType:
         """Import the module from its file. A name that another module has is not taken from it."""
-        if str(self.root) not in sys.path:
-            sys.path.append(str(self.root))  # last: the files beside it replace no installed module
-        top, _, rest = self.module.partition(".")
-        top_file = self.root / top / "__init__.py" if rest or self.file.name == "__init__.py" else self.file
-        is_taken = top in sys.modules or top in sys.stdlib_module_names
-        if is_taken and not _is_file(sys.modules.get(top), top_file):
-            top = f"local_environment_{top}"
-        if not _is_file(sys.modules.get(top), top_file):
-            _import_file(top, top_file)
-        return importlib.import_module(f"{top}.{rest}" if rest else top)
+        return import_source(self.file, self.module, self.root)
 
 
 def at_path(text: str) -> LocalSource | None:
@@ -207,25 +196,6 @@ def _in_project(folder: Path, name: str) -> LocalSource | None:
 
 def _python_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.py")) if folder.is_dir() else []
-
-
-def _is_file(module: ModuleType | None, file: Path) -> bool:
-    origin = getattr(module, "__file__", None)
-    return origin is not None and os.path.realpath(origin) == os.path.realpath(file)
-
-
-def _import_file(name: str, file: Path) -> None:
-    folders = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:  # as the import statement does: a module that failed is not kept; re-raised
-        sys.modules.pop(name, None)
-        raise
 
 
 # --- what a source binds --------------------------------------------------------------------------------------------

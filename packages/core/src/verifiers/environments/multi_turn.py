@@ -77,6 +77,8 @@ class MultiTurnEnv(Environment):
         """Return the response to the conversation so far: messages, one message, text, or None."""
         raise NotImplementedError(f"{type(self).__name__} must define env_response(self, messages, state)")
 
+    env_response.is_missing = True  # type: ignore[attr-defined]  # read by Environment.check_definition
+
     def render_completion(self, state: State) -> Any:
         """Set ``state["completion"]``: everything after the initial prompt."""
         trajectory = state["trajectory"]
@@ -104,6 +106,8 @@ class MultiTurnEnv(Environment):
             messages: Any = normalize_messages(response, self.message_type)
             extended: Messages = conversation + messages
             return extended
+
+    get_prompt_messages.calls_env_response = True  # type: ignore[attr-defined]
 
     # --- stop conditions ----------------------------------------------------------------------------------------------
 

@@ -162,6 +162,15 @@ def parse_env_id(env_id: str) -> EnvironmentId:
     return EnvironmentId(**match.groupdict())
 
 
+def id_of(text: str) -> str:
+    """The id, without its version, of an environment that is named by id or path; it need not be installed.
+
+    *Raises* ``UnknownEnvironment`` for a text that is neither.
+    """
+    source = at_path(text)
+    return source.env_id if source is not None else parse_env_id(text).without_version
+
+
 def find(env_id: str, env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Found:
     """Find the loader of an environment by id or path; imports nothing.
 
@@ -371,7 +380,7 @@ def _failure(env_id: str, doing: str, error: BaseException) -> EnvironmentLoadEr
     if isinstance(error, SyntaxError) and error.filename:  # of a module that the environment imports
         place, message = f"{short_path(error.filename)}:{error.lineno}", error.msg
     else:
-        place, message = raised_at(error), str(error) or "no message"
+        place, message = raised_at(error) or "", str(error) or "no message"
     at = f" ({place})" if place else ""
     return EnvironmentLoadError(
         f"environment {env_id!r}: {doing} failed: {type(error).__name__}: {message}{at}", env_id=env_id

@@ -106,6 +106,8 @@ class ToolEnv(MultiTurnEnv):
     def _add(self, tool: ToolFunction) -> None:
         if tool.name in _names(self.tool_defs):
             raise ConfigError(f"two tools are called {tool.name!r}; rename one of them")
+        if unclear := tool.unclear():
+            self.warn_once(f"the model sees too little of the tool {tool.name!r}: it has {unclear}")
         self.tools.append(tool.function)
         self.tool_map[tool.name], self._functions[tool.name] = tool.function, tool
         self.tool_defs = [*self.tool_defs, tool.definition]  # running rollouts keep their list

@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from verifiers.environments.registry import find_installed, normalize_name, parse_env_id
+from verifiers.environments.local_sources import normalize_name
+from verifiers.environments.registry import find_installed, parse_env_id
 from verifiers.errors import ConfigError, UnknownEnvironment
 
 

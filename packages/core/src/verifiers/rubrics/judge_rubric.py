@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
+from verifiers.clients.local import find_model
 from verifiers.clients.protocol import OPENAI_BASE_URL, Client, ClientConfig, ClientLike, ModelLike
 from verifiers.clients.resolve import as_client, client_and_model
 from verifiers.compat import JUDGE_PARAMETERS, rename
@@ -126,10 +127,16 @@ class JudgeRubric(Rubric):
         if scores:
             self.add_reward_func(self.judge_score)
 
-    def check_arguments(self, columns: set[str]) -> None:
-        """As ``Rubric``; *raises* ConfigError also when the key of the judge's endpoint is missing."""
-        super().check_arguments(columns)
-        if self.functions and isinstance(self.judge_client, EnvironmentClient):
+    def check_needs(self) -> None:
+        """*Raises* ConfigError when no function asks the judge, or when its key or local model is missing."""
+        if not self.functions:
+            model = _label(self.judge_model)
+            raise ConfigError(
+                f"{type(self).__name__} has no reward function, so the judge {model!r} is never asked and no reward is "
+                f"known: pass funcs=[…] with functions that take `judge`, or judge_models=[{model!r}] for judge_score",
+                key="funcs",
+            )
+        if isinstance(self.judge_client, EnvironmentClient):
             self.judge_client.check(self.judge_models)
 
     # --- judge calls
@@ -258,7 +265,12 @@ class EnvironmentClient:
         return await self._clients[where].complete(request)
 
     def check(self, models: Sequence[Any]) -> None:
-        """*Raises* ConfigError when a judge has neither an endpoint nor a key."""
+        """*Raises* ConfigError when a judge has neither an endpoint nor a key, or its local model is not installed."""
+        for name in filter(_is_local, map(_label, models)):
+            try:
+                find_model(name.partition(":")[2] or None)
+            except ConfigError as error:
+                raise ConfigError(f"the judge {name!r}: {error}", key="judge_model") from error
         remote = [model for model in models if not _is_local(_label(model))]
         if remote and not (os.environ.get("OPENAI_API_KEY") or os.environ.get("OPENAI_BASE_URL")):
             raise ConfigError(

@@ -25,7 +25,7 @@ from verifiers.rubrics import scoring
 from verifiers.rubrics.functions import PLURAL, SINGULAR, RewardFunction, finite_weight, function_name, unsupplied
 from verifiers.rubrics.scores import RolloutScore, RolloutScores
 from verifiers.runtime.signatures import spell_out
-from verifiers.runtime.suggest import close_match
+from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers.runtime.sync_async import blocking
 from verifiers.storage.identity import Free, Identified, describe
 
@@ -38,7 +38,7 @@ Semaphore = AbstractAsyncContextManager[Any]
 
 
 class ExtraAttributes(TypedDict):
-    """Keywords of ``Rubric`` that become attributes. Empty for type checkers, so that they report misspellings."""
+    """Keywords of a subclass that become attributes. Empty for type checkers, so that they report misspellings."""
 
 
 class ScoringOptions(TypedDict, total=False):
@@ -60,10 +60,10 @@ class Rubric(Identified):
     """Reward functions with weights.
 
     ``timeout_s`` limits each call of a function, in seconds; None sets no limit. ``parallelize_scoring`` runs the
-    functions of one rollout concurrently. Further keywords become attributes.
+    functions of one rollout concurrently. A subclass may pass on further keywords, which become attributes.
 
     *Raises* ConfigError when the numbers of weights and functions differ, for an empty list, for two functions of the
-    same name, and for a keyword that resembles the name of a parameter.
+    same name, and for an unknown keyword.
 
     >>> def short(completion):
     ...     return float(len(completion[-1].content) < 10)
@@ -205,6 +205,11 @@ class Rubric(Identified):
         return any(f.is_group for f in self.functions)
 
     @property
+    def scores_itself(self) -> bool:
+        """Whether a subclass scores by its own ``score_rollout`` or ``score_group`` in place of the functions."""
+        return any(scoring.overrides(self, Rubric, name) for name in ("score_rollout", "score_group"))
+
+    @property
     def advantage_function(self) -> RewardFunction | None:
         return self._advantage
 
@@ -235,6 +240,9 @@ class Rubric(Identified):
             provided = f.rubric.group_score_object_providers if f.is_group else f.rubric.score_object_providers
             if not provided and (missing := f.parameters.missing(available)):
                 raise ConfigError(unsupplied(f.name, missing[0], available), function=f.name)
+
+    def check_needs(self) -> None:
+        """*Raises* ConfigError when something beside the data is missing, a judge's key for instance. Before a run."""
 
     def changed(self) -> None:
         """Discard the compiled plan; called when functions or weights change."""
@@ -423,14 +431,17 @@ class Rubric(Identified):
 
 
 def _set_extra_attributes(rubric: Rubric, keywords: Mapping[str, Any]) -> None:
-    """Set keywords that are not parameters as attributes.
+    """Set the keywords of a subclass that are not parameters of ``Rubric`` as attributes.
 
-    *Raises* ConfigError for one that resembles a parameter of the class or a base class, or that would hide a method or
-    property.
+    *Raises* ConfigError for an unknown keyword of a class of this library; of a subclass for one that resembles a
+    parameter, unless the subclass declares it, and for one that would hide a method or property.
     """
     cls: Any = type(rubric)
+    parameters = compat.parameters_of(cls)
+    if keywords and cls.__module__.partition(".")[0] == "verifiers":
+        check_keywords(keywords, parameters, cls.__name__)
     for name, value in keywords.items():
-        if near := close_match(name, compat.parameters_of(cls)):
+        if name not in parameters and (near := close_match(name, parameters)):
             raise ConfigError(f"{cls.__name__} has no parameter {name!r}; did you mean {near!r}?", key=name)
         member = inspect.getattr_static(cls, name, None)
         if callable(member) or isinstance(member, property | staticmethod | classmethod):

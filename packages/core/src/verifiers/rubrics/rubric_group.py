@@ -89,6 +89,11 @@ class RubricGroup(Rubric):
         """The children's functions in order; duplicates of a name become ``name_2``, ``name_3``."""
         return tuple(function for functions in self._by_child() for function in functions)
 
+    def check_needs(self) -> None:
+        """Check every child."""
+        for child in self.rubrics:
+            child.check_needs()
+
     @property
     def advantage_function(self) -> RewardFunction | None:
         functions = [self._advantage, *(child.advantage_function for child in self.rubrics)]

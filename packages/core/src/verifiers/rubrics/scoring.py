@@ -124,10 +124,13 @@ async def group_stage(plan: Plan, states: Sequence[State]) -> None:
 
 
 def set_reward(weights: Mapping[str, float], state: State) -> None:
-    """Set ``reward`` = sum of weight * metric, also on turns without a reward; NaN when a metric is unknown."""
+    """Set ``reward`` = sum of weight * metric, also on turns without a reward.
+
+    NaN when a metric is unknown, and when no function has a weight: what nothing measures is unknown, not 0.
+    """
     metrics = state["metrics"]
     reward = sum((weight * metrics.get(name, NAN) for name, weight in weights.items()), 0.0)
-    state["reward"] = reward if can_be_scored(state) else NAN
+    state["reward"] = reward if weights and can_be_scored(state) else NAN
     _fill_turns(state, "reward")
 
 

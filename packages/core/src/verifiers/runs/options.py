@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
+from verifiers.clients.payload import OPENAI_ARGUMENTS
 from verifiers.errors import ConfigError
-from verifiers.runtime.suggest import check_keywords
+from verifiers.runtime.suggest import check_keywords, close_match
 
 if TYPE_CHECKING:
     from verifiers.runs.runner import Progress
@@ -43,6 +44,21 @@ class SamplingOptions(TypedDict, total=False):
 
 
 SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
+
+ENGINE_NAMES = (
+    SAMPLING_NAMES
+    | OPENAI_ARGUMENTS
+    | frozenset(
+        "allowed_token_ids bad_words cache_prompt chat_template chat_template_kwargs extra_headers grammar "
+        "guided_choice guided_grammar guided_json guided_regex ignore_eos include_stop_str_in_output "
+        "json_schema length_penalty n n_probs prompt_logprobs repeat_penalty return_token_ids "
+        "return_tokens_as_token_ids stop_token_ids stream stream_options structured_outputs thinking top_a "
+        "truncate_prompt_tokens typical_p".split()
+    )
+)
+"""Sampling arguments of the OpenAI API and of common engines."""
+MISSPELT = 0.85
+"""Similarity ratio (0 to 1) from which an unknown sampling argument is a misspelling: top_k and top_p have 0.8."""
 
 COUNTS = ("num_examples", "rollouts_per_example", "n_samples")
 """Parameters of ``evaluate`` and ``generate`` that count rollouts; listed for their older names."""
@@ -175,6 +191,16 @@ def parse(env: Any, keywords: Mapping[str, Any], counts: Sequence[str] = COUNTS)
     options = RunOptions(**named)
     _check(options)
     return options, sampling
+
+
+def check_sampling(sampling_args: Mapping[str, Any]) -> None:
+    """*Raises* ConfigError for a name that is almost a sampling argument, which a server would ignore.
+
+    Other names that are not known here are arguments of the engine, and are sent.
+    """
+    for name in sampling_args:
+        if name not in ENGINE_NAMES and (near := close_match(name, ENGINE_NAMES, MISSPELT)):
+            raise ConfigError(f"sampling_args has no {name!r}, did you mean {near!r}?", key=name)
 
 
 def count(keywords: Mapping[str, Any], name: str, value: int | None) -> int | None:

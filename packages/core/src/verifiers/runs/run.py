@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
@@ -30,7 +31,7 @@ from verifiers.data.examples import examples_from
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results import GenerateMetadata, GenerateOutputs, fill_advantages
 from verifiers.results.rows import RolloutOutput
-from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, count, parse
+from verifiers.runs.options import DEFAULT_CONCURRENCY, RunOptions, check_sampling, count, parse
 from verifiers.runs.plan import Pending, Plan, pending
 from verifiers.runs.runner import (
     GenerateJob,
@@ -51,7 +52,9 @@ from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, run_path
 from verifiers.storage.identity import describe, fingerprint
 
-__all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate"]
+NUM_SAMPLED = 20
+"""Examples that are read to see what the data lack."""
+__all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "warn_of_fewer"]
 
 
 async def evaluate(
@@ -69,6 +72,7 @@ async def evaluate(
     if num_examples != -1:
         count({}, "num_examples", num_examples)
     with fewer_collections():
+        warn_of_fewer(env, num_examples)
         examples = env.eval_table.take(num_examples, options.shuffle_seed)
         plan = Plan(examples, [siblings] * len(examples))
         return await _execute(env, plan, client, model, {**(sampling_args or {}), **sampling}, options)
@@ -107,10 +111,18 @@ def _siblings_of(env: RunEnvironment) -> int:
     return count({}, "rollouts_per_example", getattr(env, "rollouts_per_example", None)) or 1
 
 
+def warn_of_fewer(env: RunEnvironment, num_examples: int) -> None:
+    """Log a warning when the data have fewer examples than requested."""
+    if num_examples > (there_are := len(env.eval_table)):
+        env.warn_once(f"{num_examples} examples are requested, and the data have {there_are}: all are run")
+
+
 def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> None:
     """*Raises* ConfigError for errors that would otherwise appear only after the first completion."""
     if not len(plan):
         raise ConfigError("there is nothing to run: the plan has no rollouts (an empty dataset)")
+    env.check_definition(list(itertools.islice(plan.examples, NUM_SAMPLED)))
+    env.rubric.check_needs()
     env.rubric.check_arguments(plan.columns)
     if options.independent_scoring and env.rubric.has_group_rewards:
         raise ConfigError("independent_scoring=True cannot score group functions; drop the option or the functions")
@@ -121,6 +133,7 @@ async def _execute(
 ) -> GenerateOutputs:
     if sampling_args.get("n", 1) != 1:
         raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n")
+    check_sampling(sampling_args)
     check_before_run(env, plan, options)
     async with client_for(client, model, keep_raw=options.keep_raw_responses) as (resolved, model_name):
         outputs = await Run(env, plan, resolved, model_name, sampling_args, options).execute(client)

@@ -62,6 +62,14 @@ class RunEnvironment(RolloutEnvironment, Protocol):
     changes: dict[str, Any]
     """Settings changed since it was loaded."""
 
+    def check_definition(self, sample: Sequence[Example]) -> None:
+        """Check, before the first rollout, that nothing is missing that these examples need. *Raises* ConfigError."""
+        ...
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning, unless it was logged for this environment before."""
+        ...
+
     def identity(self) -> dict[str, Any]:
         """Its constructor parameters as JSON; see ``storage.identity``."""
         ...

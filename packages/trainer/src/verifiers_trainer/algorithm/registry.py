@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from verifiers.errors import ConfigError
-from verifiers.runtime.suggest import SIMILAR, close_match
+from verifiers.runtime.importing import import_source
+from verifiers.runtime.places import raised_at, short_path
+from verifiers.runtime.suggest import SIMILAR, close_match, closest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,6 +56,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
     def resolve(self, choice: str | Callable[..., Any]) -> Callable[..., Any]:
         """The function for a registered name, for "package.module:function", or ``choice`` itself if callable.
 
+        "file.py:function" is a file in the working folder or in a folder on the path.
         *Raises* ConfigError for an unknown name (with the nearest one) and for a path that cannot be imported.
         """
         if callable(choice):
@@ -61,17 +67,36 @@ class Registry(Mapping[str, Callable[..., Any]]):
             return self._import(choice)
         near = close_match(choice, self._functions, SIMILAR)
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(self._functions)}"
-        raise ConfigError(f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function')")
+        raise ConfigError(
+            f"unknown {self.kind} {choice!r}; {hint} (or give 'package.module:function' or 'file.py:function')"
+        )
 
     def _import(self, path: str) -> Callable[..., Any]:
-        module_name, _, attribute = path.partition(":")
+        module_name, _, attribute = path.rpartition(":")
         try:
-            function = getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"cannot load the {self.kind} {path!r}: {error}") from error
+            module = _load_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+        except Exception as error:  # the author's module may raise anything; chained, and its text shown
+            place = raised_at(error)
+            if isinstance(error, SyntaxError) and error.filename:
+                place = f"{short_path(error.filename)}:{error.lineno}"
+            at = f" ({place})" if place else ""
+            raise ConfigError(f"cannot load the {self.kind} {path!r}: {type(error).__name__}: {error}{at}") from error
+        function = getattr(module, attribute, None)
+        if function is None:
+            hint = closest(attribute, vars(module))
+            raise ConfigError(f"cannot load the {self.kind} {path!r}: {module_name} has no {attribute!r}{hint}")
         if not callable(function):
             raise ConfigError(f"the {self.kind} {path!r} is not callable")
         return function
+
+
+def _load_file(name: str) -> ModuleType:
+    folders = ["", *sys.path]
+    files = [file for file in (Path(folder, name) for folder in folders) if file.is_file()]
+    if not files:
+        raise FileNotFoundError(f"there is no file {name} in the working folder or on the path")
+    file = files[0].resolve()
+    return import_source(file, file.stem, file.parent)
 
 
 def check_parameters(kind: str, name: str, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:

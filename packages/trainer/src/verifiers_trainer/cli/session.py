@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +164,7 @@ class Session:
         if rank():
             yield
             return
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _lock(folder)
@@ -173,6 +174,7 @@ class Session:
             yield
         finally:
             lock.release()
+            _remove_unused(folder, made)
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -207,6 +209,8 @@ class Session:
         if not interrupted:
             self._print("")
             commands = [f"{self._resume_command(plan, 2 * plan.num_steps)}    # continues training"]
+            if newest is not None:
+                commands.append(f"{evaluation_command(plan, newest)}    # evaluates the trained model")
         elif newest is not None:
             self._print(f"\ninterrupted; step {step_of(newest)} is saved, and the command below resumes from it")
             commands = [self._resume_command(plan)]
@@ -239,6 +243,26 @@ class Session:
             self._print(f"the learning curve could not be drawn: {type(error).__name__}: {error}")
             return None
         return picture
+
+
+def evaluation_command(plan: Plan, checkpoint: Path) -> str:
+    """Return the command that evaluates a checkpoint in the environment of the run."""
+    table = plan.settings.mixture[0] if plan.settings.mixture else None
+    env_id, env_args = (table.id, table.args) if table else (plan.settings.env_id, plan.settings.env_args)
+    arguments = ["-a", json.dumps(dict(env_args))] if env_args else []
+    max_tokens = plan.resolved.max_tokens
+    limit = ["-t", str(max_tokens)] if max_tokens else []
+    return shlex.join(["vf-eval", env_id, "-m", str(checkpoint), *arguments, *limit])
+
+
+def _remove_unused(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the folders that this run made, the innermost first, when it wrote nothing but its lock."""
+    if made and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
+        (folder / LOCK_NAME).unlink()
+        for path in made:
+            if any(path.iterdir()):
+                break
+            path.rmdir()
 
 
 def _lock(folder: Path) -> HeldFile:

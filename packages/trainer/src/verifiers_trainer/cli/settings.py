@@ -14,19 +14,18 @@ import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
-from transformers import TrainingArguments
 
 from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, describe, fits, store, unknown_key
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import SIMILAR, close_match
-from verifiers_trainer.algorithm.losses import BOUNDS
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
-from verifiers_trainer.pipeline.mixture import distinct
-from verifiers_trainer.settings import compat
-from verifiers_trainer.settings.config import RLConfig, field_names, known_names
+from verifiers_trainer.settings import compat, static_fields
+
+if TYPE_CHECKING:
+    from verifiers_trainer.settings.config import RLConfig
 
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HOSTED: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -107,6 +106,8 @@ class TrainSettings:
 @functools.cache
 def _hints() -> dict[str, Any]:
     """Field of ``RLConfig`` -> its type."""
+    from verifiers_trainer.settings.config import RLConfig
+
     return {
         name: hint
         for name, hint in typing.get_type_hints(RLConfig, include_extras=True).items()
@@ -114,11 +115,22 @@ def _hints() -> dict[str, Any]:
     }
 
 
-def _hint_of(name: str) -> Any:
+def field_names() -> frozenset[str]:
+    """Every field of ``RLConfig``."""
+    return static_fields.names()
+
+
+@functools.cache
+def known_names() -> frozenset[str]:
+    """Every keyword of ``RLConfig``, other spellings included."""
+    return field_names() | compat.SPELLINGS
+
+
+def _hint_of(name: str, hints: Mapping[str, Any]) -> Any:
     """Return the type of a setting, under any of its names."""
     if name in compat.TRANSLATED:
         return TRANSLATED_HINTS.get(name, int | None)
-    return Any if name in compat.WITHOUT_EFFECT else _hints()[compat.RENAMED.get(name, name)]
+    return Any if name in compat.WITHOUT_EFFECT else hints[compat.RENAMED.get(name, name)]
 
 
 @functools.cache
@@ -126,17 +138,21 @@ def _eval_keys() -> tuple[str, ...]:
     return tuple(name.removeprefix(EVAL) for name in field_names() if name.startswith(EVAL))
 
 
-def read_settings(assignments: Sequence[Assignment], num_gpus: int = 0) -> tuple[TrainSettings, list[str]]:
+def read_settings(
+    assignments: Sequence[Assignment], num_gpus: int = 0, *, without_transformers: bool = False
+) -> tuple[TrainSettings, list[str]]:
     """Return (settings, problems) of assignments in rising precedence; settings with problems are left out.
 
-    ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it.
+    ``num_gpus`` is the number of CUDA devices; the meaning of ``gpus`` depends on it. ``without_transformers``: check
+    names and plain types only, without the import that takes seconds.
     """
-    return _Reader(num_gpus).read(assignments)
+    return _Reader(num_gpus, without_transformers).read(assignments)
 
 
 class _Reader:
-    def __init__(self, num_gpus: int):
-        self.num_gpus = num_gpus
+    def __init__(self, num_gpus: int, without_transformers: bool = False):
+        self.num_gpus, self.without_transformers = num_gpus, without_transformers
+        self.hints = static_fields.hints() if without_transformers else _hints()
         self.problems: list[str] = []
         self.ignored: dict[str, str] = {}
         self.derived: dict[str, str] = {}
@@ -287,7 +303,7 @@ class _Reader:
         if name not in known_names():
             self._unknown(setting, known_names(), depth)
             return
-        hint = _hint_of(name)
+        hint = _hint_of(name, self.hints)
         if len(setting.path) == depth + 1:
             value = self._checked(setting, hint, name)
             if value is None:
@@ -305,6 +321,10 @@ class _Reader:
             store(self.config, setting.path[depth:], setting.value)
 
     def _field_by_another_name(self, setting: Assignment, name: str) -> None:
+        if self.without_transformers:  # the translation reads defaults
+            return
+        from verifiers_trainer.settings.config import RLConfig
+
         def current(field: str) -> Any:
             return self.config.get(field, RLConfig.default_of(field))
 
@@ -419,6 +439,8 @@ def _env_tables(setting: Assignment, problems: list[str]) -> list[EnvTable]:
             problems.append(setting.problem(f"{section} needs an id"))
         if len(problems) == before:
             tables.append(EnvTable(**values))
+    from verifiers_trainer.pipeline.mixture import distinct  # late: it loads torch
+
     names = distinct([table.name or short_name(table.id) for table in tables])
     return [dataclasses.replace(table, name=name) for table, name in zip(tables, names, strict=True)]
 
@@ -454,6 +476,8 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
         config = config.private_copy()
         config.problems(config.world_size)
         explicit = {name: _plain(getattr(config, name)) for name in explicit if name not in PART_OF_BATCH_SIZE}
+    from verifiers_trainer.algorithm.losses import BOUNDS
+
     unwritten = BOUNDS.keys() - (config.bounds().keys() - config.bounds_of_the_source().keys())
     names = [name for name in _shown_fields() if name not in explicit and name not in unwritten]
     filled = {name: _plain(getattr(config, name)) for name in names}
@@ -469,6 +493,10 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
 
 
 def _shown_fields() -> list[str]:
+    from transformers import TrainingArguments
+
+    from verifiers_trainer.settings.config import RLConfig
+
     inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
     return [f.name for f in dataclasses.fields(RLConfig) if f.init and (f.name in SHARED or f.name not in inherited)]
 

@@ -6,7 +6,9 @@ immediately.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verifiers.cli.common import reader
@@ -15,7 +17,7 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.cli import prime_rl_files
 
 NO_ARGUMENTS = (
-    "nothing to train: give a file, as in `vf-train @ configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
+    "nothing to train: give a file, as in `vf-train configs/vf-train/tiny-cpu.toml`, or --model and --env.id; "
     "`vf-train quickstart` needs neither"
 )
 SECTIONS = frozenset(
@@ -65,13 +67,21 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
             assignments += [Assignment(keys, value, setting.place) for keys, value in _leaves(setting.value, path)]
         else:
             assignments.append(Assignment(path, setting.value, setting.place, setting.text))
-    problems = [
-        f"{word}: write @ {word} to read a file"
-        if word.endswith(".toml")
-        else f"{word!r} is neither @ FILE nor an option"
-        for word in arguments.rest
-    ]
-    return arguments.files, assignments, problems + arguments.problems
+    alone = [word for word in arguments.rest if word.endswith(".toml")]
+    problems = [f"{word!r} is neither a TOML file nor an option" for word in arguments.rest if word not in alone]
+    files = sorted([*arguments.files, *alone], key=list(words).index) if alone else arguments.files
+    return files, assignments, problems + arguments.problems
+
+
+def make_importable(words: Sequence[str]) -> None:
+    """Let settings name modules and files beside the TOML files, and in the working folder: ``loss = "mymod:f"``.
+
+    These folders come last on the path, so that they replace no installed module.
+    """
+    files, _, _ = read_arguments(words)
+    for folder in (*(str(Path(file).expanduser().resolve().parent) for file in files), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Assignment], list[str]]:

@@ -15,13 +15,14 @@ from typing import Any
 
 import click
 
+from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
-from verifiers_trainer.cli.sources import read_words
+from verifiers_trainer.cli.sources import make_importable
 
 ABOUT = """Train a model in an environment by reinforcement learning.
 
 \b
-  vf-train @ configs/vf-train/tiny-cpu.toml
+  vf-train configs/vf-train/tiny-cpu.toml
   vf-train @ FILE.toml --trainer.args.max_steps 20 --env.args.max_turns=5
   vf-train --model builtin:tiny --env.id reverse-text --trainer.args.batch_size 64
   vf-train quickstart          a complete run on a laptop CPU, in minutes
@@ -80,7 +81,8 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_context
 def train_command(context: click.Context, words: tuple[str, ...], as_json: bool, verbose: bool, **options: Any) -> None:
     def body(result: dict[str, Any]) -> int:
-        read_words(words)  # report an unreadable file before torch is loaded, which takes seconds
+        make_importable(words)
+        check_first(words)
         from verifiers_trainer.cli.session import Session
 
         return Session(words, verbose=verbose, as_json=as_json, **options).run(result)

@@ -6,6 +6,7 @@ unchanged, and refused where a conversation is first rendered.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, A
     if builtin == builtin_models.SMOLLM2:
         model, _ = builtin_models.load_smollm2(**kwargs)
     else:
+        _require_folder(model_name)
         try:
             model = AutoModelForCausalLM.from_pretrained(model_name, **kwargs)
         except (OSError, ValueError) as error:
@@ -67,6 +69,7 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     builtin = _builtin_name(model_name)
     if builtin == builtin_models.TINY:
         return builtin_models.build_tiny_tokenizer()
+    _require_folder(model_name)
     source = builtin_models.smollm2_folder() if builtin == builtin_models.SMOLLM2 else model_name
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -76,6 +79,21 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def missing_folder(model_name: str) -> str | None:
+    """Why a model that is named by a path cannot be loaded; None when its folder exists, or it is no path."""
+    path = os.path.expanduser(model_name)
+    is_path = model_name.startswith((".", "/", "~")) or model_name.endswith("/")
+    if not is_path or os.path.isdir(path):
+        return None
+    what = "a file, not a folder," if os.path.exists(path) else "no folder"
+    return f"model {model_name!r}: there is {what} {os.path.abspath(path)}"
+
+
+def _require_folder(model_name: str) -> None:
+    if reason := missing_folder(str(model_name)):
+        raise ConfigError(reason, model=model_name)
 
 
 def _builtin_name(model_name: str) -> str | None:

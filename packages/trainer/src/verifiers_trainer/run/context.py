@@ -221,6 +221,7 @@ def check_environment(env: Any, num_workers: int = 0) -> None:
         raise ConfigError(f"env must be an environment or the id of one, not {type(env).__name__}")
     if not env.get_reward_funcs():
         raise ConfigError(f"the environment {_name_of(env)} has no reward function: nothing to train on")
+    env.rubric.check_needs()
     if num_workers and env.loaded_from is None:
         raise ConfigError(
             f"num_env_workers is {num_workers}: a worker builds its environment by id, and this "

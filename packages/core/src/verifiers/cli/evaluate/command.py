@@ -296,7 +296,7 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
     if facts.avg_error > prepared.settings.max_error_rate:
         return f"{facts.avg_error:.0%} of the rollouts ended in an error, more than --max-error-rate allows"
     nothing_scored = all(reward != reward for reward in results["rewards"])  # NaN: unknown
-    if nothing_scored and prepared.env.score_rollouts:
+    if nothing_scored and prepared.env.score_rollouts and prepared.env.has_reward:
         first = next((error for error in results["errors"] if error is not None), None)
         why = f": {first['error']}: {first['message']}" if first else ""
         return f"none of {facts.num_rollouts} rollouts could be scored{why}"

@@ -3,11 +3,14 @@
 Without ``-m``: with a base URL the server's only listed model, else gpt-4.1-mini if listed; with a key gpt-4.1-mini;
 else the local model if it is installed. A problem with a key never falls back to the local model.
 
+A folder runs on the trainer's embedded engine.
+
 Only `Choice.ask` contacts a server, and only for its list of models.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -66,6 +69,8 @@ def choose(settings: EvalSettings) -> Choice:
         registry = _registry(settings)
         if group := registry.get(model):
             return _from_registry(group, settings)
+        if settings.api_base_url is None and is_folder(model):
+            return _folder(model)
         return Choice(_client(settings), model, _near_alias(model, registry))
     if settings.api_base_url or os.environ.get("OPENAI_BASE_URL"):
         return Choice(_client(settings), None)
@@ -84,6 +89,29 @@ def choose(settings: EvalSettings) -> Choice:
 def _local(model: str, note: str | None) -> Choice:
     client: Any = as_client(model)
     return Choice(client, client.model, note)
+
+
+def is_folder(model: str) -> bool:
+    """Whether ``-m`` names a folder. *Raises* ``ConfigError`` for a path where nothing is."""
+    is_path = model.startswith((".", "/", "~"))
+    if is_path and not os.path.isdir(os.path.expanduser(model)):
+        raise ConfigError(f"-m {model}: there is no folder {os.path.abspath(os.path.expanduser(model))}")
+    return is_path or os.path.isdir(model)
+
+
+def _folder(model: str) -> Choice:
+    """A saved model on the trainer's embedded engine."""
+    try:
+        engines: Any = importlib.import_module("verifiers_trainer.engines.folder")
+    except ModuleNotFoundError as error:
+        if error.name != "verifiers_trainer":
+            raise
+        raise ConfigError(
+            f"-m {model}: a model folder runs on the engine of the trainer, which is not installed: in a checkout, "
+            "uv sync --group train; or serve the folder, and name the server with -b"
+        ) from None
+    client = engines.folder_client(model)
+    return Choice(client, client.model, f"model: {client.model}, on the embedded engine")
 
 
 def _refuse_beside_local(settings: EvalSettings) -> None:

@@ -21,8 +21,8 @@ from verifiers.data.messages import escape_control
 from verifiers.environments import registry
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
-from verifiers.runs.options import parse
-from verifiers.runs.run import Plan, Run, check_before_run
+from verifiers.runs.options import check_sampling, parse
+from verifiers.runs.run import Plan, Run, check_before_run, warn_of_fewer
 from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
 from verifiers.storage.identity import fingerprint
 
@@ -146,7 +146,7 @@ class Prepared:
         if not self.env.score_rollouts:
             functions = ["nothing: this environment does not score"]
         groups = ", the siblings of an example together" if getattr(rubric, "has_group_rewards", False) else ""
-        return [f"  scored by   {', '.join(functions) or 'no function: every reward is 0'}{groups}"]
+        return [f"  scored by   {', '.join(functions) or 'no function: every reward is unknown'}{groups}"]
 
     def _first_prompt_lines(self) -> list[str]:
         """The prompt of the first example, and the names of the tools."""
@@ -202,6 +202,9 @@ def prepare(evaluation: Evaluation, env: Environment, choice: Choice) -> Prepare
     plan = _plan(env, evaluation.settings)
     prepared = Prepared(evaluation, env, choice, len(plan), len(plan.examples))
     options, _ = parse(env, prepared.options())
+    settings = evaluation.settings
+    check_sampling(settings.sampling())
+    warn_of_fewer(env, settings.num_examples)
     check_before_run(env, plan, options)
     prepared.locate()
     return prepared
@@ -224,9 +227,9 @@ def from_run(settings: EvalSettings, explicit: Mapping[str, Any]) -> EvalSetting
     from_file = {name: noted.get(name) for name in ("num_examples", "rollouts_per_example")}
     if "model" not in explicit:
         base_url = stored.get("noted", {}).get("base_url")
-        from_file |= (
-            {"model": stored["config"].get("model"), "api_base_url": base_url} if base_url else {"model": "local"}
-        )
+        model = stored["config"].get("model")
+        in_process = {"model": model if model and os.path.isdir(model) else "local"}
+        from_file |= {"model": model, "api_base_url": base_url} if base_url else in_process
     return dataclasses.replace(settings, **{k: v for k, v in from_file.items() if v is not None and k not in explicit})
 
 

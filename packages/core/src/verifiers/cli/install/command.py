@@ -149,12 +149,12 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
         else:
             finished.check()
             found = list(importlib_metadata.distributions(path=[folder]))
-            if any(entry.group == registry.GROUP for one in found for entry in one.entry_points):
+            if any(entry.group == local_sources.GROUP for one in found for entry in one.entry_points):
                 return None
             if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
                 return f"{requirement} is not an environment, and was not installed"
             about = next((f" ({one.metadata['Summary']})" for one in found if one.metadata.get("Summary")), "")
-            doubt = f"{requirement}{about} of the package index declares no entry point in {registry.GROUP}"
+            doubt = f"{requirement}{about} of the package index declares no entry point in {local_sources.GROUP}"
     if call.options["yes"] or _agrees(call, doubt):
         return None
     return f"{doubt}, and was not installed; --yes installs it"
@@ -226,7 +226,7 @@ def _print_result(call: Call, resolved: Resolved, command: str | None, outcome: 
         "version": resolved.version,
         "entry_point": resolved.entry_point,
     }
-    name = registry.normalize_name(registry.parse_env_id(resolved.id).name).removeprefix("vf-")
+    name = local_sources.normalize_name(registry.parse_env_id(resolved.id).name).removeprefix("vf-")
     source = f" ({resolved.distribution} {resolved.version})" if resolved.distribution else ""
     call.say(f"{name}{source} {outcome}")
     call.say(f"try it: vf-eval {name}")

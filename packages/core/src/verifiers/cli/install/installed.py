@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from verifiers.environments import registry
+from verifiers.environments import local_sources, registry
 from verifiers.errors import RunError, UnknownEnvironment, VerifiersError
 
 
@@ -59,7 +59,9 @@ def main() -> None:
         try:
             answer: dict[str, object] = {"environments": [asdict(_resolve(env_id)) for env_id in sys.argv[1:]]}
         except UnknownEnvironment as error:
-            reason = f"no entry point of this name in {registry.GROUP}, and no module that binds {registry.LOADER}"
+            reason = (
+                f"no entry point of this name in {local_sources.GROUP}, and no module that binds {local_sources.LOADER}"
+            )
             answer = {"error": f"no installed package provides the environment {error.env_id!r}: there is {reason}"}
         except VerifiersError as error:
             answer = {"error": str(error)}

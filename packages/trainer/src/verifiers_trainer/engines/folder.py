@@ -1,0 +1,153 @@
+"""``FolderClient``: a saved model, with or without an adapter, evaluated on the embedded engine of this process.
+
+The model is loaded at the first request. A folder is what ``save_pretrained`` or a checkpoint writes; for the folder of
+a training run, its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.errors import ConfigError
+from verifiers.storage.identity import Identified, type_name
+from verifiers.types import ModelRequest, Response
+
+MAX_SEQ_LEN = 4096
+"""Most tokens of a conversation, for models with a longer context."""
+CONCURRENCY = 32
+START_S = 120.0
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+
+
+def folder_client(folder: str) -> FolderClient:
+    """The client of a model folder, or of a run's newest checkpoint.
+
+    *Raises* ``ConfigError`` when it holds no model.
+    """
+    path = Path(folder).expanduser()
+    if not _is_model(path):
+        numbered = {step.name.rpartition("-")[2]: step for step in path.glob("checkpoint-*") if _is_model(step)}
+        steps = {int(number): step for number, step in numbered.items() if number.isdigit()}
+        if not steps:
+            raise ConfigError(f"{folder} holds no model: it has neither {CONFIG} nor {ADAPTER}, and no checkpoint")
+        path = steps[max(steps)]
+    return FolderClient(path)
+
+
+def _is_model(path: Path) -> bool:
+    return (path / CONFIG).is_file() or (path / ADAPTER).is_file()
+
+
+class FolderClient(Identified):
+    """The client of one model folder. The constructor loads nothing."""
+
+    base_url = None
+    """The model runs in this process; the port of its endpoint is no part of a run's facts."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._engine: Any = None
+        self._http: OpenAIChatCompletionsClient | None = None
+        self._num_in_flight = 0
+
+    def identity(self) -> dict[str, Any]:
+        """Identity of the weights: the hash of every file that decides what is sampled."""
+        files = sorted(file for kind in ("*.safetensors", "*.json", "*.jinja") for file in self.folder.glob(kind))
+        hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if _matters(file)}
+        return {"class": type_name(type(self)), "files": hashes}
+
+    def __repr__(self) -> str:
+        return f"FolderClient({str(self.folder)!r}, {'running' if self._engine is not None else 'not started'})"
+
+    @property
+    def model(self) -> str:
+        """The name of the model for requests."""
+        return str(self.folder)
+
+    async def complete(self, request: ModelRequest) -> Response:
+        """Return one completion; the first call loads the model. *Raises* as ``Client.complete``."""
+        self._num_in_flight += 1
+        try:
+            return await (await self._running()).complete(request)
+        finally:
+            self._num_in_flight -= 1
+
+    async def shows_tools(self) -> bool | None:
+        """Whether the chat template shows the tools of a request; None when unknown."""
+        await self._running()
+        shown: bool | None = self._engine.tools_shown
+        return shown
+
+    async def preflight(self, model: str | None = None, timeout_s: float = START_S) -> str | None:
+        """Load the model. *Raises* ``ConfigError`` when it cannot be loaded."""
+        await self._running()
+        return None
+
+    async def aclose(self) -> None:
+        """Close this loop's connections, and stop the engine unless requests are in flight."""
+        if self._http is not None and self._num_in_flight == 0:
+            await self._http.aclose()
+            await asyncio.to_thread(self.stop)
+
+    def stop(self) -> None:
+        """Stop the engine and free the model; the next request loads it again."""
+        with self._lock:
+            engine, self._engine, self._http = self._engine, None, None
+            if engine is not None:
+                engine.stop()
+
+    async def _running(self) -> OpenAIChatCompletionsClient:
+        return await asyncio.to_thread(self._start) if self._http is None else self._http
+
+    def _start(self) -> OpenAIChatCompletionsClient:
+        with self._lock:
+            if self._http is None:
+                from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+
+                model, tokenizer = load_folder(self.folder)
+                limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
+                self._engine = EmbeddedEngine(
+                    model,
+                    tokenizer,
+                    max_seq_len=min(limit, MAX_SEQ_LEN),
+                    concurrency=CONCURRENCY,
+                    served_model=self.model,
+                )
+                self._engine.start(START_S)
+                self._http = OpenAIChatCompletionsClient(
+                    base_url=self._engine.base_url,
+                    api_key=self._engine.api_key,
+                    tools_shown=self._engine.tools_shown,
+                )
+            return self._http
+
+
+def load_folder(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder, the adapter merged. *Raises* ``ConfigError``."""
+    import torch
+
+    from verifiers_trainer.policy.loading import get_model, get_tokenizer
+
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    if not (folder / ADAPTER).is_file():
+        return get_model(str(folder)).to(device).eval(), get_tokenizer(str(folder))
+    from peft import PeftModel
+
+    base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not base:
+        raise ConfigError(f"{folder / ADAPTER} names no base model (base_model_name_or_path)")
+    adapted: Any = PeftModel.from_pretrained(get_model(base), str(folder))
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    return adapted.merge_and_unload().to(device).eval(), get_tokenizer(str(folder) if has_tokenizer else base)
+
+
+def _matters(file: Path) -> bool:
+    """Whether a file decides what is sampled; the others of a checkpoint are states of the trainer."""
+    return file.suffix != ".json" or "config" in file.name or "token" in file.name or "vocab" in file.name

@@ -1,0 +1,101 @@
+"""``-m FOLDER``: a saved model answers as the model that was saved, with and without an adapter."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verifiers.cli.evaluate.command import run_command
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.folder import FolderClient, folder_client, load_folder
+from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+
+ENVIRONMENT = """
+import verifiers as vf
+
+def load_environment():
+    rows = [{"question": f"say {n}", "answer": str(n)} for n in range(3)]
+    return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric([lambda completion: len(completion[-1].content) / 100]))
+"""
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A folder with a whole model."""
+    build_tiny_model(seed=3).save_pretrained(tmp_path / "whole")
+    build_tiny_tokenizer().save_pretrained(tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+@pytest.fixture
+def adapted(whole, tmp_path):
+    """(folder of an adapter over ``whole``, the adapted model)."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(load_folder(whole)[0], LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.peft_config["default"].base_model_name_or_path = str(whole)
+    model.save_pretrained(tmp_path / "adapted")
+    return tmp_path / "adapted", model
+
+
+def test_an_adapter_is_merged_into_its_base(whole, adapted):
+    import torch
+
+    folder, model = adapted
+    ids = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        expected, loaded, base = (m(ids).logits for m in (model.eval(), load_folder(folder)[0], load_folder(whole)[0]))
+    assert torch.allclose(expected, loaded, atol=1e-4)
+    assert not torch.allclose(base, loaded, atol=1e-1)  # negative control: the adapter changes the model
+
+
+def test_a_run_folder_means_its_newest_checkpoint_and_an_empty_one_is_refused(whole, tmp_path):
+    for step in (2, 10):
+        (tmp_path / f"run/checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / f"run/checkpoint-{step}/config.json").write_text("{}")
+    assert folder_client(str(tmp_path / "run")).folder.name == "checkpoint-10"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no model"):
+        folder_client(str(tmp_path / "empty"))
+
+
+def test_the_identity_is_that_of_the_weights(whole, tmp_path):
+    before = FolderClient(whole).identity()
+    (whole / "trainer_state.json").write_text("{}")
+    assert FolderClient(whole).identity() == before
+    build_tiny_model(seed=4).save_pretrained(whole)
+    assert FolderClient(whole).identity() != before
+
+
+def test_the_command_evaluates_a_folder(whole, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    Path("said.py").write_text(ENVIRONMENT)
+    assert run_command(["said.py", "-m", "whole", "-t", "8", "-r", "2", "--json"]) == 0
+    run = json.loads(capfd.readouterr().out)["runs"][0]
+    assert run["base_url"] is None
+    assert run_command(["said.py", "--resume", run["path"], "--json"]) == 0  # the model is the run's
+    assert json.loads(capfd.readouterr().out)["runs"][0]["resumed"] == 6
+    assert (run["model"], run["num_rollouts"], run["num_errors"]) == ("whole", 6, 0)
+    assert run["avg_reward"] > 0
+    assert run_command(["said.py", "-m", "./nowhere", "--json"]) == 2
+    assert "there is no folder" in capfd.readouterr().err
+
+
+def test_without_the_trainer_the_command_says_what_is_missing(tmp_path):
+    (tmp_path / "said.py").write_text(ENVIRONMENT)
+    (tmp_path / "whole").mkdir()
+    script = (
+        "import sys; sys.modules['verifiers_trainer'] = None\n"
+        "from verifiers.cli.evaluate.command import run_command; sys.exit(run_command(['said.py', '-m', 'whole']))"
+    )
+    child = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert child.returncode == 2
+    assert "trainer, which is not installed" in child.stderr
