@@ -506,8 +506,6 @@ class Rollout:
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     """``ClassName: message`` of the error that ended it."""
-    cause: str | None = None
-    """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
     stop: str | None = None
     """A ``StopReason``, or the name of an author's stop condition."""
     is_truncated: bool = False
@@ -515,6 +513,8 @@ class Rollout:
     """``prompt``, ``completion`` and ``answer``, for logs."""
     turn_rewards: tuple[float, ...] = ()
     """The environment's rewards per turn, beside the reward; empty when it sets none."""
+    cause: str | None = None
+    """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
 
     @property
     def oldest_version(self) -> int | None:
