@@ -507,8 +507,6 @@ class Rollout:
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     """``ClassName: message`` of the error that ended it."""
-    cause: str | None = None
-    """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
     stop: str | None = None
     """A ``StopReason``, or the name of an author's stop condition."""
     is_truncated: bool = False
@@ -518,6 +516,8 @@ class Rollout:
     """The environment's rewards per turn, beside the reward; empty when it sets none."""
     advantage: float | None = None
     """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus mean. None before."""
+    cause: str | None = None
+    """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
 
     @property
     def oldest_version(self) -> int | None:
