@@ -573,16 +573,24 @@ ROWS: dict[int, Row] = {
     ),
     42: Row(
         "another tokenizer, another temperature, a chat template that rewrites what was said",
-        "refused before the first step, with the difference of log-probabilities or the first differing token",
+        "refused before the step that would train on it, with the difference of log-probabilities or of tokens",
         (
-            *_in(TRAINER, "log_probabilities_of_another_distribution_stop_the_run_before_its_first_step"),
+            *_in(
+                TRAINER,
+                "log_probabilities_of_another_distribution_stop_the_run_before_its_first_step",
+                "an_environment_that_changes_its_sampling_later_stops_the_run_at_that_step",
+            ),
             *_in("trainer/cli/test_preflight", "a_tokenizer_of_another_model_is_found"),
             *_in(
                 "trainer/policy/test_preparation",
                 "a_template_that_strips_thinking_is_one_warning_for_several_turns_and_an_error_when_required",
             ),
         ),
-        _in(TRAINER, "without_the_self_test_it_is_trained_and_nothing_is_said"),
+        _in(
+            TRAINER,
+            "without_the_self_test_it_is_trained_and_nothing_is_said",
+            "without_the_check_in_every_step_it_is_trained",
+        ),
     ),
     43: Row(
         "a batch that processes cannot share evenly; fewer rollouts than processes; a missing sibling",

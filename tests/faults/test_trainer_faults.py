@@ -40,7 +40,9 @@ def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(
     with pytest.raises(NoLearningSignal) as raised:
         small_trainer(tmp_path, toy_env(right), **settings).train()
     place = f"right (test_trainer_faults.py:{right.__code__.co_firstlineno + 3})"
-    said = re.search(rf"(\d+) of (\d+) rollouts unscored: ValueError in {re.escape(place)}; no group", str(raised.value))
+    said = re.search(
+        rf"(\d+) of (\d+) rollouts unscored: ValueError in {re.escape(place)}; no group", str(raised.value)
+    )
     unscored, total = map(int, said.groups())
     assert 0.4 < unscored / total < 0.6
     assert "Correct what leaves rewards unknown" in str(raised.value)
