@@ -102,14 +102,14 @@ def redacted_words(words: Iterable[str]) -> list[str]:
     >>> redacted_words(["-a", '{"api_key": "x", "n": 1}', "--header", "X-Run: 5", "--env.args.password=y", "-n", "3"])
     ['-a', '{"api_key": "***", "n": 1}', '--header', 'X-Run: ***', '--env.args.password=***', '-n', '3']
     """
-    shown, option = [], ""
+    words, option = [], ""
     for word in words:
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         name = (flag if equals else option).rpartition(".")[2].lstrip("-")
         is_option = word.startswith("-") and not equals
-        shown.append(word if is_option else f"{flag}{equals}{_redacted_value(value, name)}")
+        words.append(word if is_option else f"{flag}{equals}{_redacted_value(value, name)}")
         option = word if is_option else ""
-    return shown
+    return words
 
 
 def _redacted_value(value: str, option: str) -> str:
@@ -120,8 +120,8 @@ def _redacted_value(value: str, option: str) -> str:
         content = json.loads(value)
     except ValueError:
         return redacted_text(value)
-    shown = redacted(content) if isinstance(content, dict | list) else content
-    return value if shown == content else json.dumps(shown, ensure_ascii=False)
+    redacted_content = redacted(content) if isinstance(content, dict | list) else content
+    return value if redacted_content == content else json.dumps(redacted_content, ensure_ascii=False)
 
 
 # --- values -------------------------------------------------------------------------------------------------------
@@ -142,20 +142,20 @@ def without_secrets(settings: Mapping[str, Any], prefix: str = "") -> tuple[dict
     >>> without_secrets({"n": 3, "judge": {"model": "m", "api_key": "abc"}})
     ({'n': 3, 'judge': {'model': 'm'}}, ['judge.api_key'])
     """
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     left_out: list[str] = []
     for key, value in settings.items():
         one = {key: value}
         if str(redacted(one)).count(HIDDEN) == str(one).count(HIDDEN):
-            kept[key] = value
+            remaining[key] = value
         elif isinstance(value, Mapping) and is_secret_name(key):
             left_out += [f"{prefix}{key}.{member}" for member in value]
         elif isinstance(value, Mapping):
-            kept[key], names = without_secrets(value, f"{prefix}{key}.")
+            remaining[key], names = without_secrets(value, f"{prefix}{key}.")
             left_out += names
         else:
             left_out.append(f"{prefix}{key}")
-    return kept, left_out
+    return remaining, left_out
 
 
 def redacted_column(column: Any) -> Any:
@@ -184,8 +184,8 @@ def _digested(text: str, name: str) -> str:
 def _digested_text(text: str) -> str:
     if len(text) < MIN_SECRET_CHARS or _DIGESTED.match(text):
         return text
-    shown = redacted_text(text)
-    return text if shown == text else f"{shown} {_digest(text, '')}"
+    readable = redacted_text(text)
+    return text if readable == text else f"{readable} {_digest(text, '')}"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -25,7 +25,7 @@ from verifiers.view.library import Library
 ROWS_PER_FILE = 20
 """Complete rollouts in one file."""
 PREVIEWS_PER_FILE = 200
-TELL_EVERY_S = 2.0
+REPORT_EVERY_S = 2.0
 MARKER = "vf-view-copy"
 """Marks the page of a copy, to distinguish it from other folders."""
 _IMPORT = re.compile(r"^import\s*\{[^}]*\}\s*from\s*\"\./([\w.-]+)\";\n", re.MULTILINE)
@@ -36,7 +36,7 @@ _ENTRY = "app.js"
 def export(library: Library, out: str | Path, tell: Callable[[str], None] = lambda text: None) -> Path:
     """Write the copy; returns its ``index.html``. Raises: ``ConfigError`` for a folder with other files.
 
-    ``tell`` receives the progress as text, every ``TELL_EVERY_S`` seconds.
+    ``tell`` receives the progress as text, every ``REPORT_EVERY_S`` seconds.
     """
     out = Path(out)
     _refuse_other(out)
@@ -48,11 +48,11 @@ def export(library: Library, out: str | Path, tell: Callable[[str], None] = lamb
         (hidden / "style.css").write_bytes(files["style.css"])
         (hidden / "page.js").write_text(joined({n: f.decode() for n, f in files.items() if n.endswith(".js")}))
         (hidden / "index.html").write_text(_page(files["index.html"].decode()))
-        told = time.monotonic()
+        last_report = time.monotonic()
         for name, answer in _answers(library):
             _write(hidden / "data", name, answer)
-            if time.monotonic() - told >= TELL_EVERY_S:
-                told = time.monotonic()
+            if time.monotonic() - last_report >= REPORT_EVERY_S:
+                last_report = time.monotonic()
                 tell(_progress(library, name))
         shutil.rmtree(out, ignore_errors=True)
         hidden.rename(out)

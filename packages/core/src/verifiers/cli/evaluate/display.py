@@ -117,14 +117,14 @@ class Display:
     def note(self, text: str) -> None:
         """One line for people."""
         if not self.quiet:
-            print(_shown(text), file=self.stream, flush=True)
+            print(_printable(text), file=self.stream, flush=True)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        print(_shown(f"warning: {text}"), file=self.stream, flush=True)
+        print(_printable(f"warning: {text}"), file=self.stream, flush=True)
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return escape_control(redacted_text(text))
 
 
@@ -187,10 +187,10 @@ class BarDisplay(Display):
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self._console.print(_shown(text))
+            self._console.print(_printable(text))
 
     def warn(self, text: str) -> None:
-        self._console.print(_shown(f"warning: {text}"), style="yellow")
+        self._console.print(_printable(f"warning: {text}"), style="yellow")
 
     def _block(self) -> Any:
         from rich.console import Group
