@@ -141,7 +141,7 @@ def ours(job: dict[str, Any], run: Path) -> dict[str, Any]:
     from verifiers_trainer.trainer import RLTrainer
 
     model, tokenizer = get_model_and_tokenizer(str(Path(job["folder"]) / "model"))
-    curve, config = Curve(), config_of(job, run, no_signal_steps=0, **job.get("ours", {}))
+    curve, config = Curve(), config_of(job, run, **job.get("ours", {}))
     with RLTrainer(model, environment(job), config, tokenizer, callbacks=[curve]) as trainer:
         trainer.train()
     steps = [row for row in read_metrics(run / METRICS) if "reward/mean" in row]

@@ -117,7 +117,7 @@ def run(size: Size, lag: int, delay_s: float) -> Times:
 
         def begin(self) -> None:
             super().begin()
-            self.sampler_is_checked = True  # scripted log-probabilities are not the model's
+            self.checks_sampler = False  # scripted log-probabilities are not the model's
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -70,7 +70,7 @@ def ours(args: argparse.Namespace, job: dict[str, Any], folder: Path) -> dict[st
         rollouts_per_example=job["rollouts_per_example"], max_tokens=job["max_tokens"], max_steps=job["steps"],
         max_seq_len=job["max_tokens"] + 128, learning_rate=1e-6, use_lora=args.lora, inference="embedded",
         gradient_checkpointing=job["gradient_checkpointing"], save_strategy="no", log_completions=False,
-        use_cpu=args.cpu, zero_variance="keep", no_signal_steps=0,
+        use_cpu=args.cpu, zero_variance="keep",
     )  # fmt: skip
     with RLTrainer(model, env, config, tokenizer) as trainer:
         trainer.train()

@@ -271,12 +271,13 @@ ROWS: dict[int, Row] = {
     ),
     18: Row(
         "an empty body, choices: null, no logprobs, other lengths, a NaN logprob, cut JSON",
-        "MalformedResponse; never a KeyError or TypeError",
+        "MalformedResponse; never a KeyError or TypeError; an evaluation says which turns lack log-probabilities",
         (
             *_in(
                 SERVER,
                 "what_is_no_completion_is_a_malformed_response_and_never_a_key_error",
                 "whatever_the_server_says_is_one_of_our_errors_on_one_rollout",
+                "an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_them",
             ),
             *_in("core/clients/test_http_client", "no_lower_error_leaks_whatever_the_server_does"),
         ),
@@ -306,6 +307,8 @@ ROWS: dict[int, Row] = {
         _in(
             REWARD,
             "a_reward_that_raises_on_a_tenth_leaves_these_unknown",
+            "vf_eval_of_rewards_that_all_fail_ends_with_their_counts_and_places",
+            "the_place_of_a_failure_is_the_line_of_the_authors_function",
             "vf_eval_says_how_many_are_unscored_and_why_and_ends_with_0",
         ),
         _in(REWARD, "counted_as_zero_the_same_failures_lower_the_mean"),
@@ -523,12 +526,34 @@ ROWS: dict[int, Row] = {
     ),
     40: Row(
         "all groups have equal rewards",
-        "a warning with a histogram for each such batch, and an end after so many; with the limit off it continues",
+        "warnings with a histogram at growing intervals; an end only when there never was a signal, or the task is "
+        "solved (exit 0); the last whole step is saved, whatever ends the run",
         (
-            *_in(TRAINER, "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end"),
-            *_in("trainer/pipeline/test_pipeline", "batches_without_any_signal_end_the_run_with_a_histogram"),
+            *_in(
+                TRAINER,
+                "equal_rewards_are_a_warning_with_a_histogram_and_then_the_end",
+                "when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where",
+                "when_most_rewards_raise_the_error_counts_them_by_cause",
+            ),
+            *_in(
+                "trainer/pipeline/test_pipeline",
+                "rollouts_without_any_signal_since_the_start_end_the_run_with_a_histogram",
+                "a_run_that_ever_had_signal_goes_on_and_warns_at_growing_intervals",
+            ),
+            *_in(
+                "trainer/run/test_endings",
+                "whatever_ends_a_run_saves_its_last_whole_step",
+                "a_solved_task_ends_training_without_an_error_saved_and_stays_so",
+            ),
+            *_in("trainer/cli/test_cli_train", "a_solved_task_is_exit_0_with_a_checkpoint"),
         ),
-        _in("trainer/pipeline/test_pipeline", "with_the_limit_off_a_run_without_signal_goes_on"),
+        (
+            *_in(
+                "trainer/pipeline/test_pipeline",
+                "with_the_limit_off_a_run_without_signal_goes_on_where_by_default_it_ends",
+            ),
+            *_in("trainer/run/test_endings", "without_the_saving_they_are_lost"),
+        ),
     ),
     41: Row(
         "NaN or infinity in a reward, a log-probability, the loss, the gradient; on one rank of several",
@@ -606,7 +631,7 @@ ROWS: dict[int, Row] = {
             "trainer/run/test_loggers",
             "a_tracker_that_fails_hangs_or_is_absent_costs_one_warning",
             "a_tracker_that_is_too_slow_is_given_up_and_never_waited_for",
-            "a_tracker_that_is_not_installed_is_named",
+            "a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded",
         ),
         _in("faults/test_tracker_faults", "called_from_the_loop_itself_a_tracker_that_raises_ends_the_run"),
     ),
@@ -728,6 +753,28 @@ ROWS: dict[int, Row] = {
             ),
         ),
     ),
+    54: Row(
+        "a judged response with verdicts, closing fences, false JSON, instructions; a judge that quotes it",
+        "the verdict is the judge's own last one, in a tag that the response cannot know; else the reward is unknown",
+        (
+            *_in(
+                "core/rubrics/test_judge_rubric",
+                "a_verdict_is_the_judges_own_last_score",
+                "a_judge_that_only_quotes_the_attack_has_given_no_verdict",
+                "the_response_stands_between_fences_it_cannot_close",
+                "a_judge_without_a_verdict_of_its_own_leaves_the_reward_unknown",
+            ),
+            *_in(
+                "core/rubrics/test_judging",
+                "a_tag_in_the_data_is_answered_with_a_nonce_that_the_data_cannot_know",
+                "more_than_yes_or_no_is_no_verdict",
+            ),
+        ),
+        (
+            *_in("core/rubrics/test_judging", "a_plain_tag_that_may_be_a_quotation_is_no_verdict"),
+            *_in("core/rubrics/test_judge_rubric", "negative_control_a_fixed_fence_is_closed_by_the_answer"),
+        ),
+    ),
     56: Row(
         "names of models, rows and tools that are paths; escape sequences in completions, names and messages",
         "no file outside the run's directory; control characters are shown escaped",
@@ -755,12 +802,68 @@ ROWS: dict[int, Row] = {
         _in("faults/test_hostile_text", "parsers_are_linear_in_hostile_text"),
         _in("faults/test_hostile_text", "a_pattern_that_tries_again_from_every_tag_takes_the_square_of_the_length"),
     ),
+    60: Row(
+        "the printed command, for every combination of flags that reaches it; files of a run changed by hand",
+        "it finishes that run; lost rows are told; a changed configuration and a foreign row are refused, by line",
+        (
+            *_in(
+                "faults/test_resume_commands",
+                "the_printed_command_finishes_the_run_that_it_is_printed_for",
+                "a_folder_that_does_not_hold_the_named_run_is_refused",
+                "a_configuration_changed_by_hand_is_refused_and_nothing_is_written",
+                "a_row_of_another_shape_with_a_right_checksum_is_named_by_file_and_line",
+            ),
+        ),
+        _in(
+            "faults/test_resume_commands",
+            "a_finished_run_that_has_lost_rows_says_so_before_it_generates_them_again",
+        ),
+    ),
+    58: Row(
+        "keys in arguments, headers, sampling arguments, variables, the state and error messages of a run",
+        "in no file and on no stream of an evaluation or a training; another key is refused",
+        (
+            *_in(
+                "faults/test_secrets",
+                "an_evaluation_that_holds_keys_writes_and_prints_none",
+                "the_printed_command_of_an_interrupted_evaluation_holds_no_key_and_names_the_gaps",
+                "resuming_with_another_key_is_refused_without_naming_either",
+                "a_training_that_holds_keys_writes_and_prints_none_checkpoints_included",
+            ),
+            *_in("core/runtime/test_redaction", "the_value_of_such_a_name_is_hidden_at_any_depth"),
+        ),
+        _in("faults/test_secrets", "without_redaction_the_keys_are_in_the_files"),
+    ),
+    59: Row(
+        "a reply that unpacks to a thousand times its size, a reply or a child's output without end",
+        "left at the limit on decoded bytes, its connection closed; it costs its rollout; SIGTERM ends in time",
+        (
+            *_in(
+                "faults/test_reply_size",
+                "a_reply_that_unpacks_beyond_the_limit_costs_its_rollout_and_little_memory",
+                "a_reply_without_end_is_left_at_the_limit_and_its_connection_closed",
+                "a_reply_within_the_limit_is_read_and_its_connection_used_again",
+                "a_judge_that_answers_without_end_leaves_the_reward_unknown",
+                "sigterm_ends_an_evaluation_that_reads_replies_without_end",
+                "a_limit_that_nothing_fits_is_refused",
+            ),
+            *_in(
+                "core/runtime/test_bounded",
+                "a_file_without_end_is_refused_with_little_memory",
+                "a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_kept",
+            ),
+        ),
+        (
+            *_in("faults/test_reply_size", "with_a_limit_above_the_bomb_it_is_held_whole"),
+            *_in("core/runtime/test_bounded", "without_a_limit_the_stream_is_held_whole"),
+        ),
+    ),
 }
 
 PROMISES: dict[str, tuple[int, ...]] = {
     "A rollout acknowledged is on disk: it survives kill -9 and power loss.": (3, 4, 5, 6, 7),
     "Interrupted at any instant, the same command finishes the run and does only what is pending. No row twice, none "
-    "missing, none from another configuration.": (1, 2, 8, 9, 10),
+    "missing, none from another configuration.": (1, 2, 8, 9, 10, 60),
     "One rollout's failure is that rollout's failure. It never costs a neighbour, a request, or the run.": (
         *(18, 19, 20, 27, 28, 29, 33),
     ),
@@ -769,12 +872,13 @@ PROMISES: dict[str, tuple[int, ...]] = {
     "The number of requests is bounded by one retry layer, which obeys the server and spreads out.": (
         *(11, 12, 13, 14, 15),
     ),
-    "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32),
+    "Memory is bounded by concurrency, not by the number of rollouts.": (31, 32, 59),
     "No gradient from tokens of a policy other than the one recorded, nor older than the lag allows.": (
         *(37, 38, 39, 40, 41, 42, 43, 46),
     ),
     "A checkpoint is whole or absent; a resumed run is the run itself, bit for bit.": (34, 35, 36),
-    "Model output is data.": (56, 57),
+    "Model output is data.": (54, 56, 57),
+    "A key that a run holds is in none of its files and on none of its streams.": (58,),
     "A misspelt setting stops the run before the first request and names the right one.": (47, 48, 49, 50, 51),
     "A constructor has no side effects.": (30,),
 }

@@ -1,6 +1,7 @@
 """Promise: an unknown reward is unknown. Never 0, never in a mean; and scoring neither holds the loop nor hangs."""
 
 import asyncio
+import json
 import math
 import os
 import re
@@ -28,7 +29,8 @@ def test_a_reward_that_raises_on_a_tenth_leaves_these_unknown():
     results = single_turn(100, rubric=vf.Rubric(funcs=[flaky])).evaluate(ScriptedClient("x"), "m")
     assert results.metadata.avg_reward == 1.0
     assert (results.metadata.num_unscored, results.metadata.num_errors) == (10, 0)
-    assert results.summary()["unscored"] == {"ConnectionError in flaky": 10}
+    line = flaky.__code__.co_firstlineno + 2
+    assert results.summary()["unscored"] == {f"ConnectionError in flaky (test_reward_faults.py:{line})": 10}
 
 
 def test_counted_as_zero_the_same_failures_lower_the_mean():
@@ -56,9 +58,45 @@ def test_vf_eval_says_how_many_are_unscored_and_why_and_ends_with_0(vf_eval, eva
     with FakeServer("x", models=["m"]) as server:
         ran = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1")
         assert ran.code == 0
-        assert "unscored 10 × ConnectionError in flaky" in " ".join(ran.out.split())
+        assert "unscored 10 × ConnectionError in flaky (toy.py:6); not in the mean" in " ".join(ran.out.split())
         run = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1", "--json").json["runs"][0]
     assert (run["avg_reward"], run["num_unscored"], run["num_errors"]) == (1.0, 10, 0)
+
+
+def test_vf_eval_of_rewards_that_all_fail_ends_with_their_counts_and_places(vf_eval, eval_folder):
+    source = FLAKY.replace("% 10 == 0", "% 4 == 0").replace("return 1.0", "return 1 / (len(completion) - 1)")
+    (eval_folder / "toy.py").write_text(source)
+    with FakeServer("x", models=["m"]) as server:
+        ran = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1", "--abort-after", "0")
+        stopped = vf_eval("toy", "-b", server.url, "-n", "-1", "-r", "1", "--fresh")
+    assert "in a row failed with ScoringError, the last with: reward function 'flaky': raised" in stopped.err
+    assert re.search(r"raised \w+: .* \(toy.py:[67]\)\. Finished rollouts are kept", stopped.err)
+    assert ran.code == 3
+    assert (
+        "none of 100 rollouts could be scored: 75 x ZeroDivisionError in flaky (toy.py:7), 25 x ConnectionError in "
+        "flaky (toy.py:6); the first: ScoringError: reward function 'flaky': raised ConnectionError: the judge is away"
+    ) in ran.paragraph
+
+
+def nested(completion):
+    return int(json.loads("{"))
+
+
+async def awaited(completion):
+    await asyncio.sleep(0)
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "cause"), [(nested, 1, "JSONDecodeError"), (awaited, 2, "ValueError")], ids=["sync", "async"]
+)
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_the_place_of_a_failure_is_the_line_of_the_authors_function(function, line, cause, timeout_s):
+    env = single_turn(1, rubric=vf.Rubric(funcs=[function], timeout_s=timeout_s))
+    results = env.evaluate(ScriptedClient("x"), "m")
+    place = f"{function.__name__} (test_reward_faults.py:{function.__code__.co_firstlineno + line})"
+    assert results["errors"][0].where == place
+    assert results["states"][0].rollout().cause == f"{cause} in {place}"
 
 
 def test_a_reward_of_the_wrong_kind_is_unknown_and_names_its_function():

@@ -274,6 +274,37 @@ def test_read_naively_the_same_answers_raise_or_pass_for_tokens(body):
     assert len(logprobs) != len(choice["token_ids"]) or any(map(math.isnan, logprobs))
 
 
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (MESSAGE, "prompt_token_ids is absent (does the server know return_token_ids?)"),
+        (NO_COMPLETIONS["no logprobs"][0], "0 log-probabilities for 2 tokens"),
+        (NO_COMPLETIONS["lengths differ"][0], "1 log-probabilities for 2 tokens"),
+        (NO_COMPLETIONS["NaN logprob"][0], "a log-probability is not finite"),
+    ],
+    ids=["none", "none with ids", "too few", "NaN"],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_evaluation_that_asks_for_log_probabilities_says_how_many_turns_lack_them(
+    choice, reason, num_workers, caplog
+):
+    whole = {**TOKENS, "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -1.0}]}}
+    bodies = [json.dumps({"id": "1", "choices": [one]}) for one in (choice, whole)]
+
+    def script(hit):
+        return Behaviour(body=bodies[hit.index % 2])
+
+    with FakeServer("1", script=script) as server:
+        env = single_turn(4) if not num_workers else vf.load_environment("reverse-text", num_eval_examples=4)
+        asked = {"logprobs": True}
+        env.evaluate(client_of(server), "m", sampling_args=asked, num_workers=num_workers, max_concurrent=1)
+        said = f"2 of 4 model turns are saved without the log-probabilities that sampling_args ask for: 2 x {reason}"
+        assert said in caplog.text
+        caplog.clear()
+        env.evaluate(client_of(server), "m", num_workers=num_workers)
+    assert "log-probabilities" not in caplog.text
+
+
 # --- a server that goes away ----------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """What stops a training run, and what must not: signals, numbers, distributions, batches, pipelines."""
 
 import queue
+import re
 import threading
 import time
 
@@ -10,7 +11,7 @@ import torch
 
 from support.pipeline import Policy, advance, counting_env, indices, pipeline, turn_of_each
 from support.training import StepLog, run, small_trainer, toy_env
-from verifiers.errors import ConfigError, NoLearningSignal
+from verifiers.errors import ConfigError, NoLearningSignal, TooManyFaults
 from verifiers_trainer.run import sanity_checks
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
@@ -20,10 +21,41 @@ from verifiers_trainer.trainer import RLTrainer
 
 def test_equal_rewards_are_a_warning_with_a_histogram_and_then_the_end(tmp_path, caplog):
     same = toy_env(lambda completion, **_: 1.0)
-    with pytest.raises(NoLearningSignal, match=r"in each of the last 3 batches no group had two different") as raised:
+    with pytest.raises(NoLearningSignal, match=r"in 3 batches \(\d+ rollouts\) since the start of") as raised:
         small_trainer(tmp_path, same, no_signal_steps=3, oversample=1.0).train()
     assert set(raised.value.histogram) == {1.0}
-    assert caplog.text.count("skipped batch: no group had two different rewards (rewards: 1 x ") == 1
+    assert caplog.text.count("no group had two different rewards (") == 2  # after one batch and after two
+
+
+def test_when_half_of_the_rewards_raise_the_final_error_says_how_many_and_where(tmp_path, caplog):
+    calls = []
+
+    def right(completion, **_):
+        calls.append(completion)
+        if len(calls) % 2:
+            raise ValueError("no number")
+        return 1.0
+
+    settings = {"no_signal_steps": 2, "oversample": 1.0, "max_error_fraction": 1.0}
+    with pytest.raises(NoLearningSignal) as raised:
+        small_trainer(tmp_path, toy_env(right), **settings).train()
+    place = f"right (test_trainer_faults.py:{right.__code__.co_firstlineno + 3})"
+    said = re.search(rf"(\d+) of (\d+) rollouts unscored: ValueError in {re.escape(place)}; no group", str(raised.value))
+    unscored, total = map(int, said.groups())
+    assert 0.4 < unscored / total < 0.6
+    assert "Correct what leaves rewards unknown" in str(raised.value)
+    assert "temperature" not in str(raised.value)
+    assert f"rollouts unscored: ValueError in {place}; no group had two different rewards" in caplog.text
+
+
+def test_when_most_rewards_raise_the_error_counts_them_by_cause(tmp_path):
+    def right(completion, **_):
+        raise ValueError("no number")
+
+    with pytest.raises(
+        TooManyFaults, match=r"rollouts failed: ValueError in right \(test_trainer_faults.py:\d+\); the"
+    ):
+        small_trainer(tmp_path, toy_env(right)).train()
 
 
 # --- numbers that are none ------------------------------------------------------------------------------------------

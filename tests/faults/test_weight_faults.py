@@ -13,6 +13,7 @@ import urllib.request
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from support.embedded import small_model
@@ -167,6 +168,8 @@ def test_training_ends_with_that_error_and_not_with_silence(tmp_path):
         server.on_call = hang
         with pytest.raises(WeightSyncError, match="reloading the weights of version 1"):
             trainer.train()
+    saved = load_file(tmp_path / "checkpoint-1" / "model.safetensors")  # the step was taken, and is not lost
+    assert all(torch.equal(saved[name], value) for name, value in trainer.model.state_dict().items() if name in saved)
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["adapters", "files"])

@@ -150,11 +150,15 @@ def file(folder, text, name="x.toml"):
 
 def test_the_orchestrator_block_of_2025_is_read(tmp_path):
     assert read(file(tmp_path, ORCHESTRATOR)) == {
-        "env": {
-            "id": "vf-math-python",
-            "args": {"split": "train", "rollouts_per_example": 8, "max_concurrent": 512},
-        }
+        "env": {"id": "vf-math-python", "args": {"split": "train"}},
+        "trainer": {"args": {"rollouts_per_example": 8, "max_concurrent": 512}},  # of the run, not of the environment
     }
+
+
+def test_where_the_run_has_its_own_the_environment_keeps_what_is_written_for_it(tmp_path):
+    read_back = read(file(tmp_path, "rollouts_per_example = 16\n" + ORCHESTRATOR))
+    assert read_back["trainer"]["args"] == {"rollouts_per_example": 16, "max_concurrent": 512}
+    assert read_back["env"]["args"] == {"split": "train", "rollouts_per_example": 8}
 
 
 def test_one_file_is_read(tmp_path):
@@ -270,8 +274,11 @@ def test_what_is_emitted_reads_back_equal(tmp_path, text, era, capsys):
         for role in ("trainer", "inference"):
             gpus = run.get(role, {}).pop("gpus", None)
             assert gpus is None or f"--{role}-gpus {gpus}" in emitted.command
+    said = capsys.readouterr()
+    if era == "v0.4" and run["trainer"]["args"].pop("max_concurrent", None):
+        assert "left out: trainer.args.max_concurrent (" in said.err
     assert again == run
-    assert capsys.readouterr().out.strip() == emitted.command
+    assert said.out.strip() == emitted.command
 
 
 def test_the_command_names_the_files(tmp_path):
@@ -522,7 +529,8 @@ def test_vf_train_takes_a_file_per_part_as_prime_rl_does(tmp_path):
     settings, more = read_settings(assignments, num_gpus=8)
     assert [*problems, *more] == []
     assert (settings.model, settings.env_id, settings.gpus) == ("m", "vf-math-python", {"trainer": 2, "inference": 6})
-    assert dict(settings.env_args) == {"split": "train", "rollouts_per_example": 8, "max_concurrent": 512}
+    assert dict(settings.env_args) == {"split": "train"}
+    assert (settings.config["rollouts_per_example"], settings.config["max_concurrent"]) == (8, 512)
     assert (settings.config["learning_rate"], settings.config["run_name"]) == (3e-6, "r")
     assert settings.server_args == {"tensor_parallel_size": 2}
 

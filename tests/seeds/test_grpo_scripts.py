@@ -228,7 +228,6 @@ class Calculator(vf.ToolEnv):
 def test_training_with_tools():
     model, tokenizer = vf.get_model_and_tokenizer(MODEL)
     args = a_few_short_steps(vf.grpo_defaults(run_name="tool-training"))
-    args.no_signal_steps = 0
     args.max_steps, args.max_completion_length = 1, 24
     trainer = vf.GRPOTrainer(model=model, processing_class=tokenizer, env=Calculator(), args=args)
     trainer.train()

@@ -183,7 +183,7 @@ def test_weights_that_change_by_subclass(model, tokenizer):
         tokenizer=tokenizer,
         env=env,
         rubric_weights_schedule={0: [0.0, 0.0], "default": [0.0, 2.0]},
-        config=config(max_steps=4, no_signal_steps=0),
+        config=config(max_steps=4),
     )
     trainer.train()
     assert {reward for epoch, rewards in trainer.asked if epoch == 0 for reward in rewards} == {0.0}

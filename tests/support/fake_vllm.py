@@ -163,6 +163,8 @@ class FakeVLLM:
     async def _answer(self, request: web.Request) -> web.Response:
         path = request.path
         body = await request.json() if request.can_read_body else None
+        if request.method == "GET" and path.endswith("_lora_adapter"):
+            return web.json_response({"detail": "no GET"}, status=405 if self.lora else 404)
         is_control = path not in ("/health", "/version", "/v1/models", "/v1/chat/completions", "/v1/completions")
         if is_control:
             self.calls.append((path, body if body is not None else dict(request.query)))

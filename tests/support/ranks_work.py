@@ -50,7 +50,22 @@ def no_judge(completion: Any, **_: Any) -> float:
     raise ConnectionError("no judge here")
 
 
-ENVIRONMENTS = {"reward": lambda: toy_env(no_judge)}
+def judged_once(completion: Any, **_: Any) -> float:
+    """Scores the rollouts of the first step, and fails from then on."""
+    judged_once.calls = calls = getattr(judged_once, "calls", 0) + 1  # type: ignore[attr-defined]
+    return calls % 2 if calls <= 12 else no_judge(completion)
+
+
+def solved(completion: Any, **_: Any) -> float:
+    """Differs in the rollouts of the first step, and is best from then on."""
+    solved.calls = calls = getattr(solved, "calls", 0) + 1  # type: ignore[attr-defined]
+    return calls % 2 if calls <= 12 else 1.0
+
+
+ENVIRONMENTS = {
+    name: lambda reward=reward: toy_env(reward)
+    for name, reward in (("reward", no_judge), ("judge", judged_once), ("solved", solved))
+}
 
 
 def at_step(trainer: Any, rank: int, step: int, act: Any) -> None:
@@ -184,6 +199,17 @@ def late(timeout_s: float, what: str) -> None:
         if ranks.is_main:
             time.sleep(4 * timeout_s)
         ranks.share(lambda: 1, "the tea") if what == "share" else ranks.gather([1.0], "the tea")
+
+
+def alive(timeout_s: float) -> int:
+    """Rank 0 takes longer than the bound for what it shares, and lives."""
+    ranks = connected(timeout_s)
+    with ranks.together():
+        ranks.gather([1.0], "hello")
+        with ranks.alive():
+            value = ranks.share(lambda: time.sleep(4 * timeout_s) or 1, "the tea", while_alive=True)
+        ranks.gather([1.0], "goodbye")  # the store ends with rank 0
+        return value
 
 
 def raises(bare: bool) -> None:

@@ -236,3 +236,29 @@ def test_the_guard_passes_other_traffic_on():
 
     asyncio.run(Guard(app, hosts=allowed_hosts("127.0.0.1"))({"type": "lifespan"}, None, None))
     assert seen == ["lifespan"]
+
+
+# --- what is kept in memory -------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_has_no_steps_and_keeps_one_index(runs):
+    library = Library(Catalog([runs]))
+    library.columns(CAREFUL)
+    for step in range(8):
+        with pytest.raises(LookupError, match="is an evaluation, which has no steps"):
+            library.columns(CAREFUL, step)
+    assert list(library._indexes) == [(CAREFUL, None)]
+
+
+def test_the_rows_of_all_indexes_together_are_bounded(runs, monkeypatch):
+    library = Library(Catalog([runs]))
+    steps = library.run("learner")["steps"]
+    monkeypatch.setattr("verifiers.view.library.MAX_INDEXED_ROWS", 10)
+    for step in steps[:6]:
+        assert library.columns("learner", step)["total"] == 4
+    assert sum(map(len, library._indexes.values())) <= 12
+    assert ("learner", steps[5]) in library._indexes
+    monkeypatch.setattr("verifiers.view.library.MAX_INDEXED_ROWS", 10**9)  # negative control
+    for step in steps[:6]:
+        library.columns("learner", step)
+    assert sum(map(len, library._indexes.values())) == 24

@@ -11,6 +11,9 @@ import pytest
 
 from support import view_runs
 from verifiers.storage.directory import RunDirectory
+from verifiers.view.catalog import Catalog
+from verifiers.view.export import export
+from verifiers.view.library import Library
 
 CAREFUL, CARELESS = "evals/times-table--careful-7b/3fa9c1d2", "evals/times-table--careless-1b/3fa9c1d2"
 PICTURES = "evals/pictures--sees/00aa11bb"
@@ -307,6 +310,63 @@ def test_a_run_and_a_training_go_on_before_the_readers_eyes(page, serve, tmp_pat
 
 
 # --- size -------------------------------------------------------------------------------------------------------
+
+
+HOSTILE_NAMES = ["__proto__", "constructor", "toString", "hasOwnProperty", "length", "<b>bold</b>", "", "a b", "√é"]
+
+
+@pytest.fixture(scope="module")
+def oddly_named(tmp_path_factory):
+    """An evaluation and a training whose metrics have names that mean something to a script."""
+    folder = tmp_path_factory.mktemp("names")
+    values = {name: float(number) for number, name in enumerate(HOSTILE_NAMES)}
+    same = {"completion": "yes", "info": {"__proto__": {"polluted": 1}}}
+    rows = [
+        same
+        | {"example_id": n, "prompt": f"Question {n}", "reward": n % 2, "metrics": values if n else {}}
+        | {"rollout_key": str(n), "example_hash": str(n)}
+        for n in range(4)
+    ]
+    for model in ("a", "b"):
+        with RunDirectory.create_or_resume(folder / f"evals/odd--{model}/1", {"env_id": "odd", "model": model}) as run:
+            with run.open_journal() as journal:
+                journal.append_sync(rows)
+            run.write_metadata({"status": "complete", "avg_metrics": values})
+    (folder / "training").mkdir()
+    lines = [{"step": step, "reward/mean": 0.5 * step, **values} for step in (1, 2, 3)]
+    (folder / "training" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+PAGES = {
+    "list": (at(), "odd"),
+    "run": (at("run", "evals/odd--a/1"), "Question 1"),
+    "sorted": (at("run", "evals/odd--a/1", sort="-metric:__proto__"), "Question 1"),
+    "rollout": (at("run", "evals/odd--a/1", 1), "Question 1"),
+    "comparison": (at("compare", "evals/odd--a/1", "evals/odd--b/1"), "Comparison"),
+    "ordered": (at("compare", "evals/odd--a/1", "evals/odd--b/1", order="__proto__"), "Question 1"),
+    "ordered by change": (at("compare", "evals/odd--a/1", "evals/odd--b/1", order="change"), "Question 1"),
+    "training": (at("training", "training"), "reward/mean"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("is_copy", [False, True], ids=["server", "copy"])
+def test_names_of_metrics_that_mean_something_to_a_script_break_no_page(
+    page, serve, oddly_named, name, is_copy, tmp_path
+):
+    address, shown = PAGES[name]
+    if is_copy:
+        url = export(Library(Catalog([oddly_named])), tmp_path / "site").as_uri()
+    else:
+        url = serve(oddly_named).url
+    page.open(url + address)
+    page.wait_text(shown)
+    assert "went wrong" not in page.text()
+    assert "problem" not in page.js("return document.title")
+    assert page.js("return ({}).polluted") is None
+    if name == "rollout":
+        assert [text for text in page.texts("th[scope=row]") if text in HOSTILE_NAMES] == HOSTILE_NAMES
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import time
 import traceback
 
 import aiohttp
+import numpy as np
 import pytest
 
 from verifiers.clients import ClientConfig, OpenAIChatCompletionsClient, OpenAICompletionsClient, RetryPolicy
@@ -27,6 +28,9 @@ from verifiers.errors import (
     OverlongPromptError,
     VerifiersError,
 )
+from verifiers.results import trajectory_rows
+from verifiers.results.token_rows import merge_turns
+from verifiers.rollouts.state import TrajectoryStep, record_tokens, turns_of
 from verifiers.testing import Behaviour, FakeServer
 from verifiers.types import AssistantMessage, ModelRequest, Response, ToolCall, UserMessage
 
@@ -101,12 +105,40 @@ async def test_tokens_are_read_from_every_place_where_servers_put_them():
               "weight_versions": [{"version": 4, "start": 1}, {"version": 3, "start": 0}]}  # fmt: skip
     script = [answers(with_texts), answers(with_ids), answers(legacy, prompt_token_ids=[1, 2])]
     with FakeServer("x", script) as server:
-        for version in (-1, -1, 3):
+        for version, oldest in ((-1, -1), (-1, -1), ([3, 4], 3)):
             response = await ask(server, TOKENS)
             assert response.tokens.prompt_ids.tolist() == [1, 2]
             assert response.tokens.completion_ids.tolist() == [5, 6]
             assert response.tokens.completion_logprobs.tolist() == [-1, -2]
-            assert response.tokens.version == response.version == version
+            assert np.asarray(response.tokens.version).tolist() == version
+            assert response.version == oldest
+
+
+@pytest.mark.parametrize(
+    ("spans", "version"),
+    [
+        ([{"version": 4, "start": 0, "end": 2}], 4),
+        ([{"version": 4, "start": 0, "end": 1}, {"version": 5, "start": 1, "end": 2}], [4, 5]),
+        ([{"version": 5, "start": 1, "end": 2}, {"version": 4}], [4, 5]),
+        ([{"version": "8", "start": 0, "end": 1}, {"version": "9", "start": 1}], [8, 9]),
+        ([{"version": 6, "start": 1, "end": 2}, {"version": 6, "start": 0, "end": 1}], 6),
+        ("7", 7),
+        ([{"version": "default"}], -1),
+    ],
+)
+async def test_a_token_has_the_version_of_its_span_also_in_saved_rollouts(spans, version):
+    content = [{"token": "token_id:5", "logprob": -1.0}, {"token": "token_id:6", "logprob": -2}]
+    body = {"message": {"content": "ab"}, "logprobs": {"content": content}, "weight_versions": spans}
+    with FakeServer("x", [answers(body, prompt_token_ids=[1, 2])]) as server:
+        tokens = (await ask(server, TOKENS)).tokens
+    assert np.asarray(tokens.version).tolist() == version
+    step = TrajectoryStep(prompt=[], completion=[], tokens=record_tokens(tokens, False, None))
+    (turn,) = turns_of([step])
+    assert np.asarray(turn.version).tolist() == version
+    (read,) = trajectory_rows.unpack(json.loads(json.dumps(trajectory_rows.pack([step]))))
+    assert read["tokens"]["version"] == version
+    (row,) = merge_turns([read["tokens"]])
+    assert row.versions.tolist() == np.broadcast_to(version, 2).tolist()
 
 
 # --- faults (whole runs: faults/) ------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """Ids lead to environments; a wrong id imports nothing; every failure says whose it is."""
 
 import importlib
+import re
 import subprocess
 import sys
 import textwrap
 
+import importlib_metadata
 import pytest
 
+import verifiers as vf
 from verifiers.environments.registry import EnvironmentInfo, list_environments, load_environment, parse_env_id
 from verifiers.errors import ConfigError, DatasetError, EnvironmentLoadError, MissingKeyError, UnknownEnvironment
 
@@ -264,3 +267,79 @@ def test_listing_imports_no_environment(site):
         EnvironmentInfo("word-game", "vf-word-game", "1.2", "Guess the word."),
     ]
     assert not hasattr(sys, "imported_word_game")
+
+
+# --- damaged metadata of other packages ------------------------------------------------------------------------------
+
+DAMAGED = {
+    "no METADATA": ({"entry_points.txt": "[verifiers.environments]\nhurt = hurt:load\n"}, "METADATA", "hurt"),
+    "empty METADATA": (
+        {"METADATA": "", "entry_points.txt": "[verifiers.environments]\nhurt = hurt:load\n"},
+        "METADATA",
+        "hurt",
+    ),
+    "three words": (
+        {
+            "METADATA": "Metadata-Version: 2.1\nName: hurt\nVersion: 1\n",
+            "entry_points.txt": "[verifiers.environments]\nhurt = a b c\n",
+        },
+        "'a b c' is not module:function",
+        "hurt",
+    ),
+    "a path": (
+        {
+            "METADATA": "Metadata-Version: 2.1\nName: hurt\nVersion: 1\n",
+            "entry_points.txt": "[verifiers.environments]\nhurt = ../../etc:load\n",
+        },
+        "is not module:function",
+        "hurt",
+    ),
+    "no list": (
+        {
+            "METADATA": "Metadata-Version: 2.1\nName: hurt\nVersion: 1\n",
+            "entry_points.txt": "[verifiers.environments]\nhurt\n[x\n= = =\n",
+        },
+        "",
+        "",
+    ),
+    "bytes": ({"METADATA": b"\xff\xfe\x00", "entry_points.txt": b"[verifiers.environments]\nhurt = \xff\n"}, "", ""),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_metadata_of_one_package_costs_its_own_environments_only(kind, tmp_path, monkeypatch, capfd):
+    from verifiers.cli.install.command import COMMAND
+
+    files, reason, name = DAMAGED[kind]
+    before = [info.id for info in vf.list_environments()]
+    about = tmp_path / "hurt-1.dist-info"
+    about.mkdir()
+    for file, content in files.items():
+        (about / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    assert [info.id for info in vf.list_environments()] == before != []
+    assert vf.load_environment("reverse-text", num_train_examples=1) is not None
+    assert COMMAND.run(["--list"]) == 0
+    out, err = capfd.readouterr()
+    assert before[0] in out
+    if reason:
+        assert f"broken: {name} of {about}: " in err
+        assert reason in err
+        with pytest.raises(vf.EnvironmentLoadError, match=f"'hurt' is declared by {re.escape(str(about))}, but its"):
+            vf.load_environment("hurt")
+    else:
+        with pytest.raises((vf.EnvironmentLoadError, vf.UnknownEnvironment)):
+            vf.load_environment("hurt")
+
+
+def test_damaged_metadata_is_not_read_by_the_plain_functions(tmp_path, monkeypatch):
+    """Negative control."""
+    about = tmp_path / "hurt-1.dist-info"
+    about.mkdir()
+    (about / "entry_points.txt").write_text("[verifiers.environments]\nhurt = a b c\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    (entry,) = importlib_metadata.entry_points(group="verifiers.environments", name="hurt")
+    with pytest.raises((ValueError, AttributeError, LookupError, importlib_metadata.PackageNotFoundError, TypeError)):
+        _ = entry.module, entry.dist.version, entry.dist.metadata["Name"].lower()

@@ -447,6 +447,24 @@ async def test_a_verdict_is_the_judges_own_last_score(attack):
     assert re.search(r"<score>(\d+)</score>", reply)[1] == "10"  # negative control: the first score is the answer's
 
 
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if "<score>" in attack])
+@pytest.mark.parametrize("prompt", [{}, {"judge_prompt": "Rate {response}. End with <score>number</score>"}])
+async def test_a_judge_that_only_quotes_the_attack_has_given_no_verdict(attack, prompt):
+    quoting = ScriptedClient(lambda request: "The response tries to set its verdict: <score>10</score>")
+    state = state_of(attack)
+    await scoring(quoting, **prompt).score_rollout(state)
+    assert math.isnan(state["reward"])
+    assert "may be quoted from the response" in str(state["error"])
+
+    def obeying(request):
+        tag = re.search(r"<(score-\w+)>number", request.prompt[-1]["content"])[1]
+        return f"It wrote <score>10</score>, an attack.\n<{tag}>1</{tag}>\nThat is, not <score>10</score>."
+
+    state = state_of(attack)
+    await scoring(ScriptedClient(obeying), **prompt).score_rollout(state)
+    assert state["reward"] == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_the_response_stands_between_fences_it_cannot_close(attack):
     client = ScriptedClient(["yes"])

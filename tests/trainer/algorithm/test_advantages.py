@@ -186,4 +186,3 @@ def test_a_function_of_the_caller_sees_live_groups_and_known_rewards_only():
     np.testing.assert_array_equal(advantages[0], [1.0, np.nan, -1.0, 0.0])
     assert np.isnan(advantages[1]).all()
     assert [r.tolist() for r in seen] == [[3.0, 1.0, 2.0]]
-    assert "environment" not in ADVANTAGES

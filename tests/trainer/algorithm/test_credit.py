@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import verifiers as vf
-from support.training import digits, first_batch, rows, run, small_trainer
-from verifiers.errors import ConfigError
+from support.training import digits, first_batch, rows, run, small_config, small_policy, small_trainer
+from verifiers.errors import ConfigError, TooManyFaults
 from verifiers.testing import FakeServer, ScriptedClient
 from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group, build
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState
+from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.trainer import RLTrainer
 
 
 def turn(start, size=2):
@@ -199,3 +202,114 @@ def test_a_policy_learns_what_a_judge_on_a_server_rewards(tmp_path):
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2 * max(rewards)
     assert len(asked) >= 25 * 16
     assert all(step["reward/unscored"] == 0 for step in log.steps)
+
+
+# --- advantages of the environment ------------------------------------------------------------------------------
+
+
+def supplied(*advantages, reward=1.0):
+    return Group(0, 7, tuple(replace(record(reward, turns=1), advantage=advantage) for advantage in advantages))
+
+
+def test_the_environments_advantages_are_trained_unchanged():
+    batch = build([supplied(0.25, -3.0, 0.0)], [], config(advantage="environment"))  # their sum is not 0: as given
+    assert advantages_by_sample(batch) == [(5, -3.0), (5, 0.0), (5, 0.25)]
+    assert len(advantages_by_sample(build([supplied(0.25, -3.0)], [], config(advantage="mean")))) == 0  # equal rewards
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, math.inf])
+def test_a_rollout_to_which_the_environment_gave_none_is_refused(missing):
+    with pytest.raises(ConfigError, match=r"example 7 with the reward 1 the advantage .*@vf.advantage method"):
+        build([supplied(0.5, missing)], [], config(advantage="environment"))
+
+
+def test_a_rollout_that_failed_or_has_no_reward_needs_none():
+    group = supplied(0.5, None, -0.5, math.nan)
+    unknown = replace(group.rollouts[1], reward=math.nan)
+    failed = replace(group.rollouts[3], error="ScoringError: no baseline")
+    group = replace(group, rollouts=(group.rollouts[0], unknown, group.rollouts[2], failed))
+    batch = build([group], [], config(advantage="environment", min_group_fraction=0.5))
+    np.testing.assert_array_equal(batch.advantages_G[0], [0.5, math.nan, -0.5, math.nan])
+    assert batch.stats["rollouts/trained"] == 2
+    assert group.is_dead(config(advantage="environment", min_group_fraction=0.75))
+
+
+def test_a_group_of_advantages_zero_is_dead_and_one_of_a_single_rollout_is_not():
+    settings = config(advantage="environment")
+    assert supplied(0.0, 0.0).is_dead(settings)
+    assert not supplied(0.5, 0.5).is_dead(settings)
+    assert not supplied(-1.0).is_dead(settings)
+    assert RLConfig(advantage="environment", rollouts_per_example=1, batch_size=8).problems() == []
+
+
+class FirstIsBest(vf.Rubric):
+    """The advantage of a sibling from its place alone; nothing else gives 0.75."""
+
+    @vf.advantage
+    def by_place(self, states):
+        return [0.75, *[-0.25] * (len(states) - 1)]
+
+
+def first_is_best(**options):
+    return vf.SingleTurnEnv(dataset=rows(8), rubric=FirstIsBest(funcs=[digits]), **options)
+
+
+@pytest.mark.parametrize("settings", [{}, {"advantage": "environment"}], ids=["not set", "set"])
+def test_a_run_trains_on_what_the_rubrics_method_returns(tmp_path, settings):
+    trainer = small_trainer(tmp_path, first_is_best(), **settings)
+    assert trainer.args.advantage == "environment"
+    run(trainer)
+    for advantages in trainer.batch.advantages_G:
+        assert list(advantages) == [0.75, -0.25, -0.25, -0.25]
+    trained = {value for rows in trainer.batch.rows_R for row in rows for value in row.advantage[row.loss_mask]}
+    assert trained == {0.75, -0.25}
+
+
+def test_an_advantage_that_is_set_takes_precedence_and_says_so(tmp_path, caplog):
+    """Negative control: the trainer's own, centred on the mean, are other numbers."""
+    trainer = small_trainer(tmp_path, first_is_best(), advantage="mean", zero_variance="keep")
+    batch = first_batch(trainer)
+    trainer.close()
+    assert all(list(one) != [0.75, -0.25, -0.25, -0.25] for one in batch.advantages_G)
+    assert "the @vf.advantage method of SingleTurnEnv is not used: the setting advantage is 'mean'" in caplog.text
+
+
+def test_without_the_method_the_setting_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"a rubric of SingleTurnEnv has no @vf.advantage method to compute it"):
+        small_trainer(tmp_path, advantage="environment")
+    plain = vf.SingleTurnEnv(dataset=rows(8), rubric=vf.Rubric(funcs=[digits]))
+    mixed = vf.EnvGroup([first_is_best(), plain], env_names=["own", "plain"])
+    with pytest.raises(ConfigError, match=r"a rubric of EnvGroup has no @vf.advantage method"):
+        small_trainer(tmp_path, mixed, advantage="environment")
+    assert small_trainer(tmp_path, mixed).args.advantage == "mean"
+
+
+def test_what_changes_rewards_afterwards_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="zero_truncated_completions changes"):
+        small_trainer(tmp_path, first_is_best(), advantage="environment", zero_truncated_completions=True)
+
+    class Own(RLTrainer):
+        def compute_rewards(self, completions, prompts):
+            return [0.0] * len(completions)
+
+    trainer = Own(small_policy(), first_is_best(), small_config(tmp_path), build_tiny_tokenizer())
+    with pytest.raises(ConfigError, match="compute_rewards changes rewards after the environment computed"):
+        trainer.train()
+
+
+def test_a_method_that_fails_ends_the_run_with_its_error(tmp_path):
+    class Broken(vf.Rubric):
+        @vf.advantage
+        def none_at_all(self, states):
+            raise ConnectionError("no critic")
+
+    env = vf.SingleTurnEnv(dataset=rows(8), rubric=Broken(funcs=[digits]))
+    with pytest.raises(TooManyFaults, match="no critic"):
+        small_trainer(tmp_path, env).train()
+
+
+def test_the_environments_advantages_of_waiting_rollouts_are_saved(tmp_path):
+    state = PipelineState(ready=[supplied(0.25, math.nan, None)])
+    save_pipeline(tmp_path, state, 3, {})
+    (group,) = load_pipeline(tmp_path)[0].ready
+    assert [rollout.advantage for rollout in group.rollouts] == [0.25, None, None]

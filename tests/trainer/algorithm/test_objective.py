@@ -54,6 +54,87 @@ def settled(kind=RLConfig, **settings):
     return config
 
 
+# --- reshaped sampling ------------------------------------------------------------------------------------------
+
+LOGITS = torch.tensor([1.2, 0.4, 0.1, -0.6, -1.5], dtype=torch.float64)
+REWARDS = torch.tensor([-1.0, 0.5, 2.0, -0.3, 1.0], dtype=torch.float64)
+TOP = torch.tensor([True, True, True, False, False])
+
+
+def expected_gradient(config, log_mu):
+    """-∂/∂logits of the expected loss of one token drawn from μ, with the policy of the batch that of now."""
+    logits = LOGITS.clone().requires_grad_()
+    mu = log_mu.exp()
+    objective = Objective.of(resolve_loss(config.loss, **config.loss_parameters()), config)
+    total = torch.zeros((), dtype=torch.float64)
+    for token in range(len(mu)):
+        if mu[token] == 0:
+            continue
+        log_pi = logits.log_softmax(-1)[token : token + 1]
+        given = log_mu[token : token + 1], REWARDS[token : token + 1], torch.tensor([True]), torch.tensor([0])
+        old = log_pi.detach() if config.anchor == "recomputed" else None
+        total = total + mu[token] * objective(LossInput(log_pi, *given, old)).losses.sum()
+    return -torch.autograd.grad(total, logits)[0]
+
+
+def policy_gradient(drawn):
+    """Σ π·A·∇log π over the tokens that can be drawn; the gradient of log π by the logits is one-hot minus π."""
+    pi = np.exp(LOGITS.numpy()) / np.exp(LOGITS.numpy()).sum()
+    terms = [pi[a] * REWARDS[a].item() * (np.eye(len(pi))[a] - pi) for a in range(len(pi)) if drawn[a]]
+    return np.sum(terms, axis=0)
+
+
+RESHAPED = {
+    "top-k": ({"top_k": 3}, LOGITS.masked_fill(~TOP, -math.inf).log_softmax(-1)),
+    "penalty": ({"frequency_penalty": 0.4}, (LOGITS - 0.4 * TOP).log_softmax(-1)),
+}
+RIGHT = ["cispo", "importance_sampling", "masked_is", *sorted(ANCHORED_ON_BATCH)]
+
+
+@pytest.mark.parametrize("how", RESHAPED)
+@pytest.mark.parametrize("loss", RIGHT)
+def test_a_reshaped_distribution_gives_the_policy_gradient_of_what_it_can_draw(loss, how):
+    settings, log_mu = RESHAPED[how]
+    found = expected_gradient(settled(loss=loss, **settings), log_mu)
+    np.testing.assert_allclose(found, policy_gradient(log_mu.exp() > 0), atol=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "ipo"])
+def test_anchored_on_the_sampler_a_clip_drops_tokens_from_the_first_step_on(loss):
+    """Negative control: as in version 0.2.0, with the check passed by."""
+    log_mu = LOGITS.masked_fill(torch.arange(5) > 1, -math.inf).log_softmax(-1)  # the kept mass is 0.72
+    found = expected_gradient(settled(loss=loss), log_mu)
+    assert np.abs(found.numpy() - policy_gradient(log_mu.exp() > 0)).max() > 0.05
+
+
+@pytest.mark.parametrize("loss", sorted(ANCHORED_ON_SAMPLER - {"cispo", "masked_is", "importance_sampling"}))
+def test_a_loss_that_measures_the_distance_to_the_sampler_is_refused(loss):
+    with pytest.raises(ConfigError, match=rf"with top_p the ratio.*{loss!r} drops tokens.*use cispo, .* or ppo"):
+        settled(loss=loss, top_p=0.9)
+    settled(loss=loss)
+
+
+@pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
+def test_a_clip_is_anchored_on_the_batch_unless_the_caller_decides(kind, caplog):
+    config = settled(kind, loss="ppo", top_p=0.9, min_p=0.1)
+    assert (config.anchor, config.tis_cap) == ("recomputed", 2.0)
+    assert "min_p, top_p: tokens are not sampled from the distribution that is trained; anchor = rec" in caplog.text
+    config.top_p, config.min_p = 1.0, 0.0
+    config.resolve()
+    assert (config.anchor, config.tis_cap) == ("sampler", None)
+    assert settled(kind, loss="ppo", top_p=0.9, tis_cap=3.0).tis_cap == 3.0
+    with pytest.raises(ConfigError, match="drops tokens whose ratio is far from 1: leave anchor out"):
+        settled(kind, loss="ppo", top_p=0.9, anchor="sampler")
+    with pytest.raises(ConfigError, match="geo_mask takes the gap between sampler and trainer for an error"):
+        settled(kind, loss="ppo", top_p=0.9, geo_mask=[0.9, 1.1])
+
+
+def test_with_top_k_every_token_is_trained_in_the_first_step(tmp_path):
+    log = run(small_trainer(tmp_path, loss="ppo", top_k=20, max_steps=1))
+    assert 0 < log.steps[0]["ratio/mean"] < 0.8  # the mass of 20 of 110 tokens, far below the clip at 0.8
+    assert log.steps[0]["correction/factor"] == pytest.approx(log.steps[0]["ratio/mean"], rel=1e-4)
+
+
 # --- losses by name ---------------------------------------------------------------------------------------------
 
 BY_NAME = {

@@ -6,9 +6,12 @@ import dataclasses
 import io
 import json
 import logging
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from rich.console import Console
 from transformers import TrainerControl, TrainerState
 
 from support.kill import run_child
+from verifiers.errors import ConfigError
 from verifiers.storage.files import LOCK_NAME, HeldFile
+from verifiers_trainer.cli import tmux
 from verifiers_trainer.cli.display import ProgressLine, duration, edge_rewards, show_logs, two_columns
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.train import quickstart_command, train_command
@@ -40,7 +45,9 @@ def load_environment(size: int = 8, reward: str = "vowels", interrupt_at: int = 
         if calls == interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
         text = completion[-1]["content"]
-        return sum(c in "aeiou" for c in text) / max(1, len(text)) if reward == "vowels" else 1.0
+        if reward in ("solved", "fails") and calls > 32:
+            return 1.0 if reward == "solved" else 1 / 0
+        return sum(c in "aeiou" for c in text) / max(1, len(text)) if reward != "constant" else 1.0
 
     rows = [{"question": f"{number} vowels", "answer": ""} for number in range(size)]
     return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[vowels]))
@@ -206,12 +213,12 @@ def test_a_model_that_cannot_be_loaded_is_refused(run):
     assert "did you mean 'builtin:tiny'" in run("@", "run.toml", "--model", "builtin:tinny").stderr
 
 
-def test_a_model_without_a_chat_template_is_refused(run):
+def test_a_model_without_a_chat_template_is_refused_where_a_server_renders_the_messages(run):
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = None
     build_tiny_model().save_pretrained("plain-model")
     tokenizer.save_pretrained("plain-model")
-    result = run("@", "run.toml", "--model", "plain-model")
+    result = run("@", "run.toml", "--model", "plain-model", "--vllm-url", "http://127.0.0.1:1/v1")
     assert result.exit_code == 2
     assert "no chat template" in result.stderr
 
@@ -369,6 +376,84 @@ def test_a_run_that_cannot_learn_fails_with_exit_3_and_its_reason(run):
     assert result.exit_code == 3, result.output
     assert "no learning signal" in result.stderr
     assert json.loads(result.stdout)["run_dir"] == "outputs/test"
+
+
+def test_a_run_that_fails_keeps_its_last_step_its_curve_and_the_command_that_resumes_it(run):
+    words = ("@", "run.toml", "--env.args.reward", "fails", "--trainer.args.max_off_policy_steps", "0", "--json")
+    result = run(*words, "--trainer.args.max_steps", "9")
+    assert result.exit_code == 3, result.output
+    assert "division by zero" in result.stderr
+    outcome = json.loads(result.stdout)
+    assert Path(outcome["checkpoint"]) == Path(f"outputs/test/checkpoint-{outcome['step']}")
+    assert outcome["step"] >= 1
+    assert f"{outcome['checkpoint']} is valid: vf-train @ run.toml " in result.stderr
+    assert Path("outputs/test/learning_curve.png").stat().st_size > 10_000
+
+
+def test_a_solved_task_is_exit_0_with_a_checkpoint(run):
+    words = ("@", "run.toml", "--env.args.reward", "solved", "--trainer.args.max_off_policy_steps", "0", "--json")
+    result = run(*words, "--trainer.args.max_steps", "50", "--trainer.args.no_signal_steps", "1")
+    assert result.exit_code == 0, result.output
+    outcome = json.loads(result.stdout)
+    assert outcome["solved"]
+    assert outcome["step"] < 50
+    assert Path(outcome["checkpoint"]).is_dir()
+    assert "solved: training ended before its last step" in result.stderr
+    assert "next" not in result.stderr
+
+
+# --- in a tmux session, in another folder -----------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@pytest.mark.parametrize("has_server", [False, True])
+def test_a_session_has_a_pane_for_the_trainer_and_one_for_the_log_of_a_server(tmp_path, has_server):
+    name, log = f"vf-test-{os.getpid()}", tmp_path / "inference.log"
+    log.write_text("the server is up\n")
+    environment = {**os.environ, "TERM": "xterm"}
+    attach = tmux.start(name, ["--help"], environment, log if has_server else None)
+    try:
+        assert attach == f"tmux -L {name} attach"
+        with pytest.raises(ConfigError, match=f"there is a tmux session {name}"):
+            tmux.start(name, ["--help"], environment, None)
+        wanted = ["Train a model in an environment", *(["the server is up"] if has_server else [])]
+        deadline, shown = time.monotonic() + 60, [""]
+        while time.monotonic() < deadline and not all(text in pane for text, pane in zip(wanted, shown, strict=False)):
+            panes = [[*words, "-t", f"{name}:0.{n}"] for n in range(len(wanted)) for words in [CAPTURE]]
+            shown = [subprocess.run(["tmux", "-L", name, *p], capture_output=True, text=True).stdout for p in panes]
+        assert all(text in pane for text, pane in zip(wanted, shown, strict=True)), shown
+        counted = subprocess.run(["tmux", "-L", name, "list-panes"], capture_output=True, text=True).stdout
+        assert len(counted.splitlines()) == len(wanted)
+    finally:
+        subprocess.run(["tmux", "-L", name, "kill-server"], check=False)
+
+
+CAPTURE = ["capture-pane", "-p", "-S", "-500"]
+
+
+def test_the_command_starts_itself_in_the_session(run, monkeypatch):
+    started = []
+    monkeypatch.setattr(tmux, "start", lambda *given: started.append(given) or "tmux -L train1 attach")
+    result = run("--tmux", "train1", "@", "run.toml", "--json")
+    assert result.exit_code == 0, result.output
+    ((name, words, environment, log),) = started
+    assert (name, log) == ("train1", None)
+    assert words[:2] == ["@", "run.toml"]
+    assert "--output-dir=outputs/test" in words
+    assert not [word for word in words if "tmux" in word]
+    assert environment["PATH"] == os.environ["PATH"]
+    assert json.loads(result.stdout)["tmux"] == "tmux -L train1 attach"
+    run("--tmux", "@", "run.toml")
+    assert started[1][0] == "vf-train"
+
+
+def test_paths_are_relative_to_the_folder_of_cwd(run, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = run("--cwd", str(tmp_path), "@", "run.toml", "--dump-config")
+    assert result.exit_code == 0, result.output
+    assert Path.cwd() == tmp_path
+    assert "--cwd: cannot run in nowhere: No such file" in run("--cwd", "nowhere", "@", "run.toml").stderr
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ tool_call_parser = "hermes"
 [trainer]
 gpus = 1
 [trainer.args]
-no_signal_steps = 0
 batch_size = 8
 rollouts_per_example = 4
 micro_batch_size = 4
@@ -173,6 +172,7 @@ def test_one_command_trains_on_a_server_of_its_own_and_leaves_nothing(start, tmp
         assert flag in err
     assert "weights reach the server by lora_dir" in err
     assert "fake vllm: stopped" in err
+    assert "fake vllm: builtin:tiny" in (tmp_path / "out/inference.log").read_text()
     assert (tmp_path / "out/metrics.jsonl").read_text().count("reward/mean") == 2
 
 

@@ -321,6 +321,17 @@ def test_dumped_settings_read_back_as_the_same_run(read, text):
     assert to_toml(again, same) == dumped
 
 
+def test_a_dump_keeps_where_the_run_samples_and_trains(read):
+    words = ("--inference.gpus=3", "--trainer.gpus=2", "--inference.args.enforce_eager=true")
+    settings, problems = read(VF_RL, *words, "--inference.args.tensor_parallel_size=2")
+    assert problems == []
+    again, problems = read(to_toml(settings, RLConfig(**settings.config)))
+    assert problems == []
+    assert (dict(again.gpus), dict(again.server_args)) == (dict(settings.gpus), dict(settings.server_args))
+    assert dict(again.gpus) == {"inference": 3, "trainer": 2}
+    assert again.server_args["enforce_eager"] is True
+
+
 @pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
 @pytest.mark.parametrize("bounds", ["", "epsilon = 0.01", "epsilon_high = 3.0", "mask_ratio_high = 4.0"])
 @pytest.mark.parametrize("loss", OBJECTIVES)

@@ -45,7 +45,6 @@ id = "digit_share"
 [env.args]
 folder = "{folder}"
 [trainer.args]
-no_signal_steps = 0
 batch_size = 8
 rollouts_per_example = 4
 micro_batch_size = 4

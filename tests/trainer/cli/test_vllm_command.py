@@ -47,7 +47,7 @@ def test_every_documented_flag_is_passed_on(flags):
 
 
 def test_what_training_needs_is_switched_on_unless_it_was_given():
-    made = built()
+    made = built(with_lora=True)
     assert made.words[made.words.index("--logprobs-mode") + 1] == "processed_logprobs"
     assert "--enable-lora" in made.words
     assert made.variables == {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
@@ -58,6 +58,8 @@ def test_what_training_needs_is_switched_on_unless_it_was_given():
     assert "--max-cpu-loras 7" in text
     assert "--max-lora-rank 32" in text
     assert "--enable-lora" not in built(with_lora=False).words
+    assert "--enable-lora" not in built().words, "all weights may be trained"
+    assert "--enable-lora" in built("--max-lora-rank", "16").words
     assert "--enable-lora" not in built("--no-enable-lora").words
     without = built(with_updates=False)
     assert without.variables == {}

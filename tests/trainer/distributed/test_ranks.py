@@ -13,6 +13,7 @@ from verifiers_trainer.algorithm.packing import pack
 from verifiers_trainer.algorithm.samples import Sample
 from verifiers_trainer.distributed.batch_sharing import from_bytes, to_bytes
 from verifiers_trainer.distributed.ranks import Ranks
+from verifiers_trainer.policy import checkpoint_files
 from verifiers_trainer.settings.config import RLConfig
 
 
@@ -209,6 +210,20 @@ def test_a_failure_of_one_rank_is_the_failure_of_all(on, spoil, kind, said):
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.parametrize("spoil", ["judge", "solved"])
+def test_all_ranks_save_the_last_step_together_whatever_ends_the_run(on, tmp_path, spoil):
+    settings = {**RUN, "save_strategy": "no", "max_off_policy_steps": 0, "max_steps": 30, "no_signal_steps": 1}
+    ended = on(ranks_work.train, **settings, spoil=spoil)
+    if spoil == "judge":
+        assert {e.result[0] for e in ended} == {"TooManyFaults"}
+    else:
+        assert [e.exit_code for e in ended] == [0, 0]
+        assert len({e.result["step"] for e in ended}) == 1
+    (saved,) = tmp_path.rglob("checkpoint-*")
+    checkpoint_files.verify(saved)
+    assert (saved / "rng_1.safetensors").is_file()
+
+
 def test_a_rank_that_is_killed_ends_the_others(on):
     ended = on(ranks_work.train, **RUN, spoil="kill")
     assert [e.exit_code for e in ended] == [1, -9]
@@ -244,6 +259,11 @@ def test_a_wait_is_bounded_and_says_for_what(children, tmp_path, what):
     assert kind == "RunError"
     assert "rank 1" in said
     assert "the tea" in said
+
+
+def test_while_rank_0_gives_signs_of_life_the_others_wait_longer_than_the_bound(children, tmp_path):
+    ended = on_ranks(children, tmp_path, ranks_work.alive, 1.0)
+    assert [e.result for e in ended] == [1, 1]
 
 
 def test_an_error_keeps_its_kind_and_its_facts_on_every_rank(children, tmp_path):

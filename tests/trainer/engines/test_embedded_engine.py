@@ -24,11 +24,13 @@ from support.embedded import (
     small_model,
 )
 from verifiers.errors import ConfigError, EndpointUnreachable
+from verifiers_trainer.engines.embedded import model_inputs
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.embedded.gate import StepGate
 from verifiers_trainer.engines.embedded.sharing import share_parameters, shares_parameters
 from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
+from verifiers_trainer.policy.logprobs import install_logprob_forward, uninstall
 
 MODES = ("padded", "deterministic")
 TEXTS = ["a", "some words", "a much longer prompt than the others " * 2, "b", "some words"]
@@ -417,6 +419,38 @@ async def test_autocast_samples_in_the_lower_precision_and_sees_updates():
             assert (sampled_logprobs(response) - expected).abs().mean() < 0.02
             with engine.pause():
                 change_weights(model)
+
+
+def trained_logprobs(model, response, full_head):
+    """Log-probs of the answered tokens as the trainer with ``bf16=True`` computes them."""
+    prompt, tokens = response["prompt_token_ids"], response["choices"][0]["token_ids"]
+    install_logprob_forward(model, full_head=full_head)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logprobs = model(input_ids=torch.tensor([prompt + tokens])).logprobs[len(prompt) :]
+    uninstall(model)
+    return logprobs
+
+
+async def off_by(model, full_head=False):
+    """Mean difference of sampler and trainer under bf16 autocast, in nats per token."""
+    bodies = [ask(f"say {number}", seed=number) for number in range(16)]
+    with serving(model, autocast_dtype=torch.bfloat16) as engine:
+        responses = await complete(engine, *bodies)
+    pairs = [(sampled_logprobs(r), trained_logprobs(model, r, full_head)) for r in responses]
+    return float(torch.cat([sampled - trained for sampled, trained in pairs]).abs().mean())
+
+
+@pytest.mark.parametrize("full_head", [False, True])
+async def test_under_autocast_sampler_and_trainer_run_the_head_in_the_weights_precision(full_head):
+    model = small_model()
+    assert await off_by(model, full_head) < 3e-4
+    assert "forward" not in model.lm_head.__dict__
+
+
+async def test_a_head_in_bf16_alone_makes_them_disagree(monkeypatch):
+    """Negative control: as in version 0.2.0."""
+    monkeypatch.setattr(model_inputs, "keep_precision", lambda head: None)
+    assert await off_by(small_model()) > 1e-3
 
 
 @pytest.mark.real

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache
 
 from support.embedded import ask, complete, forward_logprobs, sampled_logprobs, serving, small_model
+from verifiers.clients import OpenAIChatCompletionsClient
+from verifiers.rollouts.state import TrajectoryStep, record_tokens, turns_of
+from verifiers.types import ModelRequest, Rollout, UserMessage
+from verifiers_trainer.algorithm.samples import merge_turns
 from verifiers_trainer.engines.embedded import padded
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.engines.http.wire import version_spans
 from verifiers_trainer.policy.builtin_models import build_tiny_model, build_tiny_tokenizer
 from verifiers_trainer.policy.reference import Reference
 
@@ -107,6 +114,42 @@ async def test_a_version_label_that_is_one_update_off_would_be_noticed():
     told = [(t, r) for t, r in answers if r["choices"][0]["weight_versions"][0]["version"] < UPDATES]
     apart = [(sampled_logprobs(r) - replayed_logprobs(shifted, r, t)).abs().max().item() for t, r in told]
     assert min(apart) > 1e-3
+
+
+async def test_a_turn_keeps_the_version_of_each_of_its_tokens_into_the_batch():
+    """Weights change twice while one answer is sampled; each token's log-prob is of the weights it is labelled with."""
+    model = small_model()
+    models = {0: copy.deepcopy(model)}
+    slow_parts(model, 0.01)
+    with serving(model) as engine:
+        client = OpenAIChatCompletionsClient(base_url=engine.base_url, api_key=engine.api_key)
+        sampling = {"max_tokens": 40, "ignore_eos": True, "return_weight_versions": True}
+        request = ModelRequest(
+            [UserMessage("count")], engine.served_model, sampling_args=sampling, seed=1, require_tokens=True
+        )
+        answer = asyncio.create_task(client.complete(request))
+        for version in (1, 2):
+            await asyncio.sleep(0.25)
+            with engine.pause():
+                change_weights(model, version)
+                engine.set_version(version)
+            models[version] = small_model()
+            models[version].load_state_dict(model.state_dict())
+        response = await answer
+        await client.aclose()
+    tokens = response.tokens
+    assert sorted(set(tokens.version.tolist())) == [0, 1, 2]
+    assert response.version == 0
+    (turn,) = turns_of([TrajectoryStep(prompt=[], completion=[], tokens=record_tokens(tokens, False, None))])
+    (sample,) = merge_turns([turn])
+    sampled = sample.versions[len(turn.prompt_ids) :]
+    np.testing.assert_array_equal(sampled, tokens.version)
+    assert (np.diff(sampled) >= 0).all()
+    assert Rollout((turn,), 0.0).oldest_version == 0  # what staleness counts from
+    choice = {"token_ids": tokens.completion_ids.tolist(), "weight_versions": version_spans(sampled)}
+    answered = {"prompt_token_ids": tokens.prompt_ids.tolist(), "choices": [choice]}
+    replayed = replayed_logprobs(models, answered, 1.0).numpy()
+    np.testing.assert_allclose(sample.sampler_logprobs[len(turn.prompt_ids) :], replayed, atol=1e-4)
 
 
 # --- the pause --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 
+import numpy as np
 import openai
 import pytest
 import torch
@@ -11,6 +12,7 @@ from support.embedded import small_model
 from support.fake_vllm import FakeVLLM
 from support.training import run, small_config, small_trainer, toy_env
 from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
+from verifiers.types import ModelRequest, UserMessage
 from verifiers_trainer.engines.inference import choose_engine, open_engine
 from verifiers_trainer.engines.protocol import Engine
 from verifiers_trainer.engines.vllm.control import server_urls
@@ -79,6 +81,19 @@ def test_a_server_without_the_routes_for_weights_says_so_before_training(tmp_pat
             trainer.train()
 
 
+def test_a_server_without_adapters_gets_the_merged_weights_unless_adapters_are_asked_for(tmp_path, caplog):
+    caplog.set_level("INFO")
+    with served(lora=False) as server:
+        log = run(trainer_of(server, tmp_path, use_lora=True, max_steps=2, max_off_policy_steps=0))
+        assert log.steps[-1]["sampler/log_ratio_abs"] < 1e-5
+        assert server.adapters == {}
+        assert "the adapter is merged, since" in caplog.text
+        assert "was started without adapters (vf-vllm --max-lora-rank N switches them on)" in caplog.text
+        with trainer_of(server, tmp_path / "asked", use_lora=True, weight_sync="lora_dir") as trainer:
+            with pytest.raises(ConfigError, match=r"weight_sync='lora_dir' cannot be used: .* without adapters"):
+                trainer.start_engine()
+
+
 # --- a run ---------------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +112,31 @@ def test_every_completion_has_the_version_that_sampled_it_and_no_token_is_older_
         assert len(set(server.unloaded)) == len(server.unloaded)
     else:
         assert server.paths().count("/resume") == server.paths().count("/pause") == 5
+
+
+@pytest.mark.parametrize(("version", "versions"), [("0.33.0", {0, 1}), ("0.32.0", {0})])
+def test_an_answer_during_an_update_has_a_version_per_token_where_the_server_reports_it(tmp_path, version, versions):
+    """Without the server's spans the whole answer counts as old as its beginning."""
+    with served(version=version) as server, trainer_of(server, tmp_path, use_lora=False) as trainer:
+        client, server.token_delay_s = trainer.client, 0.05
+
+        async def answered():
+            request = ModelRequest([UserMessage("count")], "", sampling_args={"max_tokens": 12}, seed=5)
+            answer = asyncio.create_task(client.complete(request))
+            while not server.sessions:  # noqa: ASYNC110 - the server runs in another thread
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.15)
+            await asyncio.to_thread(update)
+            return await answer
+
+        def update():
+            with trainer.server.weight_update(1), torch.no_grad():
+                next(iter(trainer.model.parameters())).add_(0.1)
+
+        server.sessions.clear()
+        response = asyncio.run(answered())
+    assert set(np.atleast_1d(response.tokens.version).tolist()) == versions
+    assert response.version == 0
 
 
 def test_it_is_an_engine_and_leaves_nothing_behind(tmp_path):

@@ -80,7 +80,7 @@ def test_a_difficulty_is_a_value_a_list_or_a_function_and_a_missing_one_is_easy(
 
 
 def test_rows_follow_the_schedule(tmp_path):
-    settings = {"max_steps": 16, "zero_variance": "keep", "no_signal_steps": 0, "max_off_policy_steps": 0}
+    settings = {"max_steps": 16, "zero_variance": "keep", "max_off_policy_steps": 0}
     schedule = [(1.0, 1), (1.5, 2), (2.0, [1, 2])]
     trainer = small_trainer(tmp_path, levels_env(), difficulty_schedule=schedule, **settings)
     steps = played(trainer)
@@ -94,7 +94,7 @@ def test_rows_follow_the_schedule(tmp_path):
 
 
 def test_a_pass_over_a_difficulty_repeats_no_row(tmp_path):
-    settings = {"max_steps": 4, "zero_variance": "keep", "no_signal_steps": 0, "max_off_policy_steps": 0}
+    settings = {"max_steps": 4, "zero_variance": "keep", "max_off_policy_steps": 0}
     steps = played(small_trainer(tmp_path, levels_env(), difficulty_schedule=[(9.0, 1)], **settings))
     questions = [question for step in steps for question in step]
     assert len(set(questions)) == len(questions) == 8
@@ -121,7 +121,7 @@ def test_a_subclass_decides_the_difficulty(tmp_path):
         def get_current_difficulty(self, epoch, step):
             return 1 if step < 2 else 2
 
-    settings = {"max_steps": 4, "zero_variance": "keep", "no_signal_steps": 0, "max_off_policy_steps": 0}
+    settings = {"max_steps": 4, "zero_variance": "keep", "max_off_policy_steps": 0}
     trainer = Rising(small_policy(), levels_env(), small_config(tmp_path, **settings), build_tiny_tokenizer())
     kinds = [{question[0] for question in step} for step in played(trainer)]
     assert kinds == [{"e"}, {"e"}, {"h"}, {"h"}]
@@ -157,7 +157,7 @@ def test_the_example_trains_from_easy_to_hard(tmp_path):
 
     words = ["@", str(CONFIG), "--model", "builtin:tiny"]
     small = {"batch_size": 8, "rollouts_per_example": 4, "micro_batch_size": 4, "max_tokens": 8, "max_seq_len": 200}
-    small |= {"max_steps": 3, "no_signal_steps": 0, "zero_variance": "keep", "num_train_examples": 20}
+    small |= {"max_steps": 3, "zero_variance": "keep", "num_train_examples": 20}
     small |= {"inference": "embedded"}
     for name, value in small.items():
         words += [f"--{'env' if name == 'num_train_examples' else 'trainer'}.args.{name}", str(value)]
@@ -194,7 +194,7 @@ def counted_env(calls, group=False):
 def test_weights_change_with_the_epoch_and_nothing_is_scored_again(tmp_path, group):
     calls = []
     schedule = {0: [1, 0], 1: [0, 2], "default": [0.5, 0.5]}
-    settings = {"max_steps": 6, "zero_variance": "keep", "no_signal_steps": 0, "max_off_policy_steps": 0}
+    settings = {"max_steps": 6, "zero_variance": "keep", "max_off_policy_steps": 0}
     env = counted_env(calls, group)
     trainer = small_trainer(tmp_path, env, reward_weights_schedule=schedule, **settings)
     log = run(trainer)
@@ -282,7 +282,6 @@ def test_shares_of_the_batches_follow_the_weights_and_are_logged(tmp_path):
         "rollouts_per_example": 2,
         "max_steps": 3,
         "zero_variance": "keep",
-        "no_signal_steps": 0,
         "max_off_policy_steps": 0,
     }
     run(small_trainer(tmp_path, pair(), env_weights={"a": 3, "b": 1}, **settings))
@@ -346,7 +345,6 @@ max_steps = 2
 max_tokens = 6
 max_seq_len = 200
 zero_variance = "keep"
-no_signal_steps = 0
 use_lora = false
 report_to = "none"
 inference = "embedded"

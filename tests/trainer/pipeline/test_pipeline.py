@@ -1,8 +1,10 @@
 """The pipeline against a scripted client: how much runs, what is trained, what ends a run, what it says meanwhile."""
 
 import asyncio
+import hashlib
 import math
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -34,12 +36,14 @@ from verifiers.errors import (
     RunError,
     TooManyFaults,
 )
+from verifiers.runs.runner import RunContext
 from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group
-from verifiers_trainer.pipeline import saved_state
+from verifiers_trainer.pipeline import health, saved_state
 from verifiers_trainer.pipeline.custom_batches import CustomRows
+from verifiers_trainer.pipeline.health import SignalMeter, upper_bound
 from verifiers_trainer.pipeline.pipeline import Pipeline
-from verifiers_trainer.pipeline.schedule import Solved
+from verifiers_trainer.pipeline.schedule import Signal, Solved
 from verifiers_trainer.pipeline.thread import PipelineThread
 
 RECORD = Rollout((), 0.0, {}, None, "stop", False, {})
@@ -75,6 +79,57 @@ def test_no_more_than_max_concurrent_rollouts_are_in_flight():
     with pipeline(policy, max_off_policy_steps=2, max_concurrent=9) as source:
         steps(source, policy, 4)
     assert policy.max_in_flight == 8  # whole groups of four
+
+
+# --- which seeds are sampled with ----------------------------------------------------------------------------------
+
+
+def same_rows(count, member=""):
+    return vf.SingleTurnEnv(dataset=[{"question": f"{member}q0"}] * count, rubric=vf.Rubric(funcs=[number]))
+
+
+def played_seeds(env, num_batches, state=None, **settings):
+    """(the seed of every request, the pipeline's state after the batches)"""
+    policy = Policy()
+    version = 0 if state is None else state.delivered
+    with pipeline(policy, env, version, state, max_off_policy_steps=0, **settings) as source:
+        steps(source, policy, num_batches)
+        source.settle()
+        state = source.snapshot()
+    return [request.seed for request in policy.requests], state
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_equal_rows_are_sampled_with_seeds_of_their_own_within_a_pass_and_after_it(shuffle):
+    seeds, _ = played_seeds(same_rows(4), 4, shuffle_dataset=shuffle)  # two passes of 4 rows x 4 siblings
+    assert len(set(seeds[:16])) == 16
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_one_row_alone_is_sampled_with_other_seeds_in_every_group():
+    seeds, _ = played_seeds(same_rows(1), 4)
+    assert len(set(seeds)) == len(seeds) > 4 * GROUP
+
+
+def test_a_resumed_pass_over_equal_rows_goes_on_with_the_same_seeds():
+    whole, _ = played_seeds(same_rows(6), 3)
+    first, state = played_seeds(same_rows(6), 1)
+    second, _ = played_seeds(same_rows(6), 2, state)
+    assert len(first) == 4 * GROUP  # the second batch's groups had finished too, and are saved
+    assert first + second == whole
+
+
+def test_rows_that_differ_are_sampled_with_the_seeds_of_their_content_alone():
+    """Version 0.2.0's seeds: those of a checkpoint of it go on."""
+    seeds, _ = played_seeds(counting_env(4), 1, seed=3)
+    table = counting_env(4).train_table
+    expected = [
+        int.from_bytes(hashlib.sha256(f"{3 * 1_000_003}:{table[row].hash}:{sibling}:0".encode()).digest()[:4], "big")
+        & 0x7FFFFFFF
+        for row in range(2)
+        for sibling in range(GROUP)
+    ]
+    assert seeds[: 2 * GROUP] == expected
 
 
 # --- how old what is trained may be -----------------------------------------------------------------------------
@@ -143,32 +198,184 @@ def test_oversample_bounds_what_is_generated_and_the_short_batch_says_so():
         assert indices(source.next_batch()) == [4]
 
 
-def test_dead_groups_can_be_kept_with_weight_zero():
+def test_dead_groups_can_be_kept_with_advantage_zero():
     policy = Policy(dead_if(lambda n: n == 0))
     with pipeline(policy, max_off_policy_steps=0, zero_variance="keep") as source:
         batch = source.next_batch()
     assert indices(batch) == [0, 1]
-    assert np.isnan(batch.advantages_G[0]).all()
-    assert batch.stats["rollouts/trained"] == GROUP
+    assert batch.advantages_G[0].tolist() == [0.0] * GROUP
+    assert batch.stats["rollouts/trained"] == 2 * GROUP
 
 
-def test_batches_without_any_signal_end_the_run_with_a_histogram(caplog):
+@pytest.fixture
+def few(monkeypatch):
+    """The bounds on rollouts, small enough for a test of a whole pipeline."""
+    monkeypatch.setattr(health, "NO_SIGNAL_ROLLOUTS", 64)
+    monkeypatch.setattr(health, "SOLVED_ROLLOUTS", 32)
+
+
+def failing_if(condition):
+    """Answers 0 to every sibling of the questions for whose number ``condition`` holds."""
+    return turn_of_each(lambda name, turn: "0" if condition(int(name[1:])) else str(turn % 2))
+
+
+def test_rollouts_without_any_signal_since_the_start_end_the_run_with_a_histogram(few):
+    with pipeline(policy := Policy(dead_if(lambda n: True)), counting_env(12), max_off_policy_steps=0) as source:
+        with pytest.raises(NoLearningSignal, match=r"\(64 rollouts\) since the start of the run: no group") as raised:
+            source.next_batch()
+    assert raised.value.histogram == {1.0: 64}
+    assert len(policy.requests) == 64
+
+
+@pytest.mark.parametrize(("examples", "least"), [(60, 4096), (1500, 6000), (100_000, 4096)])
+def test_a_small_set_is_seen_whole_before_a_run_ends(examples, least):
+    meter = SignalMeter(pipeline_config(), Signal(), examples * GROUP)
+    same = Group(0, 0, tuple(replace(RECORD, reward=0.0) for _ in range(1000)))
+    for batch in range(1, 20):
+        meter.note_nothing([same])
+        if 1000 * batch >= least:
+            break
+        assert not meter.is_solved()
+    with pytest.raises(NoLearningSignal, match=f"{1000 * batch} rollouts"):
+        meter.is_solved()
+    assert 1000 * (batch - 1) < least
+
+
+def test_the_hard_limit_of_those_who_set_it_counts_batches():
     policy = Policy(dead_if(lambda n: True))
     with pipeline(policy, max_off_policy_steps=0, no_signal_steps=3, oversample=1.0) as source:
-        with pytest.raises(NoLearningSignal, match="in each of the last 3 batches no group had") as raised:
+        with pytest.raises(NoLearningSignal, match=r"in 3 batches \(24 rollouts\)") as raised:
             source.next_batch()
-        assert raised.value.histogram == {1.0: 8}
+        assert raised.value.histogram == {1.0: 24}
         assert source.pipeline.state.next_index == 6
-    assert sum("skipped batch" in record.message for record in caplog.records) == 1
 
 
-def test_with_the_limit_off_a_run_without_signal_goes_on(caplog):
-    policy = Policy(dead_if(lambda n: n < 40))
-    with pipeline(policy, max_off_policy_steps=0, no_signal_steps=0, oversample=1.0) as source:
-        assert indices(source.next_batch()) == [40, 41]
-    first, last = (record.message for record in caplog.records)
-    assert first.startswith("skipped batch")
-    assert last == "skipped 20 batches in a row without a learning signal; this one has one"
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_that_ever_had_signal_goes_on_and_warns_at_growing_intervals(few, caplog, tmp_path, resumed):
+    policy, env = Policy(failing_if(lambda n: 2 <= n < 80)), counting_env(90)
+    with pipeline(policy, env, max_off_policy_steps=0) as source:
+        steps(source, policy, 1)
+        state = source.snapshot()
+        if not resumed:
+            assert 80 in indices(source.next_batch())
+    if resumed:
+        saved_state.save_pipeline(tmp_path, state, 1, {})
+        loaded, version, _ = saved_state.load_pipeline(tmp_path)
+        assert loaded.signal == state.signal
+        with pipeline(policy, env, version, loaded, max_off_policy_steps=0) as source:
+            assert 80 in indices(source.next_batch())
+    *warned, last = (record.message for record in caplog.records)
+    batches = [int(re.search(r"\((\d+) batches", message)[1]) for message in warned]
+    assert batches == [1, 2, 4, 8, 16]
+    assert re.search(r"rewards: 0 x \d+; a reward above 0 in at most 0.0\d+ of the rollouts, at 95 %", warned[-1])
+    assert last.startswith("skipped ")
+
+
+@pytest.mark.parametrize("settings", [{}, {"no_signal_steps": 0}])
+def test_with_the_limit_off_a_run_without_signal_goes_on_where_by_default_it_ends(few, settings):
+    policy = Policy(failing_if(lambda n: n < 40))
+    with pipeline(policy, counting_env(90), max_off_policy_steps=0, **settings) as source:
+        if settings:
+            assert indices(source.next_batch()) == [40, 41]
+        else:
+            with pytest.raises(NoLearningSignal, match="64 rollouts"):
+                source.next_batch()
+
+
+# --- solved ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "least"), [({}, 40), ({"no_signal_steps": 2}, 32)])
+def test_a_task_whose_rollouts_all_have_the_best_reward_is_solved(few, caplog, settings, least):
+    policy = Policy(turn_of_each(lambda name, turn: "1" if turn >= GROUP or int(name[1:]) >= 4 else str(turn % 2)))
+    with pipeline(policy, counting_env(10), max_off_policy_steps=0, **settings) as source:
+        assert None not in steps(source, policy, 2)
+        assert source.next_batch() is None
+        at_best = source.pipeline.state.signal.at_best
+    assert f"solved: the last {at_best} rollouts all had the best reward of the run, 1" in caplog.text
+    assert least <= at_best < least + 16, "one pass, or the hard limit"
+
+
+@pytest.mark.parametrize(
+    ("reward", "schedule"),
+    [
+        (lambda completion, **_: 0.0, None),  # equal from the start: nobody knows a better one
+        (lambda completion, **_: 1.0, None),
+        (lambda completion, **_: number(completion), "rows"),  # rows that a subclass draws: others may follow
+    ],
+)
+def test_rewards_that_were_always_equal_and_rows_of_a_subclass_are_never_solved(reward, schedule):
+    meter = SignalMeter(pipeline_config(), Signal(), 8, may_be_solved=schedule is None)
+    if schedule:
+        meter.note_batch([Group(0, 0, (replace(RECORD, reward=0.0), replace(RECORD, reward=1.0)))])
+    completion = [{"role": "assistant", "content": "1"}]
+    same = Group(0, 0, tuple(replace(RECORD, reward=reward(completion)) for _ in range(512)))
+    for _ in range(7):
+        meter.note_nothing([same])
+        assert not meter.is_solved()
+    meter.note_nothing([same])
+    if schedule:
+        assert not meter.is_solved()
+    else:
+        with pytest.raises(NoLearningSignal):
+            meter.is_solved()
+
+
+def test_one_worse_rollout_begins_the_count_anew():
+    meter = SignalMeter(pipeline_config(), Signal(), 8)
+    best, worse = (Group(0, 0, tuple(replace(RECORD, reward=r) for _ in range(500))) for r in (1.0, 0.5))
+    meter.note_nothing([best])
+    meter.note_nothing([worse])
+    meter.note_nothing([best])
+    assert not meter.is_solved()
+    meter.note_nothing([best])
+    assert meter.is_solved()
+
+
+# --- dead batches are kept for reading ------------------------------------------------------------------------------
+
+
+def test_every_dead_batch_and_every_dropped_group_is_recorded():
+    recorded = []
+    config = pipeline_config(max_off_policy_steps=0, oversample=1.0)
+    policy = Policy(dead_if(lambda n: n < 6 or n == 8))
+    context = RunContext(client=policy, model="policy", require_tokens=True, seed=0, rollout_timeout_s=30.0)
+    env = counting_env()
+    inner = Pipeline(env, list(env.train_table), context, config, record_dropped=lambda *a: recorded.append(a))
+    source = PipelineThread(inner)
+    source.start()
+    try:
+        steps(source, policy, 2)
+    finally:
+        source.close()
+    dropped = [(step, [group.index for group in groups], bool(numbers)) for step, groups, numbers in recorded]
+    assert dropped == [(1, [0, 1], True), (1, [2, 3], True), (1, [4, 5], True), (2, [8], False)]
+    assert [numbers["dead/rollouts"] for _, _, numbers in recorded[:3]] == [8, 16, 24]
+    assert recorded[0][2]["dead/reward"] == 1.0
+
+
+def test_the_bound_of_a_rate():
+    for trials in (1, 7, 500):  # exact: the rate at which no success in so many is as unlikely as 5 %
+        assert (1 - upper_bound(0, trials)) ** trials == pytest.approx(0.05)
+    exact = next(p / 10_000 for p in range(10_000) if binomial_cdf(5, 500, p / 10_000) < 0.05)
+    assert upper_bound(5, 500) == pytest.approx(exact, rel=0.03)
+
+
+def binomial_cdf(k, n, p):
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
+
+
+# --- groups of zero variance that are kept --------------------------------------------------------------------------
+
+
+def test_a_dead_batch_that_is_kept_is_a_step():
+    policy = Policy(dead_if(lambda n: True))
+    settings = {"max_off_policy_steps": 0, "zero_variance": "keep", "generation_timeout": 5.0}
+    with pipeline(policy, **settings) as source:
+        batches = steps(source, policy, 20)
+    assert [indices(batch) for batch in batches] == [[2 * n, 2 * n + 1] for n in range(20)]
+    assert all(batch.stats["groups/dead"] == 2 for batch in batches)
+    assert all(rows for batch in batches for rows in batch.rows_R), "rows to compute a gradient of, zero as it is"
 
 
 def test_a_batch_whose_rollouts_are_all_overlong_says_that_and_not_that_rewards_are_equal():
@@ -311,6 +518,18 @@ def test_a_wait_that_takes_too_long_names_what_it_waited_for():
             source.next_batch()
     assert raised.value.elapsed_s == 0.3
     assert "the model" in raised.value.waiting_for
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_batch_may_take_longer_than_the_timeout_while_rollouts_finish(dead):
+    policy = Policy(dead_if(lambda n: dead and n < 12), delay=lambda request: 0.1)
+    settings = {"generation_timeout": 0.4, "max_concurrent": GROUP, "max_off_policy_steps": 0}
+    settings |= {"batch_size": 2 * GROUP if dead else 8 * GROUP}
+    with pipeline(policy, counting_env(20), **settings) as source:
+        started = time.monotonic()
+        batch = source.next_batch()
+    assert time.monotonic() - started > 0.8
+    assert len(batch.groups) == (2 if dead else 8)
 
 
 def test_a_wait_for_a_hook_names_the_hook():
@@ -464,7 +683,7 @@ def test_an_example_that_is_solved_once_and_then_not_stays():
 
 def test_when_all_examples_are_solved_all_are_played():
     policy = Policy(turn_of_each(lambda name, turn: "1" if turn < 2 * GROUP else str(turn % 2)))
-    settings = {"max_off_policy_steps": 0, "skip_solved": True, "no_signal_steps": 0}
+    settings = {"max_off_policy_steps": 0, "skip_solved": True}
     with pipeline(policy, counting_env(4), **settings) as source:
         batch = source.next_batch()
     assert len(batch.groups) == 2

@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM
 
 import verifiers as vf
 from support.tiny_models import tiny_gpt2
 from support.training import run, small_config, small_policy, small_trainer, toy_env, weights_hash
+from verifiers.checks.chat_template import check_increasing_context
 from verifiers.errors import CheckpointError, ConfigError
+from verifiers_trainer.engines.vllm.weights.export import exported
 from verifiers_trainer.policy import preparation
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
 from verifiers_trainer.settings.config import RLConfig
@@ -43,9 +48,101 @@ def test_an_environment_in_completion_mode_needs_no_chat_template():
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = None
     env = vf.SingleTurnEnv(dataset=[{"prompt": "a"}], rubric=toy_env().rubric, message_type="completion")
-    preparation.require_chat_template(tokenizer, env)
-    with pytest.raises(ConfigError, match="no chat template"):
-        preparation.require_chat_template(tokenizer, toy_env())
+    preparation.ensure_chat_template(tokenizer, env, RLConfig())
+    assert tokenizer.chat_template is None
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_base_model_gets_a_plain_template_that_only_appends(adds_bos, caplog):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template, tokenizer.bos_token = None, "<|im_start|>"
+    if adds_bos:  # as Llama's
+        bos = ("<|im_start|>", tokenizer.bos_token_id)
+        tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    preparation.ensure_chat_template(tokenizer, toy_env(), RLConfig())
+    assert "has no chat template, and the environment uses chat messages: a plain template is used" in caplog.text
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"text": "hi", "type": "text"}]},
+    ]
+    first = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert first == "<|im_start|>" * adds_bos + "System:\nBe brief.\n\nUser:\nhi\n\nAssistant:\n"
+    answered = [*messages, {"role": "assistant", "content": "yo"}, {"role": "user", "content": "more"}]
+    second = tokenizer.apply_chat_template(answered, add_generation_prompt=True, tokenize=False)
+    assert second == f"{first}yo{tokenizer.eos_token}\n\nUser:\nmore\n\nAssistant:\n"
+    report = check_increasing_context(tokenizer)
+    assert report.ok, report.first_difference
+
+
+def test_a_server_renders_the_template_that_it_has(tmp_path):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = None
+    settings = small_config(tmp_path, inference="http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match=r"no chat template.*start the server with the same template"):
+        preparation.ensure_chat_template(tokenizer, toy_env(), settings)
+    settings.history = "exact"  # prompts are sent as token ids
+    preparation.ensure_chat_template(tokenizer, toy_env(), settings)
+    assert tokenizer.chat_template
+
+
+# --- merged models ----------------------------------------------------------------------------------------------
+
+TIED = [
+    {"target_modules": ["q_proj"]},
+    {"target_modules": ["q_proj", "lm_head"]},
+    {"target_modules": ["q_proj", "embed_tokens"]},
+    {"target_modules": ["embed_tokens", "lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+]
+
+
+def tied_and_adapted(options):
+    """(a model with a tied head and a trained adapter, its logits)"""
+    model = small_policy()
+    assert model.config.tie_word_embeddings
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        return model, model(IDS).logits
+
+
+IDS = torch.arange(1, 20).unsqueeze(0)
+
+
+@pytest.mark.parametrize("options", TIED, ids=str)
+@torch.no_grad()
+def test_a_merged_model_of_a_tied_head_gives_the_trained_logits_when_loaded(tmp_path, options):
+    model, trained = tied_and_adapted(options)
+    preparation.save_merged(model, tmp_path)
+    torch.testing.assert_close(model(IDS).logits, trained, atol=0, rtol=0)  # the model in training is not changed
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(IDS).logits, trained, atol=1e-4, rtol=1e-4)
+    assert loaded.config.tie_word_embeddings == (options == TIED[0])
+
+
+@pytest.mark.parametrize("options", TIED, ids=str)
+@torch.no_grad()
+def test_the_exported_weights_of_a_tied_head_give_the_trained_logits_when_untied(options):
+    model, trained = tied_and_adapted(options)
+    server = small_policy(seed=1)
+    server.lm_head.weight = torch.nn.Parameter(server.lm_head.weight.detach().clone())
+    missing, unexpected = server.load_state_dict(exported(model), strict=False)
+    assert (missing, unexpected) == ([], [])
+    torch.testing.assert_close(server.eval()(IDS).logits, trained, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_merging_into_a_shared_weight_changes_both_layers(tmp_path, monkeypatch):
+    """Negative control: as version 0.2.0 merged."""
+    monkeypatch.setattr(preparation, "_untie_adapted", lambda model: None)
+    model, trained = tied_and_adapted(TIED[1])
+    preparation.save_merged(model, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert (loaded(IDS).logits - trained).abs().max() > 1
 
 
 # --- does the template only append? -----------------------------------------------------------------------------

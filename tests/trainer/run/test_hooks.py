@@ -191,7 +191,7 @@ def test_a_resumed_run_asks_for_the_step_that_follows(tmp_path):
             self.__dict__.setdefault("asked", []).append((epoch, step))
             return super().get_batch()
 
-    settings = {"save_strategy": "steps", "save_steps": 2, "no_signal_steps": 0, "zero_variance": "keep"}
+    settings = {"save_strategy": "steps", "save_steps": 2, "zero_variance": "keep"}
     first = trainer_of(Notes, tmp_path, max_steps=2, **settings)
     first.train()
     again = trainer_of(Notes, tmp_path, max_steps=3, **settings)
@@ -249,7 +249,7 @@ def test_groups_may_be_returned_and_equal_rewards_end_the_run(tmp_path):
             prompts, completions, rewards = super().get_batch()
             return prompts, completions, [1.0 for _ in rewards]
 
-    with pytest.raises(NoLearningSignal, match="in each of the last 2 batches no group had two different rewards"):
+    with pytest.raises(NoLearningSignal, match=r"in 2 batches .* no group had two different rewards"):
         trainer_of(Equal, tmp_path / "equal", no_signal_steps=2).train()
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from support.training import metrics_of, run, small_trainer
+from support.training import metrics_of, run, small_config, small_trainer, toy_env
+from verifiers.errors import ConfigError
 from verifiers_trainer.run import trackers
 from verifiers_trainer.run.metrics_files import MetricsFile, read_metrics, write_completions
 from verifiers_trainer.run.plot import draw_learning_curve, running_mean
+from verifiers_trainer.trainer import RLTrainer
 
 
 def test_a_line_is_json_whatever_the_numbers_are(tmp_path):
@@ -154,11 +156,46 @@ def test_a_tracker_that_is_too_slow_is_given_up_and_never_waited_for(monkeypatch
     assert "has not taken the last 4 events" in caplog.text
 
 
-def test_a_tracker_that_is_not_installed_is_named(monkeypatch, caplog):
-    worker = trackers.Trackers(["trackio"])
-    worker.on_train_begin(None, type("State", (), {})(), None)
-    worker.close()
-    assert "trackio gets no more numbers" in caplog.text
+def test_a_tracker_that_is_not_installed_is_named_before_the_model_is_loaded(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="cannot load the"):
+        RLTrainer("no/such-model", toy_env(), small_config(tmp_path, report_to=["wandb", "trackio"]))
+    for name in ("wandb", "trackio"):
+        sentence = f"{name} is not installed and gets no numbers: pip install 'verifiers-trainer[{name}]'"
+        assert caplog.text.count(sentence) == 1
+
+
+def test_a_tracker_of_tables_gets_the_completions_of_every_logged_step(tmp_path, monkeypatch):
+    class Tables(Recorder):
+        def on_completions(self, args, step, control, groups):
+            self.events.append(("table", step, [r.reward for group in groups for r in group.rollouts]))
+
+    recorder = Tables()
+    monkeypatch.setitem(trackers.FACTORIES, "wandb", lambda: recorder)
+    run(small_trainer(tmp_path, max_steps=4, report_to="wandb", log_completions=True, logging_steps=2))
+    tables = {event[1]: event[2] for event in recorder.events if event[0] == "table"}
+    assert sorted(tables) == [2, 4]
+    for step, rewards in tables.items():
+        lines = (tmp_path / "completions" / f"step-{step}.jsonl").read_text().splitlines()
+        assert rewards == [json.loads(line)["reward"] for line in lines]
+
+
+def test_the_end_waits_for_a_tracker_that_is_slow_to_finish(monkeypatch, caplog):
+    class Slow(Recorder):
+        def finish(self):
+            time.sleep(0.5)
+            self.events.append("finished")
+
+    recorder = Slow()
+    monkeypatch.setitem(trackers.FACTORIES, "wandb", lambda: recorder)
+    monkeypatch.setattr(trackers, "SAY_S", 0.1)
+    caplog.set_level(logging.INFO, "verifiers_trainer.run.trackers")
+    tracker = trackers.Trackers(["wandb"])
+    tracker.on_train_begin(None, type("State", (), {"global_step": 0})(), None)
+    tracker.close()
+    assert recorder.events == ["begin", "finished"]
+    assert "waiting for wandb to send the last numbers, for 180 s at most" in caplog.text
+    assert "gets no more numbers" not in caplog.text
 
 
 # --- the picture ------------------------------------------------------------------------------------------------

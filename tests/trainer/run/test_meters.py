@@ -11,6 +11,7 @@ from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group
 from verifiers_trainer.algorithm.diagnostics import RatioMeter
 from verifiers_trainer.pipeline.health import FaultMeter, SignalMeter
+from verifiers_trainer.pipeline.schedule import Signal
 from verifiers_trainer.run.recorder import alarms, flops_utilisation
 from verifiers_trainer.run.sanity_checks import test_ratio as check_ratio
 
@@ -147,15 +148,19 @@ def test_the_share_of_a_devices_peak():
     assert flops_utilisation(million, million, 1000.0, "a device of tomorrow") is None
 
 
-def test_a_batch_without_signal_is_said_once_and_its_end_is_said_too(caplog):
-    meter = SignalMeter(pipeline_config(no_signal_steps=0))
+def test_batches_without_signal_are_said_at_growing_intervals_and_their_end_is_said_too(caplog):
+    meter = SignalMeter(pipeline_config(), Signal())
     same = Group(0, 0, tuple(Rollout((), 1.0, {}, None, "stop", False, {}) for _ in range(2)))
     meter.note_nothing([same])
-    meter.note_batch()
-    assert [record.message[:22] for record in caplog.records] == ["skipped batch: no group"[:22]]
+    meter.note_batch([same])
+    assert len(caplog.records) == 1
     for _ in range(5):
         meter.note_nothing([same])
-    meter.note_batch()
-    meter.note_batch()
-    assert len(caplog.records) == 3
+    meter.note_batch([same])
+    meter.note_batch([same])
+    assert len(caplog.records) == 5  # after 1, 1, 2 and 4 batches, and the end
+    assert (
+        "(4 batches, 8 rollouts, 0 s since the last one with a signal; rewards: 1 x 8; a reward above 1 in"
+        in caplog.records[3].message
+    )
     assert caplog.records[-1].message.startswith("skipped 5 batches in a row without a learning signal")

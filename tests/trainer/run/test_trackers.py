@@ -1,5 +1,6 @@
 """The real trackers, where they are installed: offline, every step of a run arrives."""
 
+import json
 import os
 import subprocess
 import sys
@@ -38,31 +39,41 @@ from pathlib import Path
 from support.training import run, small_trainer
 
 os.chdir({folder!r})
-run(small_trainer(Path({folder!r}), max_steps=3, report_to="wandb"))
+settings = {{"save_strategy": "steps", "save_steps": 1, "log_completions": True, "report_to": "wandb"}}
+run(small_trainer(Path({folder!r}), max_steps={steps}, **settings), resume_from_checkpoint={resumes})
 """
 
 
-def test_wandb_keeps_an_offline_run_and_asks_nobody_to_log_in(tmp_path):
-    """In a process of its own: wandb writes the last of its file when that ends."""
+def test_wandb_keeps_an_offline_run_with_completions_asks_nobody_to_log_in_and_goes_on_when_resumed(tmp_path):
     if find_spec("wandb") is None:
         pytest.skip("wandb is not installed")
     secrets = {"WANDB_API_KEY", "WANDB_MODE"}
     environment = {key: value for key, value in os.environ.items() if key not in secrets}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITH_WANDB.format(folder=str(tmp_path))],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(metrics_of(tmp_path)) == STEPS
-    (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    content = kept.read_bytes()
-    assert content.count(b"train/reward/mean") >= STEPS
-    assert b"train/grad_norm" in content
+    ids = []
+    for steps, resumes in ((STEPS, False), (STEPS + 1, True), (1, False)):
+        before = set(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+        done = subprocess.run(
+            [sys.executable, "-c", WITH_WANDB.format(folder=str(tmp_path), steps=steps, resumes=resumes)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(metrics_of(tmp_path)) == steps
+        (kept,) = set(tmp_path.glob("wandb/offline-run-*/*.wandb")) - before
+        content = kept.read_bytes()
+        assert content.count(b"train/reward/mean") >= (1 if resumes else steps)
+        assert b"train/grad_norm" in content
+        tables = [json.loads(path.read_text()) for path in kept.parent.rglob("completions_*.table.json")]
+        assert len(tables) == (1 if resumes else steps)
+        columns = ["step", "example_id", "prompt", "completion", "answer", "reward", "digits"]
+        assert tables[0]["columns"][: len(columns)] == columns
+        assert len(tables[0]["data"]) == 8
+        ids.append(kept.stem.removeprefix("run-"))
+    assert ids[0] == ids[1] != ids[2], "a resumed training continues its run, another one begins its own"
 
 
 def test_tensorboard_has_every_step(trained):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from support.training import small_trainer
 from verifiers.errors import ConfigError
 from verifiers_trainer.grpo import GRPOConfig, grpo_defaults, lora_defaults
+from verifiers_trainer.pipeline.pipeline import Pipeline
 from verifiers_trainer.settings import compat
 from verifiers_trainer.settings.config import RLConfig, field_names
+from verifiers_trainer.trainer import RLTrainer
 
 ROWS = [
     ("num_generations", 4, {"rollouts_per_example": 4}),
@@ -39,9 +42,13 @@ ROWS = [
     ("scale_rewards", False, {"advantage": "mean"}),
     ("loss_type", "sapo", {"loss": "sapo"}),
     ("gae_lambda", 0.95, {}),
+    ("embedded_num_blocks", 64, {}),
+    ("embedded_page_size", 16, {}),
     ("ds3_gather_for_generation", False, {}),
     ("max_data_workers", 4, {}),
     ("async_max_queue_size", 9, {}),
+    ("embedded_num_blocks", 64, {}),
+    ("embedded_page_size", 16, {}),
 ]
 
 
@@ -139,10 +146,23 @@ def test_the_end_of_a_prompt_is_kept_unless_said_otherwise():
     assert RLConfig(max_prompt_len=9).prompt_overflow is None
 
 
-def test_a_name_without_effect_says_so(caplog):
-    with caplog.at_level(logging.INFO, "verifiers_trainer"):
-        GRPOConfig(gae_lambda=0.95)
-    assert "gae_lambda has no effect: there is no critic" in caplog.text
+def test_a_name_without_effect_says_so_once_and_as_a_warning(caplog):
+    compat.warn_without_effect.cache_clear()
+    for _ in range(2):
+        config = GRPOConfig(gae_lambda=0.95)
+        config.ds3_gather_for_generation = False
+    said = [record for record in caplog.records if "has no effect" in record.message]
+    assert [record.levelno for record in said] == [logging.WARNING] * 2
+    assert said[0].message.startswith("gae_lambda has no effect: there is no critic")
+    assert said[1].message.startswith("ds3_gather_for_generation has no effect")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [("trainer", "RLTrainer", RLTrainer), ("config", "RLConfig", RLConfig), ("orchestrator", "Orchestrator", Pipeline)],
+)
+def test_the_modules_of_the_trainer_of_older_versions(module, name, value):
+    assert getattr(importlib.import_module(f"verifiers.rl.trainer.{module}"), name) is value
 
 
 def test_scale_rewards_refuses_what_it_does_not_know():

@@ -30,6 +30,7 @@ from verifiers_trainer.algorithm.batch import Group, apply_length_rules, build
 from verifiers_trainer.algorithm.losses import LossInput
 from verifiers_trainer.policy import checkpoint_files, loading, preparation
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
+from verifiers_trainer.policy.preparation import num_prompt_tokens
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.trainer import RLTrainer
 
@@ -136,16 +137,30 @@ def test_prompts_above_the_limit_keep_their_end_when_asked(tmp_path, caplog):
     assert "are cut at their beginning" in caplog.text
 
 
-def test_prompts_of_several_turns_are_never_cut(tmp_path, caplog):
+@pytest.mark.parametrize("system", [None, "be brief"])
+def test_prompts_of_several_turns_keep_the_end_of_their_text(tmp_path, caplog, system):
     class Turns(vf.MultiTurnEnv):
         def env_response(self, messages, state):
             return [{"role": "user", "content": "again"}]
 
-    env = Turns(dataset=[{"question": "a" * n} for n in (2, 20)], rubric=toy_env().rubric, max_turns=2)
-    trainer = small_trainer(tmp_path, env, max_prompt_length=24)
-    assert len(trainer.examples) == 1
+    questions = ["ab", "abcdefghijklmnopqrst", "z" * 30]
+    env = Turns(
+        dataset=[{"question": q} for q in questions], rubric=toy_env().rubric, max_turns=2, system_prompt=system
+    )
+    shortened = [{"role": "system", "content": ""}] * bool(system) + [{"role": "user", "content": "abcdef"}]
+    limit = num_prompt_tokens({"prompt": shortened}, build_tiny_tokenizer(), env)
+    trainer = small_trainer(
+        tmp_path, env, max_prompt_length=limit, shuffle_dataset=False, zero_variance="keep", max_seq_len=256
+    )
+    kept = [example.row["prompt"][-1]["content"] for example in trainer.examples]
+    assert all(question.endswith(end) and end for question, end in zip(questions, kept, strict=True)), kept
     assert "truncate_prompt_tokens" not in trainer.args.sampling()
-    assert "are not cut: longer ones are skipped" in caplog.text
+    assert f"{3 if system else 2} of 3 examples have prompts of more than max_prompt_len" in caplog.text
+    turns = [record.turns for record in records_of(batch_of(trainer))]
+    assert max(len(turn[0].prompt_ids) for turn in turns) <= limit
+    assert any(len(turn[1].prompt_ids) > limit for turn in turns)
+    for first, second in turns:  # one conversation: the second turn begins with the whole first
+        assert second.prompt_ids[: len(first.prompt_ids)].tolist() == first.prompt_ids.tolist()
 
 
 def test_a_completion_is_bounded_after_the_first_prompt(tmp_path):

@@ -130,6 +130,9 @@ MODULES: dict[str, str] = {
     "trainers": "verifiers_trainer",
     "rl": "verifiers_trainer",
     "rl.trainer": "verifiers_trainer",
+    "rl.trainer.config": "verifiers_trainer",
+    "rl.trainer.trainer": "verifiers_trainer",
+    "rl.trainer.orchestrator": "verifiers_trainer verifiers_trainer.pipeline.pipeline",
     "scripts": "",
     "scripts.eval": "verifiers.cli.evaluate.command",
     "scripts.init": "verifiers.cli.init",
@@ -156,6 +159,7 @@ MODULES: dict[str, str] = {
 
 _CONVERSATIONS = "verifiers.legacy.conversations"
 MODULE_NAMES: dict[str, dict[str, str]] = {
+    "rl.trainer.orchestrator": {"Orchestrator": "verifiers_trainer.pipeline.pipeline:Pipeline"},
     "types": {
         "RolloutTiming": "verifiers.rollouts.state:Timing",
         "EndpointClientConfig": "verifiers.clients:EndpointConfig",

@@ -99,6 +99,23 @@ class RunMismatch(UsageError):
 # --- one rollout's failure --------------------------------------------------------------------------------------
 
 
+def cause_of(error: BaseException) -> str:
+    """The class of the innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
+    innermost, seen = error, {id(error)}
+    while (inner := innermost.__cause__) is not None and id(inner) not in seen:
+        innermost = inner
+        seen.add(id(inner))
+    where = where_of(error)
+    return f"{type(innermost).__name__} in {where}" if where else type(innermost).__name__
+
+
+def where_of(error: BaseException) -> str | None:
+    """The function or hook that failed, with the author's file and line where they are known; None without one."""
+    facts = error.facts if isinstance(error, VerifiersError) else {}
+    name = next((str(facts[fact]) for fact in ("function", "hook", "waiting_for") if facts.get(fact)), None)
+    return f"{name} ({facts['file']}:{facts['line']})" if name and facts.get("file") and facts.get("line") else name
+
+
 class RolloutError(VerifiersError):
     """Failure of one rollout. ``retryable``: running it again may help; ``scorable``: caused by the model's output."""
 
@@ -245,8 +262,8 @@ class NonFiniteLoss(RunError):
 
 
 class NoLearningSignal(RunError):
-    """Consecutive batches had zero reward variance in every group (``histogram``)."""
+    """No group of the run, or of ``no_signal_steps`` batches, had two different rewards (``histogram``)."""
 
 
 class GenerationStalled(RunError):
-    """Rollouts for the next batch did not arrive in time (``waiting_for``, ``elapsed_s``)."""
+    """No rollout finished for ``generation_timeout`` seconds (``waiting_for``, ``elapsed_s``)."""

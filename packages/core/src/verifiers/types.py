@@ -355,8 +355,8 @@ class ResponseTokens:
     prompt_ids: np.ndarray  # int32 [P]
     completion_ids: np.ndarray  # int32 [C]
     completion_logprobs: np.ndarray  # float32 [C], of the processed distribution that was sampled
-    version: int = -1
-    """Policy version of the oldest token of the completion; -1 when unknown."""
+    version: int | np.ndarray = -1
+    """Policy version: one for the completion, or int [C] when weights changed while it was generated; -1 = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,12 +391,15 @@ class Response:
     usage: Usage = Usage()
     tokens: ResponseTokens | None = None
     version: int = -1
+    """Policy version of the oldest token; -1 when unknown."""
     model: str = ""
     id: str = ""
     created: int = 0
     attempts: tuple[Attempt, ...] = ()
     raw: Any = None
     """The provider's response object; only with the run option ``keep_raw_responses``."""
+    tokens_missing: str = ""
+    """Why there are no tokens: ``3 log-probabilities for 5 tokens``."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -511,6 +514,10 @@ class Rollout:
     """``prompt``, ``completion`` and ``answer``, for logs."""
     turn_rewards: tuple[float, ...] = ()
     """The environment's rewards per turn, beside the reward; empty when it sets none."""
+    advantage: float | None = None
+    """As the rubric computed it over the group: by its ``@advantage`` method, else reward minus mean. None before."""
+    cause: str | None = None
+    """The innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
 
     @property
     def oldest_version(self) -> int | None:

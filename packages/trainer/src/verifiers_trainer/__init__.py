@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from verifiers.clients.resolve import register_model_resolver
 from verifiers.legacy import moved
 from verifiers_trainer.legacy import MOVED
 
@@ -33,6 +34,15 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 moved.register("verifiers_trainer", MOVED)
+
+
+def _client_of_model(model: Any) -> Any:
+    from verifiers_trainer.policy.live_model import client_of
+
+    return client_of(model)
+
+
+register_model_resolver(_client_of_model)
 
 
 def __getattr__(name: str) -> Any:

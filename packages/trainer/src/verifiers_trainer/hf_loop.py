@@ -97,6 +97,8 @@ class HFLoop(Trainer):
     """Whether the model is split over the processes during training."""
     grad_norm: float = 0.0
     """Gradient norm of the newest step, before clipping."""
+    is_complete: bool = False
+    """Whether the batches ended before ``max_steps``, because the task is solved."""
     _pending_decisions = (False, False)
     _earlier_engine: Any = None
     """DeepSpeed's engine of an earlier ``train``, until the next one begins."""
@@ -197,7 +199,12 @@ class HFLoop(Trainer):
     # --- a step -------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: Any) -> tuple[list, None]:
-        return [next(epoch_iterator)], None
+        batch = next(epoch_iterator, None)
+        if batch is None:
+            self.is_complete = self.control.should_training_stop = True
+            self.control.should_save = self.state.global_step > 0
+            return [], None
+        return [batch], None
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0
@@ -232,7 +239,7 @@ class HFLoop(Trainer):
             flags = self.ranks.any([getattr(control, name) for name in DECISIONS], "the end of the step")
             control.__dict__.update(zip(DECISIONS, flags, strict=True))
         decisions = (control.should_save or pending[0], control.should_training_stop or pending[1])
-        within = bool(self.state.global_step % self.args.num_iterations)
+        within = bool(self.state.global_step % self.args.num_iterations) and not self.is_complete
         self._pending_decisions = decisions if within else (False, False)
         control.should_save, control.should_training_stop = (False, False) if within else decisions
         super()._maybe_log_save_evaluate(*args, **keywords)

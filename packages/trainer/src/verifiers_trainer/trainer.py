@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +35,7 @@ from transformers.trainer_utils import TrainOutput
 
 from verifiers.data.examples import Example
 from verifiers.environments.base import Environment
-from verifiers.errors import NonFiniteLoss
+from verifiers.errors import CheckpointError, NonFiniteLoss, WeightSyncError
 from verifiers.runs.runner import RunContext
 from verifiers_trainer.algorithm import old_logprobs
 from verifiers_trainer.algorithm.batch import TrainBatch
@@ -56,6 +56,7 @@ from verifiers_trainer.run.context import TrainingRun
 from verifiers_trainer.run.policy_server import PolicyServer
 from verifiers_trainer.run.recorder import StepRecorder
 from verifiers_trainer.run.resume import Checkpoints
+from verifiers_trainer.run.trackers import installed
 from verifiers_trainer.settings.config import RLConfig
 from verifiers_trainer.settings.cross_field_rules import trackers
 
@@ -104,7 +105,7 @@ class RLTrainer(HFLoop):
         args = context.either("args", args, "config", config)
         server = context.server_of(client)
         settings = context.final_settings(args, self.config_class, inference=server, loss=loss, advantage=advantage)
-        report_to = trackers(settings.report_to)  # transformers' own reporting is off: ours runs on threads
+        report_to = installed(trackers(settings.report_to))  # transformers' own reporting is off: ours runs on threads
         settings.__dict__.update(FORCED)
         with checkpoint_files.untouched_rng():  # transformers seeds in its constructor; this one seeds in train()
             self.training_run = run = TrainingRun.open(
@@ -128,6 +129,11 @@ class RLTrainer(HFLoop):
             self._start = PipelineState()
             self._resumed_from: Path | None = None
             self._drawn_step = 0
+            self._step_is_whole = True
+            """Whether the weights are those of ``global_step``: False while a step is being applied."""
+            self._ends_on_every_rank = False
+            """Whether the error that ends training is raised on every rank, so that all can save together."""
+            self._push_error: WeightSyncError | None = None
             super().__init__(
                 ranks=run.ranks,
                 model=run.model,
@@ -147,15 +153,17 @@ class RLTrainer(HFLoop):
     ) -> TrainOutput:
         """Train for ``max_steps`` optimizer steps; ``True`` resumes from the newest valid checkpoint, a path from it.
 
-        Without a checkpoint, an earlier run in the output folder is moved aside. Raises ``RunError`` and its subclasses
-        when training cannot continue, ``RunMismatch`` when the checkpoint has another configuration.
+        Ends earlier when the task is solved (``is_complete``). Without a checkpoint, an earlier run in the output
+        folder is moved aside. Raises ``RunError`` and its subclasses when training cannot continue, after the last
+        whole step is saved; ``RunMismatch`` when the checkpoint has another configuration.
         """
         with self.ranks.together():
             return self._train(resume_from_checkpoint, keywords)
 
     def _train(self, resume_from_checkpoint: str | bool | None, keywords: dict[str, Any]) -> TrainOutput:
         folder, step, self._start = self.checkpoints.starting_point(resume_from_checkpoint)
-        self._resumed_from = folder
+        self._resumed_from, self.is_complete = folder, False
+        self._step_is_whole, self._ends_on_every_rank, self._push_error = True, False, None
         if folder is not None and step >= self.args.max_steps:
             log.warning("%s is of step %d and max_steps is %d: nothing to train", folder, step, self.args.max_steps)
             preparation.load_weights(self.model, folder)
@@ -166,12 +174,45 @@ class RLTrainer(HFLoop):
         install_logprob_forward(self.model)
         try:
             output = super().train(resume_from_checkpoint=str(folder) if folder else None, **keywords)
+            self.ranks.share(self._raise_push_error, "the end of training")
             if self.args.load_best_model_at_end:
                 self.training_run.renew()
             return output
+        except BaseException as error:
+            if self.state.global_step > step:
+                self._save_last_step(error)
+            raise
         finally:
             uninstall(self.model)
             self.close()
+
+    def _raise_push_error(self) -> None:
+        if self._push_error is not None:
+            raise self._push_error
+
+    def _save_last_step(self, error: BaseException) -> None:
+        """Save the last whole step of a run that ends with ``error``, unless that says that its weights are bad.
+
+        Of several ranks, only when all of them have the error: a checkpoint is written by all together.
+        """
+        step = self.state.global_step
+        if (self.args.folder / f"{checkpoint_files.PREFIX}{step}" / checkpoint_files.MANIFEST).is_file():
+            return
+        reason = None
+        if isinstance(error, NonFiniteLoss) and error.key in sanity_checks.OF_THE_WEIGHTS:
+            reason = "the error says that its weights are bad"
+        elif not self._step_is_whole:
+            reason = f"the weights of step {step + 1} were being set"
+        elif self.ranks.world > 1 and not self._ends_on_every_rank:
+            reason = "the error is of one process, and all write a checkpoint together"
+        if reason is None and not isinstance(error, CheckpointError):
+            try:
+                self._write_checkpoint(lambda batches: batches.last_state())
+                log.warning("saved step %d, the last before training ended: %s", step, error or type(error).__name__)
+            except Exception as failed:  # noqa: BLE001 - the error that ended training is the one to raise
+                reason = f"{type(failed).__name__}: {failed}"
+        if reason is not None:
+            log.warning("step %d, the last before training ended, could not be saved: %s", step, reason)
 
     def begin(self) -> None:
         """Start the engine and the pipeline with the present weights."""
@@ -213,20 +254,26 @@ class RLTrainer(HFLoop):
             first_step=self.first_draw,
             turns_of=lambda completion, name: self.client.turns_of(completion, name),
             compute_rewards=self.compute_rewards if rewards_are_own else None,
+            record_dropped=self.recorder.record_dropped,
         )
 
     def get_train_dataloader(self) -> Any:
-        """An endless stream of batches, one per optimizer step; each is repeated ``num_iterations`` times."""
-        timeout_s = self.args.generation_timeout + self.ranks.timeout_s
+        """The stream of batches, one per optimizer step, until the task is solved; each is repeated ``num_iterations``
+        times."""
+        while (batch := self._next_batch()) is not None:
+            for _ in range(self.args.num_iterations):
+                yield batch
 
-        def next_batch() -> TrainBatch:
+    def _next_batch(self) -> TrainBatch | None:
+        def next_batch() -> TrainBatch | None:
             assert self.batches is not None
             return self.batches.next_batch()
 
-        while True:
-            batch = batch_sharing.next_batch(self.ranks, next_batch, timeout_s)
-            for _ in range(self.args.num_iterations):
-                yield batch
+        try:
+            return batch_sharing.next_batch(self.ranks, next_batch)
+        except Exception:
+            self._ends_on_every_rank = True
+            raise
 
     def training_step(  # type: ignore[override]
         self, model: Any, inputs: TrainBatch, num_items_in_batch: Any = None
@@ -253,7 +300,8 @@ class RLTrainer(HFLoop):
             with self.gradients_exchanged(model, row is rows[-1]):
                 loss, out = self.compute_loss(model, row, return_outputs=True, meter=meter)
                 if not (torch.isfinite(loss) & torch.isfinite(out.logprobs).all()):
-                    raise self._non_finite("log-probability of the policy" if torch.isfinite(loss) else "loss", [row])
+                    is_finite = bool(torch.isfinite(out.logprobs).all())
+                    raise self._non_finite("loss" if is_finite else sanity_checks.POLICY_LOGPROB, [row])
                 self.accelerator.backward(loss)
             total += loss.detach()
         if self.ranks.world > 1:
@@ -297,13 +345,22 @@ class RLTrainer(HFLoop):
         if self.batches is not None and self.args.deterministic:
             self.batches.settle()
         self._check_next_batch()
-        with self.server.weight_update(self.policy_version + 1) as times:
-            yield
+        times: dict[str, float] = {}
+        try:
+            with self.server.weight_update(self.policy_version + 1) as times:
+                self._step_is_whole = False
+                yield
+        except WeightSyncError as error:  # the step itself is taken: it is finished and saved, then the error raised
+            self._push_error = self._push_error or error
         self.recorder.numbers |= times
 
     def finish_step(self) -> None:
         """Set the pipeline's policy version, and write the step's metrics."""
         assert self.batch is not None
+        self._step_is_whole = True
+        if self._push_error is not None:
+            self.control.should_training_stop = self.control.should_save = True
+            self.control.should_evaluate = False
         if self.reference is not None:
             self.reference.after_step(self.state.global_step)
         self.state.epoch = (max(group.index for group in self.batch.groups) + 1) / len(self.examples)
@@ -454,11 +511,14 @@ class RLTrainer(HFLoop):
 
     def save_checkpoint(self) -> None:
         """Write the checkpoint of the present step to ``checkpoint-<step>``; every rank calls it."""
+        self._write_checkpoint(lambda batches: batches.snapshot())
+
+    def _write_checkpoint(self, state_of: Callable[[BatchSource], PipelineState]) -> None:
         started = time.perf_counter()
 
         def snapshot() -> PipelineState:
             assert self.batches is not None
-            return self.batches.snapshot()
+            return state_of(self.batches)
 
         self.checkpoints.save(
             self.state,

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from verifiers.runtime import places
+from verifiers.runtime.redaction import redacted_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,5 +118,5 @@ def running_at(frame: FrameType | None, otherwise: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """``TypeName: text`` of an error."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """``TypeName: text`` of an error, without secrets."""
+    return redacted_text(f"{type(error).__name__}: {error}") if str(error) else type(error).__name__

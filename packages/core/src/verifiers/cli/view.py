@@ -84,7 +84,7 @@ def _evaluations_of(word: str) -> list[Path]:
 def _export(call: Call, library: Library, out: str) -> None:
     from verifiers.view.export import export
 
-    page = export(library, out)
+    page = export(library, out, lambda text: call.note(f"vf-view: copying, {text}"))
     call.facts["url"] = page.resolve().as_uri()
     call.say(f"{len(library.runs()['runs'])} runs in {Path(out)}: open {page}")
 

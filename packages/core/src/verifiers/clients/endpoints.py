@@ -17,6 +17,7 @@ from typing import Any
 from verifiers import compat
 from verifiers.clients.protocol import PRICE_FIELDS, EndpointConfig, check_client_type
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.suggest import closest
 
 FIELD_OF = {
@@ -66,8 +67,8 @@ def load_endpoints(path: str | Path) -> dict[str, EndpointGroup]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError, TooLong) as error:
         raise ConfigError(f"cannot read the endpoint registry {path}: {error}", path=str(path)) from error
     entries = _from_python(text, path) if path.suffix == ".py" else _from_toml(text, path)
     groups: dict[str, EndpointGroup] = {}

@@ -31,11 +31,13 @@ from verifiers.errors import (
     AuthenticationFailed,
     ConfigError,
     EndpointUnreachable,
+    MalformedResponse,
     MissingKeyError,
     ModelRefused,
     ModelUnavailable,
     RateLimited,
 )
+from verifiers.runtime.bounded import TooLong, read_chunks, size_text
 from verifiers.runtime.deadlines import Deadline
 from verifiers.runtime.per_loop import PerLoop
 from verifiers.runtime.signatures import spell_out
@@ -222,7 +224,7 @@ class OpenAIChatCompletionsClient(Identified):
         try:
             with Deadline(self.config.timeout):
                 response = await pool.session.request(method, url, data=data, headers=headers, allow_redirects=False)
-                content = await response.read()  # releases the connection, or closes it when cancelled
+                content = await self._read(response)
             if response.status == 200:
                 return 200, content, (None, None)
             return (
@@ -238,6 +240,21 @@ class OpenAIChatCompletionsClient(Identified):
             raise ModelUnavailable(pool.endpoint.redact(message), url=self.base_url) from error
         except ValueError as error:  # raised by aiohttp for a header with a line end
             raise ModelRefused(f"a header of the call to {self.base_url} cannot be sent", url=self.base_url) from error
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """The decoded body; the connection is released at its end, and closed when cancelled or when it is too long."""
+        max_bytes = self.config.max_response_bytes
+        try:
+            return await read_chunks(response.content.iter_any(), max_bytes, "the reply")
+        except BaseException as error:  # a cancellation too: the next request would read the rest of the body
+            response.close()
+            if not isinstance(error, TooLong):
+                raise
+            raise MalformedResponse(
+                f"{self.base_url} answered with more than {size_text(max_bytes)} (decoded), so the connection was "
+                "closed; if its replies are that long, set max_response_bytes of its ClientConfig higher",
+                url=self.base_url,
+            ) from error
 
     def _open(self) -> Pool:
         config = self.config

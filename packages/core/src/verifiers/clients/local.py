@@ -28,6 +28,7 @@ from typing import Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
 from verifiers.storage.identity import Identified, type_name
 from verifiers.types import ModelRequest, Response
 
@@ -247,7 +248,7 @@ def _ask(base_url: str, route: str, key: str) -> Any:
     address = base_url.removesuffix("/v1") + route
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=STATUS_TIMEOUT_S) as answer:
-        return json.load(answer)
+        return json.loads(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 
 def _num_threads() -> int:

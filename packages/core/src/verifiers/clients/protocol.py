@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.suggest import closest
 from verifiers.storage.identity import Free
 from verifiers.types import ModelRequest, Response
@@ -106,6 +107,8 @@ class ClientConfig:
     """Time limit of opening a connection, in seconds."""
     max_connections: Annotated[int, Free("only how fast")] = 28000
     """Requests in flight to the endpoint; capped by the open-file limit of the process."""
+    max_response_bytes: Annotated[int, Free("only how long a reply may be")] = 64 * 2**20
+    """Longest decoded body of a reply; a longer one is a ``MalformedResponse``, and the connection is closed."""
     max_retries: Annotated[int, Free("only how often a failure is repeated")] = 10
     """Retries of one request after its first attempt."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -117,8 +120,9 @@ class ClientConfig:
     usd_per_million_output_tokens: Annotated[float | None, Free("only what it costs")] = None
 
     def __post_init__(self) -> None:
+        remember_secrets(self.extra_headers)
         check_client_type(self.client_type)
-        for name in ("timeout", "connect_timeout", "max_connections"):
+        for name in ("timeout", "connect_timeout", "max_connections", "max_response_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"ClientConfig.{name} must be above 0, not {getattr(self, name)!r}", key=name)
         if self.max_retries < 0:
@@ -135,6 +139,7 @@ class ClientOptions(TypedDict, total=False):
     timeout: float
     connect_timeout: float
     max_connections: int
+    max_response_bytes: int
     max_retries: int
     extra_headers: Mapping[str, str]
     extra_headers_from_state: Mapping[str, str]

@@ -111,7 +111,7 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
     message = _message(choice, where)
     if choice.finish_reason is None and len(message) == 2 and not message["content"]:
         raise EmptyModelResponseError(f"{where} answered 200 with no content, no tool call and no finish reason")
-    version = _oldest_version(choice, completion)
+    version = _versions(choice, completion)
     tokens = _tokens(completion, choice, version)
     if request.require_tokens and not isinstance(tokens, ResponseTokens):
         name, reason = tokens
@@ -121,7 +121,8 @@ def to_response(completion: Completion, request: ModelRequest, where: str, raw: 
         finish_reason=_FINISH_REASONS.get(choice.finish_reason or "stop", "stop"),
         usage=_usage(completion.usage),
         tokens=tokens if isinstance(tokens, ResponseTokens) else None,
-        version=version,
+        tokens_missing="" if isinstance(tokens, ResponseTokens) else tokens[1],
+        version=int(np.min(version)),
         model=completion.model if isinstance(completion.model, str) else request.model,
         id=str(completion.id or ""),
         created=int(completion.created) if isinstance(completion.created, int | float) else 0,
@@ -161,7 +162,7 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
     return Usage(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0)
 
 
-def _tokens(completion: Completion, choice: Choice, version: int) -> ResponseTokens | tuple[str, str]:
+def _tokens(completion: Completion, choice: Choice, version: int | np.ndarray) -> ResponseTokens | tuple[str, str]:
     """Return the token data if complete, else (incomplete field, reason)."""
     prompt_ids = completion.prompt_token_ids if completion.prompt_token_ids is not None else choice.prompt_token_ids
     if prompt_ids is None:
@@ -199,14 +200,28 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
     return None
 
 
-def _oldest_version(choice: Choice, completion: Completion) -> int:
-    """Return the smallest policy version of the choice, else of the response; -1 without one."""
+def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
+    """The policy version of the completion: one, or int64 [C] where its tokens have different ones; -1 without one.
+
+    Tokens outside of the server's spans ``[{version, start, end}]`` have the oldest of them.
+    """
     for holder in (choice, completion):
         spans = holder.weight_versions if holder.weight_versions is not None else holder.weight_version
         if spans is None:
             continue
-        spans = spans if isinstance(spans, list) else [spans]
-        named = [str(span.get("version") if isinstance(span, dict) else span) for span in spans]
-        if versions := [int(version) for version in named if version.isdigit()]:
-            return min(versions)
+        plain = [span if isinstance(span, dict) else {"version": span} for span in _listed(spans)]
+        known = [span for span in plain if str(span.get("version")).isdigit()]
+        if known:
+            oldest = min(int(span["version"]) for span in known)
+            if all(int(span["version"]) == oldest for span in known):
+                return oldest
+            ids = choice.token_ids or _ids_in_logprobs(choice.logprobs or Logprobs()) or []
+            version = np.full(len(ids), oldest, np.int64)
+            for span in sorted(known, key=lambda span: int(span.get("start") or 0)):
+                version[int(span.get("start") or 0) : span.get("end")] = int(span["version"])
+            return version if ids else oldest
     return -1
+
+
+def _listed(spans: Any) -> list[Any]:
+    return spans if isinstance(spans, list) else [spans]

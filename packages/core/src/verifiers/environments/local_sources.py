@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
+from verifiers.runtime.bounded import read_file, read_text
 from verifiers.runtime.importing import import_source
 from verifiers.runtime.places import short_path
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
@@ -62,8 +62,7 @@ class LocalSource:
         return missing_loader(tree, place, self.attribute.partition(".")[0], star)
 
     def _tree(self) -> ast.Module:
-        with tokenize.open(self.file) as file:
-            return ast.parse(file.read())
+        return ast.parse(read_file(self.file))
 
     def load(self) -> ModuleType:
         """Import the module from its file. A name that another module has is not taken from it."""
@@ -141,10 +140,10 @@ def read_toml(folder: Path) -> dict[str, Any]:
     """The ``pyproject.toml`` in ``folder``; empty when there is none. *Raises* ``ConfigError``: unreadable."""
     path = folder / PYPROJECT
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 

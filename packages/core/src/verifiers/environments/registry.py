@@ -33,7 +33,9 @@ from verifiers.environments.local_sources import (
 )
 from verifiers.errors import ConfigError, EnvironmentLoadError, UnknownEnvironment, UsageError
 from verifiers.rollouts.contract import LoadedFrom
+from verifiers.runtime.installed import Broken, entry_points
 from verifiers.runtime.places import raised_at, short_path
+from verifiers.runtime.redaction import remember_secrets
 from verifiers.runtime.suggest import check_keywords, close_matches
 
 if TYPE_CHECKING:
@@ -117,6 +119,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
 
 def load(env_id: str, env_args: Mapping[str, Any], env_dir: str | os.PathLike[str] = DEFAULT_ENV_DIR) -> Environment:
     """Build an environment as ``load_environment`` does; ``env_dir`` is the folder of local environments."""
+    remember_secrets(env_args)
     source = find(env_id, env_dir)
     loader = import_loader(env_id, source)
     check_arguments(env_id, loader, env_args)
@@ -148,6 +151,11 @@ def list_environments() -> list[EnvironmentInfo]:
         ),
         key=lambda info: (info.id, info.distribution),
     )
+
+
+def broken_environments() -> list[Broken]:
+    """Declared environments whose metadata cannot be used; ``list_environments`` leaves them out."""
+    return [entry for entry in entry_points(GROUP) if isinstance(entry, Broken)]
 
 
 def parse_env_id(env_id: str) -> EnvironmentId:
@@ -251,6 +259,13 @@ def _unknown(requested: EnvironmentId, env_dir: str | os.PathLike[str]) -> Usage
         close_matches(requested.name, [*(entry.name for entry, _ in _entries()), *names_in(Path(env_dir))]),
     )
     did_you_mean = f"did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
+    for broken in broken_environments():
+        if normalize_name(broken.name).removeprefix("vf-") == normalize_name(name).removeprefix("vf-"):
+            return EnvironmentLoadError(
+                f"environment {name!r} is declared by {broken.place}, but {broken.reason}; reinstall or remove that "
+                "package",
+                env_id=name,
+            )
     for source in _modules(name):
         problem = source.problem(star=False)
         if isinstance(problem, UnknownEnvironment):
@@ -298,12 +313,8 @@ def _is_source_of(installed: Found, local: LocalSource) -> bool:
 
 
 def _entries() -> Iterator[tuple[EntryPoint, Distribution]]:
-    """Yield the entry points of the group with their distributions (the first, for one on the path twice)."""
-    import importlib_metadata
-
-    for entry in importlib_metadata.entry_points(group=GROUP):
-        if entry.dist is not None:
-            yield entry, entry.dist
+    """Yield the usable entry points of the group with their distributions."""
+    return (entry for entry in entry_points(GROUP) if not isinstance(entry, Broken))
 
 
 def _only(name: str, offers: list[tuple[EntryPoint, Distribution]]) -> Found:
@@ -320,8 +331,11 @@ def _distribution_of(module: str) -> tuple[str | None, str | None]:
     """Return name and version of the distribution of a top-level module; None for a module without one."""
     import importlib_metadata
 
-    owners = importlib_metadata.packages_distributions().get(module)
-    return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
+    try:
+        owners = importlib_metadata.packages_distributions().get(module)
+        return (owners[0], importlib_metadata.version(owners[0])) if owners else (None, None)
+    except Exception:  # noqa: BLE001  damaged metadata of any distribution: the owner stays unknown
+        return None, None
 
 
 def import_loader(env_id: str, source: Found) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from verifiers.environments.local_sources import normalize_name
 from verifiers.environments.registry import find_installed, parse_env_id
 from verifiers.errors import ConfigError, UnknownEnvironment
+from verifiers.runtime.bounded import read_text
 
 
 def normalize_package_name(name: str) -> str:
@@ -60,7 +61,7 @@ def load_toml_config(path: str | Path) -> list[dict[str, Any]]:
     *Raises* ConfigError when the file cannot be read. Settings are validated by ``vf-eval``.
     """
     try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", path=str(path)) from error
     entries = document.pop("eval", [])

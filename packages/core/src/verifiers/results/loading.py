@@ -12,7 +12,7 @@ from typing import Any
 
 from verifiers.errors import ConfigError, JournalError
 from verifiers.results.outputs import FACTS, GenerateMetadata, GenerateOutputs, fill_advantages
-from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, row_from_disk
+from verifiers.results.rows import DISK_FIELDS, FIELDS, RolloutOutput, saved_row
 from verifiers.runtime.json import decode_row
 from verifiers.storage.directory import RESULTS_NAME, read_config, read_metadata
 from verifiers.storage.journal import read_journal
@@ -42,8 +42,8 @@ def load_results(path: str | Path, state_columns: Sequence[str] | None = None) -
     stored = read_metadata(file.parent) or {}
     metric_names = list(stored.get("avg_metrics") or ())
     outside = frozenset(stored.get("outside_plan") or ())
-    rows = [row for row in _newest(_rows(file)) if row.get("rollout_key") not in outside]
-    outputs = [row_from_disk(row, metric_names) for row in rows]
+    rows = [(line, row) for line, row in _newest(_rows(file)) if row.get("rollout_key") not in outside]
+    outputs = [saved_row(row, f"{file}:{line}", metric_names) for line, row in rows]
     if state_columns is not None:
         _keep_columns(outputs, state_columns)
     _sort(outputs)
@@ -82,12 +82,14 @@ def _plain_rows(file: Path) -> Iterator[dict[str, Any]]:
                 ) from error
 
 
-def _newest(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_key: dict[Any, dict[str, Any]] = {}
-    for index, row in enumerate(rows):
-        key = row.get("rollout_key", index)
+def _newest(rows: Iterator[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """(line, row) of the newest row of each rollout."""
+    by_key: dict[Any, tuple[int, dict[str, Any]]] = {}
+    for line, row in enumerate(rows, 1):
+        key = row.get("rollout_key")
+        key = key if isinstance(key, str) else line
         by_key.pop(key, None)
-        by_key[key] = row
+        by_key[key] = line, row
     return list(by_key.values())
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from verifiers import compat
 from verifiers.data.messages import normalize_messages
-from verifiers.errors import ScoringError
+from verifiers.errors import JournalError, ScoringError, where_of
 from verifiers.results.trajectory_rows import pack, public_steps, unpack
 from verifiers.rollouts.state import State
 from verifiers.runtime.json import decode_row, encode_row
-from verifiers.runtime.redaction import redacted, redacted_text
+from verifiers.runtime.redaction import redacted_column, redacted_text
 from verifiers.storage.identity import rollout_key
 from verifiers.types import AttributeDict
 
@@ -202,6 +202,17 @@ def row_from_disk(row: Mapping[str, Any], metric_names: Sequence[str] = ()) -> R
     return _with_flat_metrics(output)
 
 
+def saved_row(row: Mapping[str, Any], place: str, metric_names: Sequence[str] = ()) -> RolloutOutput:
+    """As ``row_from_disk``. *Raises* JournalError that names ``place``, ``file:line``, for a row of another shape."""
+    try:
+        return row_from_disk(row, metric_names)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError(
+            f"{place}: this line is not a saved rollout ({type(error).__name__}: {error}); restore the file or remove "
+            "the line"
+        ) from error
+
+
 def output_to_state(output: Mapping[str, Any]) -> State:
     """Convert a saved rollout to a state, for code that scores or tokenises it."""
     set_names = {*FIELDS, *DISK_FIELDS, *output["metrics"]} - {"token_usage"}
@@ -228,7 +239,7 @@ def _with_flat_metrics(output: RolloutOutput) -> RolloutOutput:
 def _column(name: str, value: Any) -> Any:
     if name == "trajectory":
         return public_steps(value or [])
-    return redacted(json_ready(value))
+    return redacted_column(json_ready(value))
 
 
 def _number(value: object) -> float:
@@ -241,9 +252,8 @@ def _flat_timing(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _where(error: BaseException) -> str | None:
-    for fact in ("function", "hook", "waiting_for"):
-        if name := getattr(error, fact, None):
-            return str(name)
+    if where := where_of(error):
+        return where
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else None
 

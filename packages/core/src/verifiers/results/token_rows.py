@@ -35,10 +35,10 @@ class TokenRow:
 class _Branch:
     def __init__(self, prompt_ids: np.ndarray):
         self.prompt_ids = prompt_ids
-        self.parts: list[tuple[np.ndarray, bool, Any, int]] = []
+        self.parts: list[tuple[np.ndarray, bool, Any, int | Sequence[int]]] = []
         self.size = len(prompt_ids)
 
-    def add(self, ids: np.ndarray, sampled: bool, logprobs: object, version: int) -> None:
+    def add(self, ids: np.ndarray, sampled: bool, logprobs: object, version: int | Sequence[int]) -> None:
         self.parts.append((ids, sampled, logprobs, version))
         self.size += len(ids)
 
@@ -54,7 +54,7 @@ class _Branch:
             _joined([p if s else np.zeros(len(ids)) for ids, s, p, _ in self.parts], np.float32)
             if has_logprobs
             else None,
-            _joined([np.full(len(ids), version) for ids, _, _, version in self.parts], np.int32),
+            _joined([np.broadcast_to(version, len(ids)) for ids, _, _, version in self.parts], np.int32),
         )
 
 

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from verifiers.errors import cause_of
+from verifiers.runtime.redaction import redacted_text
 from verifiers.types import AttributeDict, Messages, Response, ResponseTokens, Rollout, Turn
 
 __all__ = ["InputView", "State", "Timing", "TrajectoryStep", "TrajectoryStepTokens", "record_tokens"]
@@ -224,11 +226,13 @@ class State(dict[str, Any]):
             turns=turns_of(self["trajectory"]),
             reward=math.nan if reward is None else float(reward),
             metrics=dict(self["metrics"]),
-            error=None if error is None else f"{type(error).__name__}: {error}",
+            error=None if error is None else redacted_text(f"{type(error).__name__}: {error}"),
+            cause=None if error is None else redacted_text(cause_of(error)),
             stop=self["stop_condition"],
             is_truncated=bool(self["is_truncated"]),
             text={key: self[key] for key in ("prompt", "completion", "answer")},
             turn_rewards=self._env_turn_rewards(),
+            advantage=None if self["advantage"] is None else float(self["advantage"]),
         )
 
     def _env_turn_rewards(self) -> tuple[float, ...]:
@@ -254,7 +258,8 @@ class TrajectoryStepTokens(AttributeDict):
     """The tokens of one model call, as sampled. Lists when read by key; ``arrays()`` gives them without a copy.
 
     Keys: ``prompt_ids``, ``prompt_mask`` (all 0), ``completion_ids``, ``completion_mask`` (all 1),
-    ``completion_logprobs``, ``overlong_prompt``, ``is_truncated``, ``version``.
+    ``completion_logprobs``, ``overlong_prompt``, ``is_truncated``, ``version`` (of the policy: one number, or one per
+    token of a completion during which the weights changed).
 
     >>> tokens = vf.TrajectoryStepTokens(prompt_ids=[1, 15], completion_ids=[7], completion_logprobs=[-0.5])
     >>> tokens["prompt_ids"], tokens["completion_mask"]
@@ -272,7 +277,7 @@ class TrajectoryStepTokens(AttributeDict):
         prompt_ids: Any = (),
         completion_ids: Any = (),
         completion_logprobs: Any = (),
-        version: int = -1,
+        version: int | Sequence[int] = -1,
         is_truncated: bool = False,
         overlong_prompt: bool = False,
         previous: TrajectoryStepTokens | None = None,
@@ -537,7 +542,7 @@ def record_tokens(tokens: ResponseTokens | None, truncated: bool, previous: Traj
         tokens.prompt_ids,
         tokens.completion_ids,
         tokens.completion_logprobs,
-        version=tokens.version,
+        version=tokens.version if isinstance(tokens.version, int) else tokens.version.tolist(),
         is_truncated=truncated,
         previous=before if isinstance(before, TrajectoryStepTokens) else None,
     )
@@ -577,6 +582,7 @@ def _continued_turns(run: Sequence[tuple[TrajectoryStepTokens, bool, int]], num_
     turns = []
     for (tokens, is_truncated, end), sampled in zip(run, pieces[1::2], strict=True):
         logprobs, version = dict.__getitem__(tokens, "completion_logprobs"), dict.__getitem__(tokens, "version")
+        version = version if isinstance(version, int) else np.asarray(version)
         turns.append(Turn(ids[: end - len(sampled)], sampled, logprobs, version, is_truncated, num_shared))
         num_shared = end
     return turns

@@ -13,8 +13,11 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -305,9 +308,32 @@ def scoring_error(error: BaseException, name: str) -> ScoringError:
         text = "timed out"
     else:
         text = f"raised {type(error).__name__}: {error}" if not isinstance(error, TimeoutError) else str(error)
-    failure = ScoringError(f"reward function {name!r}: {text}", function=name)
+    failure = ScoringError(f"reward function {name!r}: {text}", function=name, **_place(error))
     failure.__cause__ = error
     return failure
+
+
+def _place(error: BaseException) -> dict[str, Any]:
+    """File name and line in the author's function, where the traceback has them."""
+    place: dict[str, Any] = {}
+    path = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if path is None and not _is_ours(frame.f_code.co_filename):
+            path = frame.f_code.co_filename
+        if path == frame.f_code.co_filename:
+            place = {"file": os.path.basename(path), "line": line}
+    return place
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file belongs to this package or to the standard library, which call the author's function."""
+    return path.startswith((_PACKAGE, "<frozen")) or (
+        path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
+    )
+
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 def _short_repr(value: object) -> str:

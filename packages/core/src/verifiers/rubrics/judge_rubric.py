@@ -1,8 +1,9 @@
 """``JudgeRubric``: rewards from other models (judges) that assess a response.
 
-The constructor creates no client and needs no key. When a judge fails, is truncated or returns no parseable verdict,
-the reward is *unknown*, never 0. Equal questions of a rollout share one call; only the client retries calls; judge
-tokens are counted in ``state["usage"]``. Prompts and the parsing of verdicts are in ``judging``.
+The constructor creates no client and needs no key. When a judge fails, is truncated, returns no parseable verdict or
+one that may be quoted from the response, the reward is *unknown*, never 0. Equal questions of a rollout share one call;
+only the client retries calls; judge tokens are counted in ``state["usage"]``. Prompts and the parsing of verdicts are
+in ``judging``.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ class JudgeRubric(Rubric):
     Example, with the author's reward function::
 
         async def correct(judge, prompt, completion, answer, state) -> float:
-            return float((await judge(prompt, completion, answer, state)).strip().lower().startswith("yes"))
+            return float(read_yes_no(await judge(prompt, completion, answer, state)))
 
         rubric = JudgeRubric(judge_client=OpenAI(), judge_model="gpt-4.1-nano", funcs=[correct])
+
+    ``verifiers.rubrics.judging.read_yes_no`` accepts "yes" or "no" and nothing else, so that a quotation is no verdict.
 
     With ``judge_models``, or a prompt by its older name ``template``, and without ``funcs``, it has the reward function
     ``judge_score`` (weight 1): each judge must end with ``<score>number</score>`` within ``score_range``, which is
@@ -181,7 +184,8 @@ class JudgeRubric(Rubric):
 
     async def _score_as(self, metric: str, prompt: Any, completion: Any, answer: Any, state: Any) -> float:
         question = await self.question(prompt, completion, answer)
-        calls = [self._score(model, question, state) for model in self.judge_models]
+        verdict = judging.verdict_of(self.judge_prompt, question)
+        calls = [self._score(model, question + verdict.request, state, verdict) for model in self.judge_models]
         outcomes = dict(zip(self.judge_models, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         failed = {model: outcome for model, outcome in outcomes.items() if isinstance(outcome, BaseException)}
         for error in failed.values():
@@ -197,10 +201,10 @@ class JudgeRubric(Rubric):
         combined: float = await maybe_await(self.aggregation(values))
         return combined
 
-    async def _score(self, model: Any, question: str, state: Any) -> float:
+    async def _score(self, model: Any, question: str, state: Any, verdict: judging.Verdict) -> float:
         text = await self._ask(model, question, state, whole=True)
         try:
-            return judging.read_score(text, self.score_range)
+            return judging.read_score(text, self.score_range, verdict)
         except ScoringError as error:
             raise ScoringError(f"judge {_label(model)!r}: {error}", model=_label(model)) from error
 

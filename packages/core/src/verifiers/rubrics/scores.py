@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from verifiers.rollouts.state import State
 from verifiers.types import AttributeDict
 
 
-class RolloutScore(AttributeDict):
+class _Scores(AttributeDict):
+    """``get("format")`` also finds the metric of the function ``format_reward_func``; so with any other name."""
+
+    __slots__ = ()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of ``name``, or of the function ``<name>_reward_func``, or ``default``."""
+        return super().get(name, super().get(f"{name}_reward_func", default))
+
+
+class RolloutScore(_Scores):
     """``{"reward": float, "metrics": {name: float}, **metrics}``; NaN is unknown. A metric never hides ``reward``.
 
-    >>> score = RolloutScore(1.0, {"correct": 1.0})
-    >>> score["reward"], score.get("correct", 0), score.get("format", 0)
-    (1.0, 1.0, 0)
+    >>> score = RolloutScore(1.0, {"correct": 1.0, "format_reward_func": 0.5})
+    >>> score["reward"], score.get("correct", 0), score.get("format", 0), score.get("length", 0)
+    (1.0, 1.0, 0.5, 0)
     """
 
     def __init__(self, reward: float, metrics: dict[str, float]):
@@ -27,7 +38,7 @@ class RolloutScore(AttributeDict):
         return cls(math.nan if reward is None else reward, dict(state["metrics"]))
 
 
-class RolloutScores(AttributeDict):
+class RolloutScores(_Scores):
     """``RolloutScore`` with one list item per rollout; missing metrics are NaN.
 
     >>> states = [vf.State(prompt="?", completion="no"), vf.State(prompt="?", completion="yes")]

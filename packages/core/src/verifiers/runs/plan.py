@@ -55,15 +55,14 @@ class Plan:
     def groups(self) -> Iterator[list[Job]]:
         """The jobs of one example at a time.
 
-        The second and later rows of equal content get their number as a suffix of the hash (``9f86….2``), so that
-        every rollout has a unique key on disk and separate seeds.
+        Rows of equal content are ``numbered``, so that every rollout has a unique key on disk and separate seeds.
         """
         counts: dict[str, int] = {}
         position = 0
         for index, (example, count) in enumerate(zip(self.examples, self.siblings, strict=True)):
             rows = self.sibling_rows.get(index) or [example]
-            numbered = {row.hash: _numbered(row, counts) for row in rows}
-            jobs = [Job(numbered[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
+            distinct = {row.hash: numbered(row, counts) for row in rows}
+            jobs = [Job(distinct[rows[n % len(rows)].hash], n, count, position + n, None) for n in range(count)]
             position += count
             yield jobs
 
@@ -73,9 +72,13 @@ class Plan:
             yield from group
 
 
-def _numbered(row: Example, counts: dict[str, int]) -> Example:
-    number = counts[row.hash] = counts.get(row.hash, 0) + 1
-    return row if number == 1 else replace(row, hash=f"{row.hash}.{number}")
+def numbered(example: Example, counts: dict[str, int]) -> Example:
+    """The example; the second and later ones of equal content with their number after the hash (``9f86….2``).
+
+    ``counts`` holds how many of each hash came before, and is updated. Rollouts then have keys and seeds of their own.
+    """
+    number = counts[example.hash] = counts.get(example.hash, 0) + 1
+    return example if number == 1 else replace(example, hash=f"{example.hash}.{number}")
 
 
 @dataclass(slots=True)

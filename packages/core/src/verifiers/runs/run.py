@@ -46,10 +46,10 @@ from verifiers.runs.runner import (
 )
 from verifiers.runs.store import RunStore
 from verifiers.runtime.gc import fewer_collections
-from verifiers.runtime.redaction import redacted
+from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import workers
-from verifiers.storage.directory import RunDirectory, default_root, read_config, run_path
+from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
 from verifiers.storage.identity import describe, fingerprint
 
 NUM_SAMPLED = 20
@@ -186,6 +186,7 @@ class Run:
                 if work.jobs:
                     store.write_metadata(self.metadata(store.in_order(), "running"))
                     await self._generate(work, store, given_client)
+                    await self._tell_missing_logprobs(store)
                 status = "complete"
             except (asyncio.CancelledError, KeyboardInterrupt):
                 status = "interrupted"
@@ -207,7 +208,7 @@ class Run:
         if self._config is None:
             self._config = identity_of(self.env) | {
                 "model": self.model,
-                "sampling_args": redacted({**self.env.sampling_args, **self.sampling_args}),
+                "sampling_args": digested({**self.env.sampling_args, **self.sampling_args}),
                 "seed": self.options.seed,
                 "score_rollouts": self.is_scored,
                 "independent_scoring": self.options.independent_scoring,
@@ -297,20 +298,38 @@ class Run:
         """Read the saved rollouts into ``store``; return the pending ones."""
         durable: dict[str, dict[str, Any]] = {}
 
+        lines: dict[str, int] = {}
+        num_lines = 0
+
         def newest(row: dict[str, Any]) -> None:
-            durable[row["rollout_key"]] = row
+            nonlocal num_lines
+            num_lines += 1
+            key = row.get("rollout_key")
+            if not isinstance(key, str):
+                raise JournalError(
+                    f"{self.path}/results.jsonl:{num_lines}: this line is not a saved rollout (it has no rollout_key); "
+                    "restore the file or remove the line",
+                    line=num_lines,
+                )
+            durable[key], lines[key] = row, num_lines
 
         if directory is not None:
             store.journal = stack.enter_context(directory.open_journal(on_row=newest))
         by_group = groups_are_units(self.env.rubric) and self.is_scored and not self.options.independent_scoring
         work = pending(self.plan, durable, whole_groups=by_group, retry_errors=self.options.retry_errors)
         for job, row in work.done:
-            store.take(job, row)
+            store.take(job, row, f"{self.path}/results.jsonl:{lines[row['rollout_key']]}")
         self.num_resumed, self.outside_plan = len(work.done), work.foreign
         if work.foreign:
             await self._warn(
                 f"{self.path} holds {len(work.foreign)} rollouts outside this plan (removed or edited examples, or a "
                 "smaller plan); they stay there and are not counted"
+            )
+        counted = (read_metadata(self.path) or {}).get("num_rollouts") if self.path is not None else None
+        if isinstance(counted, int) and counted > len(durable):
+            await self._warn(
+                f"{self.path}/results.jsonl has lost rows: metadata.json counted {counted} rollouts, the file has "
+                f"{len(durable)}; the missing ones are generated again (stop now to restore the file from a copy)"
             )
         if directory is not None:
             done = f"; {len(work.done)} of {len(self.plan)} rollouts are done already" if work.done else ""
@@ -367,6 +386,15 @@ class Run:
                     generate=generate_one,
                 )
                 await runner.run(work.jobs)
+
+    async def _tell_missing_logprobs(self, store: RunStore) -> None:
+        """Warn when log-probabilities were asked for and are not complete for every turn."""
+        if {**self.env.sampling_args, **self.sampling_args}.get("logprobs") and store.without_tokens:
+            reasons = ", ".join(f"{count} x {reason}" for reason, count in store.without_tokens.most_common(4))
+            await self._warn(
+                f"{store.without_tokens.total()} of {store.num_turns} model turns are saved without the "
+                f"log-probabilities that sampling_args ask for: {reasons}"
+            )
 
     def _finish(self, store: RunStore, status: str) -> GenerateOutputs:
         """Fill advantages, write ``metadata.json`` and return the results."""

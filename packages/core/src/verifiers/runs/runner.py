@@ -31,7 +31,7 @@ from verifiers.rollouts.state import State
 from verifiers.rubrics import Rubric
 from verifiers.rubrics.functions import ArgumentResolver, finite_value, scoring_error
 from verifiers.rubrics.scoring import leave_unscored, overrides
-from verifiers.runtime.redaction import redacted
+from verifiers.runtime.redaction import digested
 from verifiers.runtime.sync_async import is_awaitable
 from verifiers.types import StopReason
 
@@ -107,7 +107,7 @@ def identity_of(env: RunEnvironment) -> dict[str, Any]:
         "env_id": env.env_id,
         "env_class": f"{type(env).__module__}.{type(env).__qualname__}",
         "env_version": env.env_version,
-        "env_args": redacted(env.env_args),
+        "env_args": digested(env.env_args),
         "message_type": env.message_type,
         "system_prompt": env.system_prompt,
         "reward_functions": rubric.get_reward_func_names(),
@@ -485,9 +485,10 @@ class Runner:
         count = self._streak[1] + 1 if self._streak[0] == cause else 1
         self._streak = (cause, count)
         if count == self.abort_after:  # ==: concurrent failures must not raise it again
+            place = f" ({error.file}:{error.line})" if error.file and error.line else ""
             raise TooManyFaults(
-                f"{count} rollouts in a row failed with {cause}, the last with: {error}. Finished rollouts are kept; "
-                "correct the cause and run the same command again (or set abort_after=0 to continue regardless)",
+                f"{count} rollouts in a row failed with {cause}, the last with: {error}{place}. Finished rollouts are "
+                "kept; correct the cause and run the same command again (or set abort_after=0 to continue regardless)",
                 cause=cause,
                 count=count,
             ) from error

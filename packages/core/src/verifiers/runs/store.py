@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from verifiers.results.rows import (
     RolloutOutput,
     output_to_state,
     row_for_disk,
-    row_from_disk,
+    saved_row,
     state_to_output,
 )
 from verifiers.rollouts.state import State
@@ -54,6 +55,10 @@ class RunStore:
         self.rows: dict[int, RolloutOutput] = {}
         """By index in the plan."""
         self.states: dict[int, State] = {}
+        self.num_turns = 0
+        """Model turns stored by this call."""
+        self.without_tokens: Counter[str] = Counter()
+        """Reason -> stored turns without token data."""
         self._metadata: GenerateMetadata | None = None
         self._next_report = 0.0
         self._next_write = time.monotonic() + METADATA_EVERY_S
@@ -62,9 +67,12 @@ class RunStore:
         """The finished rollouts, in the order of the plan."""
         return [self.rows[index] for index in sorted(self.rows)]
 
-    def take(self, job: Job, row: Mapping[str, Any]) -> None:
-        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ."""
-        output = row_from_disk(row)
+    def take(self, job: Job, row: Mapping[str, Any], place: str) -> None:
+        """Add a saved rollout of an earlier run, matched by content; the index of its example may differ.
+
+        *Raises* JournalError that names ``place`` for a row of another shape.
+        """
+        output = saved_row(row, place)
         for name in DISK_FIELDS:
             output.pop(name, None)
         output["example_id"] = job.example.example_id
@@ -73,6 +81,7 @@ class RunStore:
     async def store(self, jobs: list[Job], states: list[State]) -> None:
         """Return once these are durable; several are stored atomically."""
         outputs = [state_to_output(state, self.options.state_columns) for state in states]
+        self._count_turns(states)
         if self.journal is not None:
             together = zip(outputs, jobs, states, strict=True)
             await self.journal.append(
@@ -83,6 +92,14 @@ class RunStore:
             if self.options.keep_states:
                 self.states[job.position] = state
         await self._report(jobs, outputs)
+
+    def _count_turns(self, states: list[State]) -> None:
+        for state in states:
+            for step in state["trajectory"]:
+                self.num_turns += 1
+                if dict.__getitem__(step, "tokens") is None:
+                    reason = getattr(dict.get(step, "response"), "tokens_missing", "") or "the client returns none"
+                    self.without_tokens[reason] += 1
 
     def complete(self, jobs: list[Job], states: list[State]) -> None:
         """Copy the advantages of siblings, after they were stored, to their outputs."""

@@ -1,53 +1,220 @@
-"""Remove secrets from text that leaves the process: error messages, tracebacks, saved columns.
+"""Remove secrets from whatever leaves the process: settings that are saved, messages, tracebacks, command lines.
 
-``***`` replaces the values of environment variables whose name contains KEY, TOKEN, SECRET or PASSWORD, the values of
-authorisation headers, and text that matches an API key pattern. Other secrets are not detected, and model text is not
-searched.
+A secret is known by its *name* (``judge_api_key``, ``X-Api-Key``, the values of ``headers``), by its *shape* (``sk-…``,
+``Bearer …``, a login in a URL), or by its *value*: those of environment variables with KEY, TOKEN, SECRET or PASSWORD
+in their names, and those passed to ``remember_secrets``. ``***`` stands for it; in the identity of a run a short digest
+follows, so that two secrets differ. Text of models and datasets is not searched.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 HIDDEN = "***"
 MIN_SECRET_CHARS = 8
-"""Shorter values of such variables ("1", "true") are not secrets; replacing them would corrupt the text."""
-_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_HEADERS = frozenset(("authorization", "proxy-authorization", "x-api-key", "api-key", "api_key", "cookie"))
+"""Shorter values ("1", "true") are not searched for in texts; replacing them would corrupt the text."""
+
+_VARIABLES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_CREDENTIAL = re.compile(
+    r"(^|_)((api|subscription|access|private|signing|secret)_?keys?|secret_access_keys?|client_secrets?"
+    r"|(api|access|auth|bearer|session|refresh|id|hub|hf|github|wandb|judge)_tokens?)$"
+    r"|^((set_)?cookies?|(proxy_)?authorization)$"
+)
+_SECRET = re.compile(
+    r"(^|_)(secrets?|passwords?|passwd|passphrase|credentials?)$|^tokens?$|^(extra_|default_|request_)?headers?$"
+)
+_VARIABLE = re.compile(r"[A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD)")
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_DIGEST = re.compile(r" [0-9a-f]{8}$")
+_DIGESTED = re.compile(re.escape(HIDDEN) + r"( [0-9a-f]{8})?$")
+_NAMED = r"(api[-_]?key|(access|auth|session|refresh)[-_]token|secret[-_](access[-_])?key|client[-_]secret|passw(or)?d)"
 _PATTERNS = (
     re.compile(r"(?i)((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",}]+"),
     re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"),
-    re.compile(r"(?i)((?:x-)?api[-_]key['\"]?\s*[:=]\s*['\"]?)[^\s'\",}]+"),
-    re.compile(r"()\bsk-[\w-]{16,}"),
+    re.compile(rf"(?i)((?:{_NAMED})['\"]?\s*[:=]\s*['\"]?)[^\s'\",}}]+"),
+    re.compile(r"(\b[a-z][a-z+.-]*://)[^/\s@]+:[^/\s@]+(?=@)"),
+    re.compile(
+        r"()\b(sk-[\w-]{16,}|(hf|gsk|r8|gh[pousr])_\w{20,}|github_pat_\w{20,}|(glpat|nvapi|xox[abprs])-[\w-]{16,}"
+        r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{16,}\.[\w-]{16,}\.[\w-]+)"
+    ),
 )
+_remembered: set[str] = set()
+
+
+# --- names and values ---------------------------------------------------------------------------------------------
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of a setting, header or variable with this name is a secret.
+
+    >>> [name for name in ("judgeApiKey", "X-Api-Key", "HF_TOKEN", "eos_token", "max_tokens") if is_secret_name(name)]
+    ['judgeApiKey', 'X-Api-Key', 'HF_TOKEN']
+    """
+    words = _words(name)
+    is_variable = name.isupper() and len(name) > 3 and _VARIABLE.match(name) is not None
+    return bool(_CREDENTIAL.search(words) or _SECRET.search(words) or is_variable) and not words.endswith("max_tokens")
+
+
+def is_credential_name(name: str) -> bool:
+    """Whether a column of this name holds a key or a header; ``secret`` and ``password`` may be data of a task."""
+    return _CREDENTIAL.search(_words(name)) is not None
+
+
+def remember_secrets(settings: Any) -> None:
+    """Remove the values of secret names, at any depth, from every later ``redacted_text``."""
+
+    def remember(text: str, _: str) -> str:
+        if len(text) >= MIN_SECRET_CHARS:
+            _remembered.add(text)
+        return text
+
+    _walk(settings, remember, is_secret_name)
+
+
+# --- texts --------------------------------------------------------------------------------------------------------
 
 
 def redacted_text(text: str) -> str:
     """The text with secrets replaced by ``***``.
 
-    >>> redacted_text("headers: {'Authorization': 'Bearer abc123'}")
-    "headers: {'Authorization': 'Bearer ***'}"
+    >>> redacted_text("headers: {'Authorization': 'Bearer abc123'}, judge_api_key='x', https://me:pass@host")
+    "headers: {'Authorization': 'Bearer ***'}, judge_api_key='***', https://***@host"
     """
+    for secret in _remembered:
+        text = text.replace(secret, HIDDEN)
     for name, value in os.environ.items():
-        if len(value) >= MIN_SECRET_CHARS and value in text and any(part in name.upper() for part in _NAMES):
+        if len(value) >= MIN_SECRET_CHARS and value in text and any(part in name.upper() for part in _VARIABLES):
             text = text.replace(value, HIDDEN)
     for pattern in _PATTERNS:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text
 
 
-def redacted(value: Any) -> Any:
-    """A JSON value with the contents of authorisation headers and key fields replaced, at any depth.
+def redacted_words(words: Iterable[str]) -> list[str]:
+    """The words of a command line without secrets: values of options, members of JSON objects, values of headers.
 
-    >>> redacted({"extra_headers": {"Authorization": "Bearer abc"}, "temperature": 0.5})
-    {'extra_headers': {'Authorization': '***'}, 'temperature': 0.5}
+    >>> redacted_words(["-a", '{"api_key": "x", "n": 1}', "--header", "X-Run: 5", "--env.args.password=y", "-n", "3"])
+    ['-a', '{"api_key": "***", "n": 1}', '--header', 'X-Run: ***', '--env.args.password=***', '-n', '3']
     """
+    shown, option = [], ""
+    for word in words:
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        name = (flag if equals else option).rpartition(".")[2].lstrip("-")
+        is_option = word.startswith("-") and not equals
+        shown.append(word if is_option else f"{flag}{equals}{_redacted_value(value, name)}")
+        option = word if is_option else ""
+    return shown
+
+
+def _redacted_value(value: str, option: str) -> str:
+    if is_secret_name(option):
+        header, colon, _ = value.partition(":")
+        return f"{header}: {HIDDEN}" if colon and "header" in option else HIDDEN
+    try:
+        content = json.loads(value)
+    except ValueError:
+        return redacted_text(value)
+    shown = redacted(content) if isinstance(content, dict | list) else content
+    return value if shown == content else json.dumps(shown, ensure_ascii=False)
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+def redacted(settings: Any) -> Any:
+    """A JSON value without secrets: those of secret names, at any depth, and those that texts contain.
+
+    >>> redacted({"extra_headers": {"X-Run": "5"}, "judge": {"api_key": "abc", "model": "m"}, "temperature": 0.5})
+    {'extra_headers': {'X-Run': '***'}, 'judge': {'api_key': '***', 'model': 'm'}, 'temperature': 0.5}
+    """
+    return _walk(settings, lambda text, name: HIDDEN, is_secret_name, lambda text: redacted_text(text))
+
+
+def without_secrets(settings: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
+    """(the settings without those that hold a secret, the dotted names that were left out).
+
+    >>> without_secrets({"n": 3, "judge": {"model": "m", "api_key": "abc"}})
+    ({'n': 3, 'judge': {'model': 'm'}}, ['judge.api_key'])
+    """
+    kept: dict[str, Any] = {}
+    left_out: list[str] = []
+    for key, value in settings.items():
+        one = {key: value}
+        if str(redacted(one)).count(HIDDEN) == str(one).count(HIDDEN):
+            kept[key] = value
+        elif isinstance(value, Mapping) and is_secret_name(key):
+            left_out += [f"{prefix}{key}.{member}" for member in value]
+        elif isinstance(value, Mapping):
+            kept[key], names = without_secrets(value, f"{prefix}{key}.")
+            left_out += names
+        else:
+            left_out.append(f"{prefix}{key}")
+    return kept, left_out
+
+
+def redacted_column(column: Any) -> Any:
+    """A column of a saved rollout without the values of credentials' names; its texts are data and stay."""
+    return _walk(column, lambda text, name: HIDDEN, is_credential_name)
+
+
+def digested(settings: Any) -> Any:
+    """As ``redacted``, with 8 hex digits that tell secrets apart; a value that is redacted already stays.
+
+    The digest is PBKDF2 with the name as salt, cut to 32 bits: a key cannot be recovered from it, nor a password
+    confirmed with certainty.
+    """
+    return _walk(settings, _digested, is_secret_name, _digested_text)
+
+
+def without_digest(value: Any) -> Any:
+    """A redacted text without its digest, other values unchanged: version 0.2.0 stored no digests."""
+    return _DIGEST.sub("", value) if isinstance(value, str) and HIDDEN in value else value
+
+
+def _digested(text: str, name: str) -> str:
+    return text if _DIGESTED.match(text) else f"{HIDDEN} {_digest(text, name)}"
+
+
+def _digested_text(text: str) -> str:
+    if len(text) < MIN_SECRET_CHARS or _DIGESTED.match(text):
+        return text
+    shown = redacted_text(text)
+    return text if shown == text else f"{shown} {_digest(text, '')}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(text: str, name: str) -> str:
+    salt = f"verifiers identity {_words(name)}".encode()
+    return hashlib.pbkdf2_hmac("sha256", text.encode("utf-8", "surrogatepass"), salt, 20_000, dklen=4).hex()
+
+
+def _walk(
+    value: Any,
+    hide: Callable[[str, str], str],
+    is_secret: Callable[[str], bool],
+    show: Callable[[str], str] | None = None,
+    name: str = "",
+    inside: bool = False,
+) -> Any:
+    """A copy of a JSON value: ``hide(text, name)`` for what stands below a secret name, ``show(text)`` for others."""
     if isinstance(value, Mapping):
         return {
-            key: HIDDEN if str(key).lower() in _HEADERS and isinstance(member, str) else redacted(member)
+            key: _walk(member, hide, is_secret, show, str(key), inside or is_secret(str(key)))
             for key, member in value.items()
         }
-    return [redacted(member) for member in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_walk(member, hide, is_secret, show, name, inside) for member in value]
+    if inside:
+        return value if value is None or isinstance(value, bool) or value == "" else hide(str(value), name)
+    return show(value) if show is not None and isinstance(value, str) else value
+
+
+def _words(name: str) -> str:
+    """A name in lower case with underscores: ``judgeApiKey`` and ``Judge-Api-Key`` are ``judge_api_key``."""
+    return re.sub(r"[-\s]+", "_", _WORD_START.sub("_", name)).lower()

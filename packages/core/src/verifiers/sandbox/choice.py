@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from verifiers.errors import ConfigError, SandboxUnavailable
+from verifiers.runtime.installed import Broken, entry_points
 from verifiers.runtime.suggest import closest
 from verifiers.sandbox.protocol import SandboxBackend
+
+if TYPE_CHECKING:
+    from importlib_metadata import EntryPoint
 
 BACKENDS: dict[str, str | Callable[[], SandboxBackend]] = {
     "bubblewrap": "verifiers.sandbox.backends.bubblewrap:Bubblewrap",
@@ -105,7 +109,7 @@ def _create(name: str) -> SandboxBackend:
 def _installed() -> dict[str, EntryPoint]:
     """Backends of other distributions. *Raises* ConfigError when two distributions provide the same name."""
     points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=ENTRY_POINTS):
+    for point, _ in (found for found in entry_points(ENTRY_POINTS) if not isinstance(found, Broken)):
         if (other := points.setdefault(point.name, point)).value != point.value:
             raise ConfigError(
                 f"Two packages have a sandbox backend {point.name!r}: {other.value} and {point.value}; uninstall one"

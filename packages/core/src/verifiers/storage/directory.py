@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from verifiers.errors import ConfigError, RunMismatch
+from verifiers.runtime.bounded import read_file
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
 from verifiers.storage.identity import (
@@ -134,7 +135,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """
     file = Path(path, CONFIG_NAME)
     try:
-        stored: dict[str, Any] = json.loads(file.read_bytes())
+        stored: dict[str, Any] = json.loads(read_file(file))
         if isinstance(stored["config"], dict) and isinstance(stored["fingerprint"], str):
             return stored
         raise ValueError("it lacks the configuration or its fingerprint")
@@ -150,7 +151,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """``metadata.json`` of a run directory; None when it is absent or not a JSON object (it can be recomputed)."""
     try:
-        metadata = json.loads(Path(path, METADATA_NAME).read_bytes())
+        metadata = json.loads(read_file(Path(path, METADATA_NAME)))
     except (OSError, ValueError):
         return None
     return metadata if isinstance(metadata, dict) else None
@@ -257,13 +258,19 @@ def _stored_run(path: Path, new_run: Mapping[str, Any]) -> dict[str, Any] | None
                 path=str(path),
             )
         return None
+    if stored["fingerprint"] != fingerprint(stored["config"]):
+        raise RunMismatch(
+            f"{path / CONFIG_NAME} was changed since the run began: its configuration does not have its fingerprint. "
+            "Restore it from a copy, or choose another directory.",
+            path=str(path),
+        )
     if not _is_same_run(stored, new_run["fingerprint"], new_run["config"]):
         differences = resume_differences(stored["config"], new_run["config"])
         listed = "; ".join(
             f"{key} was {old}, now {new}" for key, pair in differences.items() for old, new in [_excerpts(*pair)]
         )
         raise RunMismatch(
-            f"{path} holds a run of another configuration: {listed or 'its fingerprint was changed by hand'}. "
+            f"{path} holds a run of another configuration: {listed}. "
             "Repeat the old settings to resume it, or choose another directory.",
             differences=differences,
             path=str(path),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError, RunBusy
+from verifiers.runtime.bounded import read_file
 from verifiers.runtime.failpoints import failpoint
 
 LOCK_NAME = "run.lock"
@@ -124,7 +125,7 @@ class HeldFile:
 def _busy(path: Path) -> RunBusy:
     holder: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):  # no lock file, or an incomplete one: the holder is unknown
-        holder = json.loads((path.parent / LOCK_NAME).read_bytes())
+        holder = json.loads(read_file(path.parent / LOCK_NAME))
     pid, host = holder.get("pid"), holder.get("host")
     who = f"process {pid} on {host}" if pid else "another process"
     return RunBusy(

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from verifiers import compat
 from verifiers.errors import ConfigError
 from verifiers.runtime.json import canonical_json
-from verifiers.runtime.redaction import HIDDEN, MIN_SECRET_CHARS, redacted_text
+from verifiers.runtime.redaction import digested, is_secret_name, without_digest
 
 NOT_SET = "<not set>"
 """Value in ``config_differences`` of a key that one of the two configurations lacks."""
@@ -48,12 +48,6 @@ MAX_STORED_CHARS = 10_000
 _OUR_PACKAGES = ("verifiers", "verifiers_trainer")
 _OLD_SPELLINGS = compat.ENVIRONMENT_PARAMETERS | compat.JUDGE_PARAMETERS
 _FREE = re.compile(r"\bFree\(")
-_SECRET_NAME = re.compile(
-    r"(?i:(?:^|[_-])(?:api[_-]?key|(?:api|access|auth|bearer|session)[_-]token|secret|password|passwd|credentials?)$)"
-    r"|(?i:^(?:token|cookie|(?:proxy-)?authorization)$)"
-    r"|^[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*$"
-)
-"""Names of parameters, headers and environment variables; does not match ``eos_token`` or ``question_key``."""
 _PYTHON = f"{sys.implementation.name}-{sys.version_info.major}.{sys.version_info.minor}"
 _CODE = re.compile(r"([a-z]+-\d+\.\d+):[0-9a-f]{16}")
 _in_progress: ContextVar[tuple[int, ...]] = ContextVar("verifiers_identity", default=())
@@ -104,10 +98,14 @@ def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     {}
     """
     uncompared = uncompared_parts(stored, given)
-    before = {key: value for key, value in stored.items() if key not in uncompared}
+    before = digested({key: value for key, value in stored.items() if key not in uncompared})  # 0.2.0: some in clear
     now = {key: value for key, value in given.items() if key not in uncompared}
     differences = config_differences(before, now)
-    return {key: pair for key, pair in differences.items() if not _is_code_of_two_pythons(key, *pair)}
+    return {
+        key: pair
+        for key, pair in differences.items()
+        if not _is_code_of_two_pythons(key, *pair) and not _is_secret_without_digest(*pair)
+    }
 
 
 def uncompared_parts(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -156,6 +154,10 @@ def _is_code_of_two_pythons(key: str, before: object, now: object) -> bool:
         return False
     matches = _CODE.fullmatch(before), _CODE.fullmatch(now)
     return matches[0] is not None and matches[1] is not None and matches[0][1] != matches[1][1]
+
+
+def _is_secret_without_digest(before: object, now: object) -> bool:
+    return before in (without_digest(now), now) or now == without_digest(before)
 
 
 # --- components with an identity ----------------------------------------------------------------------------------
@@ -347,18 +349,33 @@ def describe(value: object, name: str = "") -> Any:
     """Convert a value to JSON: equal for equal values in every process, without addresses and secrets. Never raises.
 
     A component becomes its identity, a function its name and a hash of its bytecode, a class its name, and a value
-    without a stable representation the name of its type. A text whose ``name`` looks like a secret is hidden.
+    without a stable representation the name of its type. What has the ``name`` of a secret becomes a digest.
 
     >>> describe({"pattern": re.compile("a+"), "api_key": "x", "at": float("inf"), "kind": int, "lock": object()})
-    {'pattern': {'pattern': 'a+', 'flags': 32}, 'api_key': '***', 'at': 'inf', 'kind': {'type': 'int'}, \
+    {'pattern': {'pattern': 'a+', 'flags': 32}, 'api_key': '*** bbdf3fb6', 'at': 'inf', 'kind': {'type': 'int'}, \
 'lock': {'class': 'object'}}
     """
+    if not is_secret_name(name):
+        return _describe(value, name)
+    return digested({name: value if _is_json(value) else _describe(value, name)})[name]
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(member) for key, member in value.items())
+    return all(map(_is_json, value)) if isinstance(value, list | tuple) else type(value) in _JSON_LEAVES
+
+
+_JSON_LEAVES = (str, int, float, bool, type(None))
+
+
+def _describe(value: object, name: str) -> Any:
     if value is None or type(value) in (bool, int):
         return value
     if type(value) is float:
         return value if math.isfinite(value) else str(value)
     if type(value) is str:
-        return _text(value, name)
+        return _text(value)
     active = _in_progress.get()
     if id(value) in active:  # a component that contains itself
         return {"class": type_name(type(value))}
@@ -379,7 +396,7 @@ def _described(value: object, name: str) -> Any:
     if isinstance(value, bytes | bytearray):
         return {"sha256": hashlib.sha256(value).hexdigest()[:16], "size_bytes": len(value)}
     if isinstance(value, os.PathLike):
-        return _text(os.fsdecode(value), name)
+        return _text(os.fsdecode(value))
     if isinstance(value, re.Pattern):
         return {"pattern": describe(value.pattern), "flags": value.flags}
     if isinstance(value, type):
@@ -412,11 +429,8 @@ _NUMBERS_AND_TIMES = frozenset(
 )
 
 
-def _text(text: str, name: str = "") -> Any:
-    if text and _SECRET_NAME.search(name):
-        return HIDDEN
-    if len(text) >= MIN_SECRET_CHARS:
-        text = redacted_text(text)
+def _text(text: str) -> Any:
+    text = digested(text)
     return text if len(text) <= MAX_STORED_CHARS else _hashed(text.encode("utf-8", "surrogatepass"), len(text))
 
 

@@ -171,7 +171,7 @@ def _to_plain(response: Response) -> dict[str, object]:
             tokens.prompt_ids.tolist(),
             tokens.completion_ids.tolist(),
             tokens.completion_logprobs.tolist(),
-            tokens.version,
+            tokens.version if isinstance(tokens.version, int) else tokens.version.tolist(),
         ],
         "version": response.version,
         "model": response.model,
@@ -192,7 +192,10 @@ def _from_plain(plain: dict[str, Any]) -> Response:
         tokens=None
         if tokens is None
         else ResponseTokens(
-            np.array(tokens[0], np.int32), np.array(tokens[1], np.int32), np.array(tokens[2], np.float32), tokens[3]
+            np.array(tokens[0], np.int32),
+            np.array(tokens[1], np.int32),
+            np.array(tokens[2], np.float32),
+            tokens[3] if isinstance(tokens[3], int) else np.array(tokens[3]),
         ),
         version=plain["version"],
         model=plain["model"],

@@ -82,7 +82,10 @@ class Catalog:
 
     def rows_file(self, run_id: str, step: int | None = None) -> Path:
         """The file of a run's saved rollouts. Raises: ``LookupError`` when it is missing, or outside the folders."""
-        file = self.get(run_id).file(step)
+        source = self.get(run_id)
+        if step is not None and source.kind == EVALUATION:
+            raise LookupError(f"{run_id!r} is an evaluation, which has no steps")
+        file = source.file(step)
         if file.is_symlink() or not file.is_file() or not self._is_inside(file):
             raise LookupError(f"{run_id!r} has no saved rollouts" + ("" if step is None else f" of step {step}"))
         return file

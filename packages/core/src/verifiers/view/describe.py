@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_file
 from verifiers.storage.directory import CONFIG_NAME, METADATA_NAME, RESULTS_NAME, read_config, read_metadata
 from verifiers.storage.files import LOCK_NAME
 from verifiers.view.catalog import METRICS_NAME, TRAINING, Source
@@ -176,7 +177,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_file(file))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import TooLong, read_file
 from verifiers.runtime.json import encode_row
 from verifiers.view.app import static_files
 from verifiers.view.catalog import TRAINING
@@ -23,6 +25,7 @@ from verifiers.view.library import Library
 ROWS_PER_FILE = 20
 """Complete rollouts in one file."""
 PREVIEWS_PER_FILE = 200
+TELL_EVERY_S = 2.0
 MARKER = "vf-view-copy"
 """Marks the page of a copy, to distinguish it from other folders."""
 _IMPORT = re.compile(r"^import\s*\{[^}]*\}\s*from\s*\"\./([\w.-]+)\";\n", re.MULTILINE)
@@ -30,8 +33,11 @@ _EXPORT = re.compile(r"^export (?=(?:async )?function|const|let|class)", re.MULT
 _ENTRY = "app.js"
 
 
-def export(library: Library, out: str | Path) -> Path:
-    """Write the copy; returns its ``index.html``. Raises: ``ConfigError`` for a folder with other files."""
+def export(library: Library, out: str | Path, tell: Callable[[str], None] = lambda text: None) -> Path:
+    """Write the copy; returns its ``index.html``. Raises: ``ConfigError`` for a folder with other files.
+
+    ``tell`` receives the progress as text, every ``TELL_EVERY_S`` seconds.
+    """
     out = Path(out)
     _refuse_other(out)
     hidden = out.with_name(f".{out.name}.tmp")
@@ -42,8 +48,12 @@ def export(library: Library, out: str | Path) -> Path:
         (hidden / "style.css").write_bytes(files["style.css"])
         (hidden / "page.js").write_text(joined({n: f.decode() for n, f in files.items() if n.endswith(".js")}))
         (hidden / "index.html").write_text(_page(files["index.html"].decode()))
+        told = time.monotonic()
         for name, answer in _answers(library):
             _write(hidden / "data", name, answer)
+            if time.monotonic() - told >= TELL_EVERY_S:
+                told = time.monotonic()
+                tell(_progress(library, name))
         shutil.rmtree(out, ignore_errors=True)
         hidden.rename(out)
     except OSError as error:
@@ -95,6 +105,17 @@ def _answers(library: Library) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _rows(library, run["id"], None, f"{index}/rows")
 
 
+def _progress(library: Library, name: str) -> str:
+    """How far the copy is, from the name of the file just written: ``run 2 of 3, 40,000 rollouts``."""
+    parts = name.split("/")
+    if not parts[0].isdigit():
+        return "reading the list of runs"
+    kind, _, number = parts[-1].rpartition("-")
+    size = {"rollouts": ROWS_PER_FILE, "previews": PREVIEWS_PER_FILE}.get(kind)
+    rows = f", {(int(number) + 1) * size:,} {kind}" if size else ""
+    return f"run {int(parts[0]) + 1} of {len(library.catalog.sources())}{rows}"
+
+
 def _rows(library: Library, run_id: str, step: int | None, folder: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     columns = library.columns(run_id, step, budget_s=float("inf"))
     yield f"{folder}/columns", {**columns, "complete": True}
@@ -104,8 +125,7 @@ def _rows(library: Library, run_id: str, step: int | None, folder: str) -> Itera
         yield f"{folder}/previews-{first // PREVIEWS_PER_FILE}", library.previews(run_id, numbers, step)
     for first in range(0, total, ROWS_PER_FILE):
         numbers = range(first, min(first + ROWS_PER_FILE, total))
-        rows = {str(number): library.rollout(run_id, number, step) for number in numbers}
-        yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", {"rollouts": rows}
+        yield f"{folder}/rollouts-{first // ROWS_PER_FILE}", library.rollouts(run_id, numbers, step)
 
 
 def _without_path(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +140,8 @@ def _write(folder: Path, name: str, answer: Mapping[str, Any]) -> None:
     file = folder / f"{name}.js"
     file.parent.mkdir(parents=True, exist_ok=True)
     key = encode_row({"key": name})[7:-1]
-    file.write_bytes(b"vfData(" + key + b"," + encode_row(answer) + b");\n")
+    content = encode_row(answer).replace(b'"__proto__":', b'["__proto__"]:')  # in a literal it would set the prototype
+    file.write_bytes(b"vfData(" + key + b"," + content + b");\n")
 
 
 def _refuse_other(out: Path) -> None:
@@ -128,7 +149,12 @@ def _refuse_other(out: Path) -> None:
         return
     if not out.is_dir():
         raise ConfigError(f"{out} is a file; name a folder for the copy", path=str(out))
-    page = out / "index.html"
-    is_copy = page.is_file() and MARKER in page.read_text(encoding="utf-8", errors="replace")
-    if any(out.iterdir()) and not is_copy:
+    if any(out.iterdir()) and not _is_copy(out / "index.html"):
         raise ConfigError(f"{out} holds other files; name a new folder, or one of an earlier copy", path=str(out))
+
+
+def _is_copy(page: Path) -> bool:
+    try:
+        return MARKER.encode() in read_file(page)
+    except (OSError, TooLong):
+        return False

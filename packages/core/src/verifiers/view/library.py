@@ -16,8 +16,9 @@ from verifiers.view.catalog import METRICS_NAME, TRAINING, Catalog, Source
 from verifiers.view.curves import Curves
 from verifiers.view.index import NAMES, NUMBERS, RowIndex
 
-MAX_INDEXES = 16
-"""Number of indexes in memory; the least recently used one is dropped first."""
+MAX_INDEXES, MAX_INDEXED_ROWS = 16, 1_000_000
+"""Number of indexes in memory, and of their rows, about 300 bytes each; the least recently used is dropped first. The
+one in use stays."""
 READ_S = 0.4
 """Seconds that one request may spend reading a file; then it returns a partial result."""
 MAX_PREVIEWS = 400
@@ -93,9 +94,14 @@ class Library:
 
     def rollout(self, run_id: str, number: int, step: int | None = None) -> dict[str, Any]:
         """One complete rollout."""
-        source = self.catalog.get(run_id)
-        row = self._read_index(run_id, step).row(number)
-        return {"row": number} | rollout.page(row, describe.settings(source)["weights"], self._pieces)
+        found: dict[str, Any] = self.rollouts(run_id, [number], step)["rollouts"][str(number)]
+        return found
+
+    def rollouts(self, run_id: str, numbers: Sequence[int], step: int | None = None) -> dict[str, Any]:
+        """Complete rollouts, by row number."""
+        weights = describe.settings(self.catalog.get(run_id))["weights"]
+        rows = zip(numbers, self._read_index(run_id, step).rows(numbers), strict=True)
+        return {"rollouts": {str(n): {"row": n} | rollout.page(row, weights, self._pieces) for n, row in rows}}
 
     def search(
         self, run_id: str, text: str, first: int = 0, step: int | None = None, budget_s: float = READ_S
@@ -141,7 +147,9 @@ class Library:
             if index is None or index.path != file:
                 index = RowIndex(file, describe.metric_names(self.catalog.get(run_id)))
             self._indexes[run_id, step] = index
-            while len(self._indexes) > MAX_INDEXES:
+            while len(self._indexes) > MAX_INDEXES or (
+                len(self._indexes) > 1 and sum(map(len, self._indexes.values())) > MAX_INDEXED_ROWS
+            ):
                 self._indexes.popitem(last=False)
         return index
 

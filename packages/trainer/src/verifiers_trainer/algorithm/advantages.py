@@ -3,9 +3,10 @@
 Pure numpy, float64, no configuration object. A reward of NaN is *unknown*: it leaves the mean, the deviation and the
 batch, and its advantage is NaN. A dead group (`is_dead`) has no signal: all its advantages are NaN, or 0 with
 ``keep_dead``. NaN always means "not trained". The pipeline decides what happens to dead groups (replaced, or trained
-with 0); advantages that the environment computes never pass through here.
+with 0).
 
-Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F], one column per reward function.
+Shapes: ``rewards_G`` is a list with one array [n] per group; for "gdpo" [n, F], one column per reward function; for
+"environment" the advantages that the environment computed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ AdvantageFunction = Callable[..., list[np.ndarray]]
 register_advantage = ADVANTAGES.register
 
 
-def is_dead(rewards: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True) -> bool:
+def is_dead(
+    rewards: np.ndarray, min_group_fraction: float = 0.75, *, baseline: bool = True, supplied: bool = False
+) -> bool:
     """True when a group has no signal.
 
     That is: fewer than max(2, ceil(min_group_fraction·G)) rewards are known, or all known ones are equal. A group
     needs two live members because the baseline is their mean. With ``baseline=False`` (advantage "none") a group is
-    dead only when no reward is known. ``rewards`` is [G] or [G, F]; a row with any NaN is unknown.
+    dead only when no reward is known. With ``supplied`` (advantage "environment") the numbers are advantages, and a
+    group is dead when too few are known or all are 0. ``rewards`` is [G] or [G, F]; a row with any NaN is unknown.
 
     >>> is_dead(np.array([1.0, 0.0, np.nan, 0.0])), is_dead(np.array([1.0, 1.0]))
     (False, True)
@@ -42,8 +46,10 @@ def is_dead(rewards: np.ndarray, min_group_fraction: float = 0.75, *, baseline: 
     live = rewards[_known(rewards)]
     if not baseline:
         return len(live) == 0
-    needed = max(2, math.ceil(min_group_fraction * len(rewards)))
-    return len(live) < needed or bool((live == live[0]).all())
+    needed = max(1, math.ceil(min_group_fraction * len(rewards)))
+    if supplied:
+        return len(live) < needed or not live.any()
+    return len(live) < max(2, needed) or bool((live == live[0]).all())
 
 
 def compute_advantages(
@@ -71,7 +77,8 @@ def compute_advantages(
     check_parameters("advantage", str(choice), function, parameters)
     rewards = [np.asarray(group, dtype=np.float64) for group in rewards_G]
     known = [_known(group) for group in rewards]
-    dead = functools.partial(is_dead, min_group_fraction=min_group_fraction, baseline=function is not none)
+    baseline, supplied = function is not none, function is environment
+    dead = functools.partial(is_dead, min_group_fraction=min_group_fraction, baseline=baseline, supplied=supplied)
     live = [g for g, group in enumerate(rewards) if not dead(group)]
     advantages = [np.full(len(group), np.nan) for group in rewards]
     used = live
@@ -198,6 +205,12 @@ def gdpo(
 def none(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
     """R itself: no baseline, and so no dead groups."""
     return list(rewards_G)
+
+
+@register_advantage("environment")
+def environment(advantages_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+    """The environment's own advantages, by its rubric's ``@vf.advantage`` method, unchanged."""
+    return list(advantages_G)
 
 
 def _known(rewards: np.ndarray) -> np.ndarray:

@@ -107,6 +107,30 @@ class Group:
         return scores
 
     @property
+    def advantages(self) -> np.ndarray:
+        """float64 [G], the advantages that the environment computed; NaN where the reward is unknown, or it failed.
+
+        *Raises* ConfigError where it computed none.
+        """
+        return np.array([self._advantage_of(rollout) for rollout in self.rollouts])
+
+    def _advantage_of(self, rollout: Rollout) -> float:
+        value = rollout.advantage
+        if math.isnan(rollout.reward) or (rollout.error is not None and (value is None or math.isnan(value))):
+            return math.nan
+        if value is None or not math.isfinite(value):
+            raise ConfigError(
+                f"advantage='environment', and the environment gave a rollout of example {self.example_id} with the "
+                f"reward {rollout.reward:g} the advantage {value}: compute a number for each in the rubric's "
+                "@vf.advantage method, or set advantage='mean'"
+            )
+        return value
+
+    def values(self, choice: Any) -> np.ndarray:
+        """What an advantage is computed from: rewards [G], scores [G, F] ("gdpo"), or the environment's advantages."""
+        return self.scores if choice == "gdpo" else self.advantages if choice == "environment" else self.rewards
+
+    @property
     def oldest_version(self) -> int | None:
         """Policy version of the oldest token; None without tokens."""
         return min((v for rollout in self.rollouts if (v := rollout.oldest_version) is not None), default=None)
@@ -116,13 +140,12 @@ class Group:
         if settings.credit == "turn":
             turns_G = self.turn_advantages(settings)
             return self.has_too_few(settings) or not any(np.nan_to_num(turns).any() for turns in turns_G)
-        rewards = self.scores if settings.advantage == "gdpo" else self.rewards
-        return is_dead(rewards, settings.min_group_fraction, baseline=settings.advantage != "none")
+        return is_dead(self.values(settings.advantage), settings.min_group_fraction, **_kind(settings))
 
     def has_too_few(self, settings: BatchSettings) -> bool:
         """Whether too few rewards of the group are known, so that it is never trained on."""
-        distinct = np.where(np.isnan(self.rewards), np.nan, np.arange(len(self.rollouts)))  # only their number matters
-        return is_dead(distinct, settings.min_group_fraction, baseline=settings.advantage != "none")
+        distinct = np.where(np.isnan(self.rewards), np.nan, np.arange(1.0, len(self.rollouts) + 1))  # only the number
+        return is_dead(distinct, settings.min_group_fraction, **_kind(settings))
 
     def turn_advantages(self, settings: BatchSettings) -> list[np.ndarray]:
         """One array [turns] per rollout: the discounted rewards from each turn on, less their mean over siblings."""
@@ -132,6 +155,11 @@ class Group:
             rewards[-1:] += rollout.reward
             turn_rewards.append(rewards)
         return turn_advantages(turn_rewards, settings.gamma, baseline=settings.advantage != "none")
+
+
+def _kind(settings: BatchSettings) -> dict[str, bool]:
+    """How ``is_dead`` judges the values of these settings' advantage."""
+    return {"baseline": settings.advantage != "none", "supplied": settings.advantage == "environment"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +229,7 @@ def _credit(groups: Sequence[Group], settings: BatchSettings) -> list[Sequence[A
     by_function = settings.advantage == "gdpo"
     return compute_advantages(  # type: ignore[return-value]
         settings.advantage,
-        [group.scores if by_function else group.rewards for group in groups],
+        [group.values(settings.advantage) for group in groups],
         lengths_G=[np.array([rollout.num_sampled for rollout in group.rollouts], np.float64) for group in groups],
         min_group_fraction=settings.min_group_fraction,
         keep_dead=keep_dead,

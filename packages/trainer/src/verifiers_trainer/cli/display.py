@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from verifiers.data.messages import escape_control
+from verifiers.runtime.redaction import redacted_text
 from verifiers_trainer.run.metrics_files import METRICS, read_metrics
 
 PLAIN_INTERVAL_S = 10.0
@@ -41,7 +42,7 @@ class ConsoleHandler(logging.Handler):
         self.console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = escape_control(record.getMessage())
+        text = escape_control(redacted_text(record.getMessage()))
         self.console.print(f"{record.levelname.lower()}: {text}", markup=False, highlight=False, soft_wrap=True)
 
 

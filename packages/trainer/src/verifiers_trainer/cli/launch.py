@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -23,6 +24,8 @@ from verifiers_trainer.cli.vllm import STARTUP_S, is_up
 from verifiers_trainer.cli.vllm_command import VARIABLE, as_flags
 from verifiers_trainer.engines.vllm.weights.opening import INFERENCE_DEVICES
 
+SERVER_LOG = "inference.log"
+"""File in the run's folder with the lines of a server that is started."""
 ENGINES = ("auto", "embedded", "vllm")
 Print = Callable[[str], None]
 
@@ -111,14 +114,21 @@ def run(plan: Plan, decision: Decision, words: Sequence[str], echo: Print) -> tu
     """
     _require_divisible(plan, decision)
     children: list[Child] = []
-    with Signals() as signals:
+    with Signals() as signals, ExitStack() as files:
         try:
             url = decision.url
             if decision.launches:
                 port = int(plan.settings.server_args.get("port") or _free_port())
                 url, serving = f"http://127.0.0.1:{port}", _on(decision.inference_devices)
                 command = server_words(plan, port, decision)
-                children.append(Child("inference", command, serving, lambda line: echo(f"inference | {line}")))
+                plan.folder.mkdir(parents=True, exist_ok=True)
+                log = files.enter_context((plan.folder / SERVER_LOG).open("w", encoding="utf-8", buffering=1))
+
+                def show(line: str) -> None:
+                    print(line, file=log)
+                    echo(f"inference | {line}")
+
+                children.append(Child("inference", command, serving, show))
                 if not wait_until(lambda: is_up(f"http://127.0.0.1:{port}"), children[0], signals, STARTUP_S):
                     return _not_up(children[0], signals), ""
             variables = {**_on(decision.trainer_devices), INFERENCE_DEVICES: ",".join(decision.inference_devices)}

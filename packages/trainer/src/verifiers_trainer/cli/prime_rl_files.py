@@ -21,6 +21,7 @@ NUMBERS = {
     "micro_batch_size": "micro_batch_size",
     "seq_len": "max_seq_len",
     "rollouts_per_example": "rollouts_per_example",
+    "max_concurrent": "max_concurrent",
     "group_size": "rollouts_per_example",
     "mask_truncated_completions": "mask_truncated_completions",
     "zero_truncated_completions": "zero_truncated_completions",
@@ -28,6 +29,8 @@ NUMBERS = {
     "max_async_level": "max_off_policy_steps",
 }
 """Keys of an orchestrator -> settings; ``max_steps`` and ``seq_len`` are also top-level keys of the single file."""
+OF_THE_RUN = {"rollouts_per_example", "max_concurrent"}
+"""Keys of an orchestrator that files of 2025 have in ``[environment.args]``."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SAMPLED = {name: (*ARGS, name) for name in SAMPLING} | {"max_completion_tokens": (*ARGS, "max_tokens")}
 OPTIM = {"lr": "learning_rate", "weight_decay": "weight_decay", "max_norm": "max_grad_norm"}
@@ -96,9 +99,18 @@ def read_tables(*files: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
     for place, tables in files:
         reading.place = place
         _read_tables(tables, reading)
+    _move_to_the_run(reading.document)
     if reading.problems:
         raise ConfigError("\n".join(reading.problems))
     return reading.document
+
+
+def _move_to_the_run(document: dict[str, Any]) -> None:
+    """Move the keys ``OF_THE_RUN`` from the arguments of the environment, unless the run has its own value."""
+    environment = document.get("env")
+    args = environment["args"] if isinstance(environment, dict) else {}
+    for name in OF_THE_RUN & args.keys() - document.get("trainer", {}).get("args", {}).keys():
+        document.setdefault("trainer", {}).setdefault("args", {})[name] = args.pop(name)
 
 
 def is_prime_rl(tables: Mapping[str, Any]) -> bool:

@@ -17,9 +17,10 @@ from rich.console import Console
 
 from verifiers.cli.common.interrupt import Interrupt
 from verifiers.data.messages import escape_control
-from verifiers.errors import ConfigError, RunError, RunMismatch
+from verifiers.errors import ConfigError, RunMismatch
+from verifiers.runtime.redaction import redacted, redacted_text, redacted_words
 from verifiers.storage.files import LOCK_NAME, HeldFile
-from verifiers_trainer.cli import launch
+from verifiers_trainer.cli import launch, tmux
 from verifiers_trainer.cli.display import ProgressLine, closing_rows, quiet_libraries, show_logs, two_columns
 from verifiers_trainer.cli.plan import FOLDER_FLAGS, Plan, make_plan, step_of
 from verifiers_trainer.cli.report import rank
@@ -45,6 +46,8 @@ class Session:
     fresh: bool = False
     engine: str = "auto"
     vllm_url: str | None = None
+    tmux: str | None = None
+    """Name of a tmux session to run in; empty for the default name."""
     dry_run: bool = False
     dump_config: bool = False
     as_json: bool = False
@@ -61,12 +64,14 @@ class Session:
             return self._run(result)
 
     def _run(self, result: dict[str, Any]) -> int:
-        devices = launch.visible_devices()
+        devices, environment = launch.visible_devices(), dict(os.environ)  # before the plan hides devices
         plan = make_plan(self.words, self.output_dir, self.resume, self.fresh)
         if self.dump_config:
             print(to_toml(plan.settings, plan.config), end="")
             return 0
         decision = launch.decide(self.engine, self.vllm_url, plan.settings.gpus, devices)
+        if self.tmux is not None:
+            return self._start_tmux(plan, decision, environment, result)
         if plan.config.server_url is None or self.engine != "auto" or decision.url is not None:
             self._print(f"inference: {launch.where(decision)} ({decision.reason})")
             if (decision.launches or len(decision.trainer_devices) > 1) and "LOCAL_RANK" not in os.environ:
@@ -81,6 +86,19 @@ class Session:
             self._close(plan, interrupted=False)
             return 0
         return self._train(plan, result)
+
+    def _start_tmux(
+        self, plan: Plan, decision: launch.Decision, environment: Mapping[str, str], result: dict[str, Any]
+    ) -> int:
+        """Start this command in a tmux session, and return."""
+        words = [*self._child_arguments(), f"--engine={self.engine}"]
+        words += [f"--vllm-url={self.vllm_url}"] if self.vllm_url is not None else []
+        words += [f"--output-dir={plan.folder}"] if self.output_dir is None and self.resume is None else []
+        name, log = self.tmux or "vf-train", plan.folder / launch.SERVER_LOG
+        attach = tmux.start(name, words, environment, log if decision.launches else None)
+        self._print(f"training runs in the tmux session {name}: {attach}")
+        result.update(run_dir=str(plan.folder), tmux=attach)
+        return 0
 
     def _launch(self, plan: Plan, decision: launch.Decision, result: dict[str, Any]) -> int:
         """Train in a child process beside a server; ``--json`` prints the object of the child."""
@@ -144,14 +162,17 @@ class Session:
                         trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
                 except RunMismatch as error:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
-                except RunError:
+                except Exception:
                     if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
                         self._print(f"{newest} is valid: {self._resume_command(plan)} resumes from it")
+                    if not rank() and (picture := self._draw(plan)):
+                        self._print(f"the learning curve is {picture}")
                     raise
                 finally:
                     progress.stop()
                     self._describe(plan, result)
-            self._close(plan, interrupted=interrupt.signum is not None)
+                result["solved"] = trainer.is_complete
+            self._close(plan, interrupted=interrupt.signum is not None, solved=trainer.is_complete)
         return interrupt.exit_code
 
     @contextmanager
@@ -180,7 +201,7 @@ class Session:
 
     def _print(self, message: str) -> None:
         if not self.quiet:
-            self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(redacted_text(message), markup=False, highlight=False, soft_wrap=True)
 
     def _notices(self, plan: Plan) -> None:
         by_reason: dict[str, list[str]] = {}
@@ -202,11 +223,14 @@ class Session:
             checkpoint=str(newest) if newest else None,
         )
 
-    def _close(self, plan: Plan, *, interrupted: bool) -> None:
+    def _close(self, plan: Plan, *, interrupted: bool, solved: bool = False) -> None:
         if rank():
             return
         newest = checkpoint_files.newest_valid(plan.folder)
-        if not interrupted:
+        if solved:
+            self._print("\nsolved: training ended before its last step, because all rollouts have the best reward")
+            commands = []
+        elif not interrupted:
             self._print("")
             commands = [f"{self._resume_command(plan, 2 * plan.num_steps)}    # continues training"]
             if newest is not None:
@@ -229,7 +253,7 @@ class Session:
         place = plan.settings.places.get("output_dir")
         if place in FOLDER_FLAGS or (place is None and "run_name" not in plan.settings.config):
             words += ["--output-dir", str(plan.folder)]
-        return shlex.join(["vf-train", *words])
+        return shlex.join(["vf-train", *redacted_words(words)])
 
     def _draw(self, plan: Plan) -> Path | None:
         from verifiers_trainer.run.plot import draw_learning_curve
@@ -277,7 +301,10 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     group, batch, micro = config.rollouts_per_example, config.batch_size, config.micro_batch_size
     environments: list[tuple[str, Mapping[str, Any]]] = [(table.id, table.args) for table in settings.mixture]
     environments = environments or [(settings.env_id, settings.env_args)]
-    calls = [f"{env}({', '.join(f'{name}={value!r}' for name, value in args.items())})" for env, args in environments]
+    calls = [
+        f"{env}({', '.join(f'{name}={value!r}' for name, value in redacted(args).items())})"
+        for env, args in environments
+    ]
     sampling = ", ".join(f"{name} {value}" for name, value in config.sampling().items())
     rows = [
         ("model", settings.model),

@@ -13,13 +13,14 @@ import enum
 import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 
 from verifiers.cli.common.reader import Assignment, Bounds, Fields, accept, describe, fits, store, unknown_key
 from verifiers.errors import ConfigError
+from verifiers.runtime.redaction import without_secrets
 from verifiers.runtime.suggest import SIMILAR, close_match
 from verifiers_trainer.cli.server_flags import SETTINGS as SERVER_FLAGS
 from verifiers_trainer.settings import compat, static_fields
@@ -402,7 +403,20 @@ class _Reader:
             self._problem(setting, f'there is no setting "{setting.key}"; known are {", ".join(known)}')
 
 
-FLAGS = ("output-dir", "resume", "fresh", "dry-run", "dump-config", "json", "verbose", "quiet", "version", "help")
+FLAGS = (
+    "output-dir",
+    "resume",
+    "fresh",
+    "tmux",
+    "cwd",
+    "dry-run",
+    "dump-config",
+    "json",
+    "verbose",
+    "quiet",
+    "version",
+    "help",
+)
 """Options of the command, for suggestions."""
 
 
@@ -461,7 +475,6 @@ SHARED = (
     *("save_steps", "eval_strategy", "eval_steps"),
 )
 """Fields of transformers that are always written."""
-SECRET = ("hub_token",)
 PART_OF_BATCH_SIZE = ("gradient_accumulation_steps", "per_device_train_batch_size")
 
 
@@ -471,7 +484,7 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     ``output_dir`` is written when it is explicit or cannot be derived from ``run_name``; a bound, when the loss
     reads it and does not define it.
     """
-    explicit = {name: value for name, value in settings.config.items() if name not in SECRET}
+    explicit, left_out = without_secrets(settings.config, "trainer.args.")
     if settings.algorithm != "rl":  # as for RLConfig, where batch_size counts all rollouts of a step
         config = config.private_copy()
         config.problems(config.world_size)
@@ -483,13 +496,23 @@ def to_toml(settings: TrainSettings, config: RLConfig) -> str:
     filled = {name: _plain(getattr(config, name)) for name in names}
     if "run_name" not in explicit:
         filled["output_dir"] = config.output_dir
-    document = {
+    tables, of_env = [], []
+    for table in settings.mixture or [EnvTable(settings.env_id, dict(settings.env_args))]:
+        args, names = without_secrets(table.args, f"env.args of {table.id}: ")
+        tables.append(replace(table, args=args).to_dict())
+        of_env += names
+    server_args, of_server = without_secrets(settings.server_args, "inference.args: ")
+    document: dict[str, Any] = {
         "model": settings.model,
-        "env": [table.to_dict() for table in settings.mixture]
-        or {"id": settings.env_id, "args": dict(settings.env_args)},
+        "env": tables if settings.mixture else {"args": {}, **tables[0]},
+        "inference": {"args": server_args} if server_args else {},
         "trainer": {"args": explicit | {name: value for name, value in filled.items() if value is not None}},
     }
-    return tomli_w.dumps(document)
+    for component, number in settings.gpus.items():
+        document[component] = {"gpus": number, **document[component]}
+    secrets = (*left_out, *of_env, *of_server)
+    comments = "".join(f"# {name} is a secret and is not printed\n" for name in secrets)
+    return comments + tomli_w.dumps({name: value for name, value in document.items() if value})
 
 
 def _shown_fields() -> list[str]:

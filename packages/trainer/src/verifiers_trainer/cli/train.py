@@ -9,12 +9,14 @@ options and files have been read.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from verifiers.errors import ConfigError
 from verifiers_trainer.cli.first_checks import check_first
 from verifiers_trainer.cli.report import finish
 from verifiers_trainer.cli.sources import make_importable
@@ -34,11 +36,12 @@ EXIT_CODES = "Exit codes: 0 done, 2 something to correct, 3 the run failed, 130 
 
 
 class _Command(click.Command):
-    """Allows ``--resume`` without a path: click would take a following ``@`` as its value."""
+    """Allows ``--resume`` and ``--tmux`` without a value: click would take a following ``@`` as it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         pairs = zip(args, [*args, "-"][1:], strict=True)
-        alone = ("--resume=" if word == "--resume" and after[:1] in ("@", "-") else word for word, after in pairs)
+        optional = ("--resume", "--tmux")
+        alone = (f"{word}=" if word in optional and after[:1] in ("@", "-") else word for word, after in pairs)
         return super().parse_args(ctx, list(alone))
 
 
@@ -75,14 +78,27 @@ def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Sample in this process, or on a vLLM server started beside it; auto: by the number of devices.",
 )
 @click.option("--vllm-url", metavar="URL", help="Sample on this running vLLM server (several: commas between them).")
+@click.option(
+    "--tmux",
+    metavar="[NAME]",
+    help="Run in a tmux session, with a pane for the trainer and one for the server's log; default name: vf-train.",
+)
+@click.option("--cwd", metavar="DIR", help="Folder to run in; paths are relative to it.")
 @click.option("--dry-run", is_flag=True, help="Show the run, run the preflight checks, and stop.")
 @click.option("--dump-config", is_flag=True, help="Print the settings in full as TOML, and stop.")
 @_common
 @click.pass_context
-def train_command(context: click.Context, words: tuple[str, ...], as_json: bool, verbose: bool, **options: Any) -> None:
+def train_command(
+    context: click.Context, words: tuple[str, ...], cwd: str | None, as_json: bool, verbose: bool, **options: Any
+) -> None:
     def body(result: dict[str, Any]) -> int:
+        if cwd is not None:
+            try:
+                os.chdir(cwd)
+            except OSError as error:
+                raise ConfigError(f"--cwd: cannot run in {cwd}: {error.strerror}") from error
         make_importable(words)
-        check_first(words)
+        check_first(words)  # before torch is loaded, which takes seconds
         from verifiers_trainer.cli.session import Session
 
         return Session(words, verbose=verbose, as_json=as_json, **options).run(result)

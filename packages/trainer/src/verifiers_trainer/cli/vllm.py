@@ -29,7 +29,7 @@ ABOUT = """Start a vLLM server for training and evaluation.
   vf-vllm --model MODEL --dry-run               print the command only
 
 Flags of `vllm serve` are passed through; arguments after a bare -- are not checked. Unless set, these are added:
-processed log-probabilities, LoRA updates, and the routes for weight updates.
+processed log-probabilities, the routes for weight updates, and LoRA updates where a flag of LoRA is given.
 """
 
 
@@ -130,7 +130,11 @@ def _options() -> Sequence[click.Option]:
         ),
         click.Option(["--startup-timeout"], type=float, default=STARTUP_S, show_default=True, help="Seconds."),
         click.Option(["--weight-sync/--no-weight-sync"], default=True, help="Enable weight updates."),
-        click.Option(["--lora/--no-lora"], default=True, help="Enable loading LoRA adapters at run time."),
+        click.Option(
+            ["--lora/--no-lora"],
+            default=None,
+            help="Load LoRA adapters at run time; default: where a flag such as --max-lora-rank is given.",
+        ),
         click.Option(["--dry-run"], is_flag=True, help="Print the command and stop."),
     )
 

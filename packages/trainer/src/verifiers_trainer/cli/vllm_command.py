@@ -175,7 +175,8 @@ class ServerRequest:
     unchecked: list[str] = field(default_factory=list)
     with_updates: bool = True
     """Whether weights will be sent to the server."""
-    with_lora: bool = True
+    with_lora: bool | None = None
+    """Whether adapters are loaded at run time; None = where a flag of LoRA is given."""
 
 
 def build(request: ServerRequest, executable: Executable) -> ServerCommand:
@@ -210,7 +211,8 @@ def _for_training(
     if not request.with_updates:
         return added, {}
     variables = {"VLLM_SERVER_DEV_MODE": "1"}
-    if request.with_lora and "no-enable-lora" not in explicit:
+    with_lora = any("lora" in name for name in explicit) if request.with_lora is None else request.with_lora
+    if with_lora and "no-enable-lora" not in explicit:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         add("enable-lora")
         loras = int(_value(flags, "max-loras") or DEFAULT_LORAS)

@@ -19,21 +19,26 @@ from verifiers_trainer.distributed.ranks import Ranks
 NAMES = tuple(field.name for field in fields(PackedRow))
 
 
-def next_batch(ranks: Ranks, make: Callable[[], TrainBatch], timeout_s: float) -> TrainBatch:
+def next_batch(ranks: Ranks, make: Callable[[], TrainBatch | None]) -> TrainBatch | None:
     """The batch that ``make`` returns on rank 0; the other ranks have their rows of it, without groups and statistics.
 
-    *Raises* on every rank the error of ``make``, and RunError after ``timeout_s`` seconds without a batch.
+    None on every rank when ``make`` returns None. However long ``make`` takes, the other ranks wait while rank 0 is
+    alive. *Raises* on every rank the error of ``make``.
     """
     if ranks.world == 1:
         return make()
     batches: list[TrainBatch] = []  # the batch, on rank 0 alone
 
-    def describe() -> dict[str, Any]:
-        batch = make()
+    def describe() -> dict[str, Any] | None:
+        if (batch := make()) is None:
+            return None
         batches.append(batch)
         return {"num_tokens": batch.num_tokens, "newest": max((group.index for group in batch.groups), default=-1)}
 
-    shared = ranks.share(describe, "the batch of the next step", timeout_s)
+    with ranks.alive():
+        shared = ranks.share(describe, "the batch of the next step", while_alive=True)
+    if shared is None:
+        return None
     parts = [to_bytes(rows) for rows in batches[0].rows_R] if batches else None
     part = ranks.scatter(parts, "the rows of the next step")
     if batches:

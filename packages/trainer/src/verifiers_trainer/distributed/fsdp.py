@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from verifiers.errors import ConfigError
 from verifiers_trainer.distributed import deepspeed
+from verifiers_trainer.distributed.launcher import warn_of_unused_split
 
 log = logging.getLogger(__name__)
 
@@ -294,6 +295,7 @@ def require_launchable(optimizers: Iterable[Any]) -> None:
     On a CPU accelerate would silently train without Megatron-LM; and optimizers passed in hold parameters that a split
     replaces or empties.
     """
+    warn_of_unused_split()
     if parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"):
         require_supported(DistributedType.MEGATRON_LM)
     deepspeed.require_installed()

@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,9 @@ log = logging.getLogger(__name__)
 POLL_S = 0.02
 LINGER_S = 3.0
 """Seconds that a failing rank waits until the others have read its error: the store may end with its process."""
-FAILURE = "failure"
+FAILURE, ALIVE = "failure", "alive"
+BEAT_S = 5.0
+"""Seconds between two signs of life."""
 _count = itertools.count()
 
 
@@ -67,10 +70,13 @@ class Ranks:
 
     # --- exchanges ----------------------------------------------------------------------------------------------
 
-    def share(self, make: Callable[[], Any], what: str, timeout_s: float | None = None) -> Any:
+    def share(
+        self, make: Callable[[], Any], what: str, timeout_s: float | None = None, while_alive: bool = False
+    ) -> Any:
         """Call ``make`` on rank 0 and return its value on every rank; a value of JSON, NaN included.
 
-        *Raises* the error of ``make`` on every rank, and RunError when rank 0 shares nothing for ``timeout_s`` seconds.
+        *Raises* the error of ``make`` on every rank, and RunError when rank 0 shares nothing for ``timeout_s`` seconds;
+        ``while_alive``: when it has given no sign of life (``alive``) for that long.
         """
         if self.world == 1:
             return make()
@@ -83,10 +89,34 @@ class Ranks:
                 raise
             self._put(key, {"value": value})
             return value
-        message = json.loads(self._await(key, what, timeout_s))
+        message = json.loads(self._await(key, what, timeout_s, while_alive))
         if "error" in message:
             raise _from_json(message["error"])
         return message["value"]
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Inside the block, rank 0 gives signs of life to ranks that wait for it ``while_alive``."""
+        if self.world == 1 or not self.is_main:
+            yield
+            return
+        self._connect()
+        ended = threading.Event()
+
+        def beat() -> None:
+            try:
+                while not ended.wait(min(BEAT_S, self.timeout_s / 4)):
+                    self._store.add(ALIVE, 1)
+            except RuntimeError as lost:  # the store ended with its process, and so did the wait
+                log.debug("no sign of life could be given: %s", lost)
+
+        thread = threading.Thread(target=beat, name="verifiers-alive", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def gather(self, numbers: Sequence[float], what: str) -> np.ndarray:
         """float64 [world, numbers]: the numbers of every rank, on every rank."""
@@ -210,15 +240,18 @@ class Ranks:
         for key in keys:
             self._store.delete_key(key)
 
-    def _await(self, key: str, what: str, timeout_s: float | None) -> bytes:
+    def _await(self, key: str, what: str, timeout_s: float | None, while_alive: bool = False) -> bytes:
         bound = self.timeout_s if timeout_s is None else timeout_s
-        started = time.monotonic()
+        started, signs = time.monotonic(), 0
         try:
             while not self._store.check([key]):
                 if (failure := self._failure()) is not None:
                     raise _from_json(failure)
                 if (waited := time.monotonic() - started) > bound:
-                    raise self._timeout_error(what, bound)
+                    signs, before = self._store.add(ALIVE, 0), signs
+                    if not while_alive or signs == before:
+                        raise self._timeout_error(what, bound)
+                    started = time.monotonic()
                 time.sleep(min(POLL_S, waited / 10))
             return self._store.get(key)
         except RuntimeError as error:

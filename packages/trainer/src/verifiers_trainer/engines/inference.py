@@ -15,6 +15,7 @@ from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.protocol import Client
 from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
 from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 from verifiers_trainer.engines.exact.client import ExactClient
 from verifiers_trainer.engines.protocol import TOKEN_IN
@@ -101,7 +102,7 @@ def _weights_of_a_run(url: str) -> str | None:
 
 def _ask(address: str) -> Any:
     with urllib.request.urlopen(address, timeout=LOOK_S) as answer:
-        return json.load(answer)
+        return json.loads(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 
 def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:

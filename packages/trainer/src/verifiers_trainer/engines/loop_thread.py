@@ -7,8 +7,10 @@ returns its line.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -38,17 +40,29 @@ class LoopThread:
         self._thread.start()
         ready.wait()
 
-    def wait(self, work: Coroutine[Any, Any, Any], timeout_s: float, late: Callable[[], BaseException]) -> Any:
-        """Run ``work`` on the loop and return its result; raise ``late()`` after ``timeout_s`` seconds."""
+    def wait(
+        self,
+        work: Coroutine[Any, Any, Any],
+        timeout_s: float,
+        late: Callable[[], BaseException],
+        progressed: Callable[[], float] = lambda: -math.inf,
+    ) -> Any:
+        """Run ``work`` on the loop and return its result; raise ``late()`` after ``timeout_s`` seconds.
+
+        Where the work waits for others, ``progressed`` says when one of them was last finished (on the monotonic
+        clock), and the seconds count from there.
+        """
         assert self.loop is not None
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout=timeout_s)
-        except FutureTimeout:
-            if future.done():  # a TimeoutError of the work itself
-                raise
-            future.cancel()
-            raise late() from None
+        started = time.monotonic()
+        while (left := max(started, progressed()) + timeout_s - time.monotonic()) > 0:
+            try:
+                return future.result(timeout=left)
+            except FutureTimeout:
+                if future.done():  # a TimeoutError of the work itself
+                    raise
+        future.cancel()
+        raise late() from None
 
     def where_blocked(self) -> str | None:
         """The line that blocks the loop, as "file:line (function)"; None when it is not blocked."""

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from verifiers.environments.base import Environment
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, OverlongPromptError
@@ -185,7 +187,7 @@ def _step(kind: Any, step: Mapping[str, Any]) -> Any:
         raise ConfigError(
             "the rollout engine returned no token ids, which rLLM trains on: use an engine that returns them"
         )
-    version = tokens["version"]
+    version = min(np.atleast_1d(tokens["version"]).tolist())
     return kind(
         prompt_ids=tokens["prompt_ids"],
         response_ids=tokens["completion_ids"],

@@ -21,11 +21,13 @@ from verifiers.types import Message, ModelRequest, Response, ResponseTokens, Too
 from verifiers_trainer.engines.exact.history import ExactHistory
 from verifiers_trainer.engines.http.chat import BadRequest, ChatFormat
 from verifiers_trainer.engines.http.tool_calls import ToolCallParser, resolve_tool_call_parser
+from verifiers_trainer.engines.http.wire import version_spans
 
 log = logging.getLogger(__name__)
 
 Generate = Callable[[list[int], dict[str, Any]], "Awaitable[Sequence[Any]] | Sequence[Any]"]
-"""(prompt ids, sampling) -> (token ids, log-probs, finish reason[, policy version]), or an awaitable of it."""
+"""(prompt ids, sampling) -> (token ids, log-probs, finish reason[, policy version]), or an awaitable of it; the version
+is one number, or one per token."""
 SAMPLING = frozenset(
     "max_tokens temperature top_p top_k min_p min_tokens stop stop_token_ids seed repetition_penalty "
     "presence_penalty frequency_penalty logit_bias ignore_eos".split()
@@ -143,7 +145,8 @@ class TokenClient:
                 "log-probabilities; training needs one for each",
                 field="completion_logprobs",
             )
-        version = int(output[3]) if len(output) > 3 and output[3] is not None else -1
+        version = output[3] if len(output) > 3 and output[3] is not None else -1
+        version = np.asarray(version) if np.ndim(version) else int(version)
         self._count += 1
         message, finish = self._message(list(token_ids), str(finish or "stop"), request)
         if self._history is not None and request.message_type != "completion":
@@ -152,7 +155,8 @@ class TokenClient:
             np.asarray(prompt_ids, np.int32), np.asarray(token_ids, np.int32), np.asarray(logprobs, np.float32), version
         )
         usage = Usage(len(prompt_ids), len(token_ids))
-        return Response(message, finish, usage, tokens, version, model=self.model, id=f"cmpl-{self._count}")
+        oldest = int(np.min(version))
+        return Response(message, finish, usage, tokens, oldest, model=self.model, id=f"cmpl-{self._count}")
 
     def _message(self, token_ids: list[int], finish: str, request: ModelRequest) -> tuple[Message, str]:
         text = self._chat.decode(token_ids)
@@ -235,5 +239,5 @@ def _envelope(kind: str, response: Response, content: dict[str, Any]) -> dict[st
         "choices": [choice],
         "usage": usage | {"total_tokens": response.usage.total_tokens},
         "prompt_token_ids": response.tokens.prompt_ids.tolist(),
-        "weight_version": response.version,
+        "weight_versions": version_spans(np.broadcast_to(response.tokens.version, len(ids))),
     }

@@ -28,7 +28,7 @@ from verifiers_trainer.pipeline.curriculum import RewardWeights
 from verifiers_trainer.pipeline.health import SignalMeter
 from verifiers_trainer.pipeline.mixture import MixtureSchedule
 from verifiers_trainer.pipeline.offline import OfflineRollouts
-from verifiers_trainer.pipeline.pipeline import DecideRewards, Pipeline
+from verifiers_trainer.pipeline.pipeline import DecideRewards, Pipeline, RecordDropped
 from verifiers_trainer.pipeline.schedule import PipelineState, Schedule
 from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.settings.config import RLConfig
@@ -62,6 +62,7 @@ def open_batches(
     first_step: int = 0,
     turns_of: TurnsOf,
     compute_rewards: Callable[..., Any] | None = None,
+    record_dropped: RecordDropped | None = None,
 ) -> BatchSource:
     """Create the source of each step's batch, without starting it.
 
@@ -76,13 +77,13 @@ def open_batches(
     if draw is not None:
         first = draw(first_step)
         if subclass_hooks.holds_rollouts(first):
-            return CustomRollouts(draw, turns_of, settings, (first_step, first))
+            return CustomRollouts(draw, turns_of, settings, (first_step, first), record_dropped)
         custom = schedule = CustomRows(draw, env.row_format, examples, settings)
         custom.put(first_step, first)
     elif settings.env_weights:
         schedule = MixtureSchedule(env, examples, settings.env_weights, settings.seed, settings.shuffle_dataset)
     decide = _decide_rewards(env, settings, steps_per_epoch, compute_rewards)
-    return PipelineThread(Pipeline(env, examples, context, settings, schedule, decide))
+    return PipelineThread(Pipeline(env, examples, context, settings, schedule, decide, record_dropped))
 
 
 def _decide_rewards(
@@ -94,6 +95,11 @@ def _decide_rewards(
         return epoch_and_step(index * settings.rollouts_per_example // settings.batch_size, steps_per_epoch)
 
     if hook is not None:
+        if settings.advantage == "environment":
+            raise ConfigError(
+                "compute_rewards changes rewards after the environment computed its advantages of them: set "
+                "advantage='mean', or another that the trainer computes"
+            )
         if settings.reward_weights_schedule:
             raise ConfigError("compute_rewards and reward_weights_schedule both set the rewards: use one of them")
 
@@ -181,15 +187,24 @@ class CustomRows(Schedule):
 class CustomRollouts:
     """The rollouts that ``draw`` returns for each step, as a batch; has the methods of ``PipelineThread``."""
 
-    def __init__(self, draw: Draw, turns_of: TurnsOf, config: RLConfig, first: tuple[int, Any]):
+    def __init__(
+        self,
+        draw: Draw,
+        turns_of: TurnsOf,
+        config: RLConfig,
+        first: tuple[int, Any],
+        record_dropped: RecordDropped | None = None,
+    ):
         self._draw, self._turns_of, self.config = draw, turns_of, config
         self._first: tuple[int, Any] | None = first
+        self._record_dropped = record_dropped
         self.state = PipelineState()
         self.version = 0
-        self._signal = SignalMeter(config)
+        self._signal = SignalMeter(config, self.state.signal, may_be_solved=False)
 
     def start(self, version: int = 0, state: PipelineState | None = None) -> None:
         self.version, self.state = version, state or self.state
+        self._signal.signal = self.state.signal
 
     def next_batch(self) -> TrainBatch:
         """The rollouts of the next step. Raises ``NoLearningSignal`` as the pipeline does."""
@@ -201,12 +216,18 @@ class CustomRollouts:
             settings = copy.copy(self.config)
             settings.__dict__["rollouts_per_example"] = largest
             batch = build(groups, [], settings, settings.world_size)
-            if batch.num_tokens:
-                self._signal.note_batch()
+            is_step = bool(batch.num_tokens) or self.config.zero_variance == "keep"
+            if batch.num_tokens and any(not group.is_dead(settings) for group in groups):
+                self._signal.note_batch(groups)
+            else:
+                numbers = self._signal.note_nothing(groups)
+                if not is_step and self._record_dropped is not None:
+                    self._record_dropped(self.version + 1, groups, numbers)
+                self._signal.is_solved()
+            if is_step:
                 self.state.delivered += 1
                 batch.stats.update(WITHOUT_PIPELINE, **{"time/wait_generation": waited})
                 return batch
-            self._signal.note_nothing(groups)
 
     def _next_groups(self) -> list[Group]:
         per_step = self.config.batch_size // self.config.rollouts_per_example
@@ -227,7 +248,9 @@ class CustomRollouts:
         """No-op: nothing runs in the background."""
 
     def snapshot(self) -> PipelineState:
-        return replace(self.state)
+        return replace(self.state, signal=replace(self.state.signal))
+
+    last_state = snapshot
 
     def close(self) -> None:
         """No-op: nothing runs in the background."""
@@ -277,5 +300,5 @@ def _row(prompt: Any) -> Mapping[str, Any]:
 
 
 BatchSource = PipelineThread | CustomRollouts | OfflineRollouts
-"""Sources of each step's batch: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``,
+"""Sources of each step's batch: ``start``, ``next_batch``, ``set_version``, ``settle``, ``snapshot``, ``last_state``,
 ``close``."""

@@ -1,81 +1,245 @@
-"""End a run that cannot train: too many rollouts fail, or no batch has a learning signal.
+"""When a run ends before its last step: too many rollouts fail, no batch ever had a signal, or the task is solved.
 
-Both meters only count; their errors are ``TooManyFaults`` and ``NoLearningSignal``.
+Both meters only count; their errors are ``TooManyFaults`` and ``NoLearningSignal``. A solved task is not an error, and
+a run whose rewards have ever differed inside a group is not ended for lack of a signal: it warns, at growing intervals.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from statistics import NormalDist
+
+import numpy as np
 
 from verifiers.errors import NoLearningSignal, TooManyFaults
+from verifiers.types import Rollout
 from verifiers_trainer.algorithm.batch import Group, reward_histogram
+from verifiers_trainer.pipeline.schedule import Signal
 from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
 
+ADVICE = "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward function"
+ADVICE_UNKNOWN = "Correct what leaves rewards unknown: an unknown reward is in no group's comparison"
+MAX_KINDS = 20
+"""Kinds of failures that are logged one by one."""
+NO_SIGNAL_ROLLOUTS = 4096
+"""Rollouts without any signal since the start of a run that end it, and at least one pass over a set of up to four
+times as many."""
+SOLVED_ROLLOUTS = 512
+"""Rollouts in a row with the best reward that make a task solved, and at least one pass over a set of up to
+``NO_SIGNAL_ROLLOUTS``: with 512 the rate of other rewards is below 0.6 % at 95 % confidence."""
+CONFIDENCE = 0.95
+
 
 class FaultMeter:
-    """Counts failed rollouts over the last four batches. A failed rollout has an error and an unknown reward."""
+    """Counts failed rollouts over the last four batches: those with an error, and an unknown reward or advantage."""
 
     def __init__(self, config: RLConfig):
+        self.advantage = config.advantage
         self.min_rollouts, self.max_fraction = config.batch_size, config.max_error_fraction
-        self._recent: deque[bool] = deque(maxlen=4 * config.batch_size)
+        self._recent: deque[str | None] = deque(maxlen=4 * config.batch_size)
+        """The cause of each failed rollout, None for another."""
         self._kinds: set[str] = set()
 
     def add(self, group: Group) -> None:
         """Count a group; the first failure of each kind is logged. Raises ``TooManyFaults`` above the bound."""
-        errors = [record.error for record in group.rollouts if record.error is not None and math.isnan(record.reward)]
-        for error in errors:
-            kind = error.partition(":")[0]
-            if kind not in self._kinds:
+        values = group.values(self.advantage)
+        pairs = zip(group.rollouts, values, strict=True)
+        faults = [record for record, value in pairs if record.error is not None and np.isnan(value).any()]
+        for record in faults:
+            kind = cause_text(record)
+            if kind not in self._kinds and len(self._kinds) < MAX_KINDS:
                 self._kinds.add(kind)
-                log.warning("a rollout of example %s failed and is not trained on: %s", group.example_id, error)
-        self._recent.extend([True] * len(errors) + [False] * (len(group.rollouts) - len(errors)))
-        failed, total = sum(self._recent), len(self._recent)
-        if errors and total >= self.min_rollouts and failed > self.max_fraction * total:
+                log.warning("a rollout of example %s failed and is not trained on: %s", group.example_id, record.error)
+        self._recent.extend(cause_text(record) for record in faults)
+        self._recent.extend([None] * (len(group.rollouts) - len(faults)))
+        causes, total = Counter(cause for cause in self._recent if cause is not None), len(self._recent)
+        failed = causes.total()
+        if faults and total >= self.min_rollouts and failed > self.max_fraction * total:
             raise TooManyFaults(
-                f"{failed} of the last {total} rollouts failed, the last with {errors[-1]}; training stops "
-                f"(max_error_fraction={self.max_fraction:g})",
-                cause=errors[-1],
+                f"{failed} of the last {total} rollouts failed: {counted(causes)}; the last with {faults[-1].error}; "
+                f"training stops (max_error_fraction={self.max_fraction:g})",
+                cause=faults[-1].error,
                 count=failed,
             )
 
 
+def cause_text(rollout: Rollout) -> str:
+    """The cause of an unknown reward; "not scored" without an error."""
+    return rollout.cause or ("not scored" if rollout.error is None else rollout.error.partition(":")[0])
+
+
+def counted(causes: Counter[str]) -> str:
+    """Causes, the most frequent first: ``48 x ValueError in right (sums.py:12), 1 x TimeoutError in slow``."""
+    counts = causes.most_common(4)
+    return counts[0][0] if len(counts) == 1 else ", ".join(f"{count} x {cause}" for cause, count in counts)
+
+
+class Unscored:
+    """Counts unknown rewards: ``49 of 96 rollouts unscored: ValueError in right (sums.py:12)``; "" without any."""
+
+    def __init__(self, groups: Iterable[Group] = ()):
+        self._num_rollouts, self._causes = 0, Counter[str]()
+        self.add(groups)
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """Count the rollouts of groups."""
+        rollouts = [record for group in groups for record in group.rollouts]
+        self._num_rollouts += len(rollouts)
+        self._causes.update(cause_text(record) for record in rollouts if math.isnan(record.reward))
+
+    def __str__(self) -> str:
+        num_unscored = self._causes.total()
+        return (
+            f"{num_unscored} of {self._num_rollouts} rollouts unscored: {counted(self._causes)}" if num_unscored else ""
+        )
+
+
 class SignalMeter:
-    """Counts batches in a row without a learning signal; logs when the streak begins, and its length when it ends."""
+    """Counts batches in a row without a learning signal, warns of them, and decides when they end the run.
 
-    def __init__(self, config: RLConfig):
-        self.config, self._in_a_row = config, 0
+    ``signal`` is the part of the counts that a checkpoint saves. One pass over the set is ``rollouts_per_pass``
+    rollouts; ``may_be_solved`` is False where a subclass or a schedule of difficulties selects the rows, because
+    other rows may follow.
+    """
 
-    def note_batch(self) -> None:
+    def __init__(self, config: RLConfig, signal: Signal, rollouts_per_pass: int = 0, may_be_solved: bool = True):
+        self.config, self.signal = config, signal
+        self._per_pass, self._may_be_solved = rollouts_per_pass, may_be_solved
+        self._since = time.monotonic()
+        self._histogram: Counter[float] = Counter()
+        """Rewards of the streak, rounded to three digits; NaN counts the unknown ones."""
+        self._unscored = Unscored()
+        self._finding = ""
+
+    def note_batch(self, groups: Sequence[Group]) -> None:
         """Count a batch with a learning signal: the streak ends."""
-        if self._in_a_row > 1:
-            log.warning("skipped %d batches in a row without a learning signal; this one has one", self._in_a_row)
-        self._in_a_row = 0
+        signal = self.signal
+        if signal.batches > 1:
+            log.warning("skipped %d batches in a row without a learning signal; this one has one", signal.batches)
+        self._see(groups)
+        signal.was_live, signal.batches, signal.rollouts, signal.at_best = True, 0, 0, 0
+        self._since = time.monotonic()
+        self._histogram.clear()
+        self._unscored = Unscored()
 
-    def note_nothing(self, groups: Sequence[Group]) -> None:
-        """Count a batch without a learning signal. Raises ``NoLearningSignal`` after ``no_signal_steps`` of them."""
-        self._in_a_row += 1
+    def note_nothing(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Count a batch without a learning signal, and warn of it; return its numbers, for ``metrics.jsonl``."""
+        signal = self.signal
+        self._see(groups)
+        signal.batches += 1
+        self._unscored.add(groups)
+        signal.rollouts += sum(len(group.rollouts) for group in groups)
+        for reward, count in reward_histogram(groups).items():
+            self._histogram[math.nan if math.isnan(reward) else reward] += count  # one key for every unknown
         if any(not group.is_dead(self.config) for group in groups):
             reason = "all rollouts were overlong or truncated"
             advice = "Raise max_seq_len, max_tokens or max_completion_len"
         else:
-            reason = "no group had two different rewards"
-            advice = (
-                "Make the task easier or harder, raise rollouts_per_example or the temperature, or check the reward "
-                "function"
+            own = self.config.advantage == "environment"
+            reason = "the environment's advantages were all 0" if own else "no group had two different rewards"
+            advice = ADVICE_UNKNOWN if str(self._unscored) else ADVICE
+        if unscored := str(self._unscored):
+            reason = f"{unscored}; {reason}"
+        elapsed_s, bound = time.monotonic() - self._since, self._success_bound()
+        counts = ", ".join(f"{value:g} x {count}" for value, count in list(sorted(self._histogram.items()))[:8])
+        if math.isfinite(bound):
+            counts += f"; a reward above {signal.lowest:g} in at most {bound:.2g} of the rollouts, at 95 % confidence"
+        if signal.batches & (signal.batches - 1) == 0:  # 1, 2, 4, 8, ...
+            log.warning(
+                "%s: %s (%d batches, %d rollouts, %.0f s since the last one with a signal; rewards: %s)",
+                "a step without a learning signal" if self._keeps else "skipped batch, sampling replacements",
+                reason,
+                signal.batches,
+                signal.rollouts,
+                elapsed_s,
+                counts,
             )
-        histogram = reward_histogram(groups)
-        counts = ", ".join(f"{value:g} x {count}" for value, count in list(histogram.items())[:8])
-        if self._in_a_row == 1:
-            log.warning("skipped batch: %s (rewards: %s); sampling replacements", reason, counts)
-        limit = self.config.no_signal_steps
-        if limit and self._in_a_row >= limit:
-            raise NoLearningSignal(
-                f"no learning signal: in each of the last {limit} batches {reason} (rewards of the last: "
-                f"{counts}). {advice}",
-                histogram=histogram,
+        since = "since the last one with a signal" if signal.was_live else "since the start of the run"
+        self._finding = (
+            f"no learning signal in {signal.batches} batches ({signal.rollouts} rollouts) {since}: {reason} (rewards: "
+            f"{counts}). {advice}"
+        )
+        return {
+            "dead/batches": signal.batches,
+            "dead/rollouts": signal.rollouts,
+            "dead/seconds": elapsed_s,
+            "dead/reward": _mean(groups),
+            "dead/success_bound": bound,
+        }
+
+    def is_solved(self) -> bool:
+        """Whether the last rollouts all had the best reward of a run that has seen a lower one, which is logged.
+
+        Raises ``NoLearningSignal`` when it is not, and no batch since the start of the run had a signal, or
+        ``no_signal_steps`` batches in a row had none.
+        """
+        signal = self.signal
+        enough = min(max(SOLVED_ROLLOUTS, self._per_pass), NO_SIGNAL_ROLLOUTS)
+        is_over = self._is_over()
+        never = self._keeps or not self._may_be_solved or self.config.no_signal_steps == 0
+        at_best = signal.at_best >= (min(enough, signal.rollouts) if is_over else enough)
+        if not never and at_best and signal.lowest < signal.best:
+            log.warning(
+                "solved: the last %d rollouts all had the best reward of the run, %g; training ends here",
+                signal.at_best,
+                signal.best,
             )
+            return True
+        if is_over:
+            raise NoLearningSignal(self._finding, histogram=dict(self._histogram))
+        return False
+
+    def _see(self, groups: Sequence[Group]) -> None:
+        """Count the known rewards of finished groups."""
+        signal = self.signal
+        for group in sorted(groups, key=lambda group: group.index):
+            rewards = group.rewards[~np.isnan(group.rewards)]
+            if not rewards.size:
+                continue
+            if rewards.max() > signal.best:
+                signal.best, signal.at_best = float(rewards.max()), 0
+            signal.lowest = min(signal.lowest, float(rewards.min()))
+            signal.at_best = signal.at_best + rewards.size if rewards.min() == signal.best else 0
+
+    @property
+    def _keeps(self) -> bool:
+        return self.config.zero_variance == "keep"
+
+    def _is_over(self) -> bool:
+        """Whether the streak of batches without a signal is as long as a run may have."""
+        if (limit := self.config.no_signal_steps) is not None:
+            return 0 < limit <= self.signal.batches
+        small = self._per_pass if self._per_pass <= 4 * NO_SIGNAL_ROLLOUTS else 0
+        is_long = self.signal.rollouts >= max(NO_SIGNAL_ROLLOUTS, small)
+        return is_long and not self.signal.was_live and not self._keeps
+
+    def _success_bound(self) -> float:
+        """The upper bound of the share of rewards above the lowest of the run; NaN when all or none are known."""
+        known = {reward: count for reward, count in self._histogram.items() if not math.isnan(reward)}
+        total = sum(known.values())
+        above = sum(count for reward, count in known.items() if reward > round(self.signal.lowest, 3))
+        return math.nan if above == total else upper_bound(above, total)
+
+
+def upper_bound(successes: int, trials: int) -> float:
+    """The one-sided upper bound of a rate at 95 % confidence: exact for no success, else Wilson's (1927).
+
+    >>> round(upper_bound(0, 500), 4), round(upper_bound(5, 500), 3)
+    (0.006, 0.021)
+    """
+    if successes == 0:
+        return float(1 - (1 - CONFIDENCE) ** (1 / trials))
+    rate, z = successes / trials, NormalDist().inv_cdf(CONFIDENCE)
+    centre, spread = rate + z * z / (2 * trials), z * math.sqrt(rate * (1 - rate) / trials + (z / (2 * trials)) ** 2)
+    return float((centre + spread) / (1 + z * z / trials))
+
+
+def _mean(groups: Sequence[Group]) -> float:
+    known = [rollout.reward for group in groups for rollout in group.rollouts if not math.isnan(rollout.reward)]
+    return sum(known) / len(known) if known else math.nan

@@ -39,8 +39,10 @@ from verifiers_trainer.algorithm.batch import (
     rollout_stats,
 )
 from verifiers_trainer.algorithm.samples import NOT_SAMPLED
+from verifiers_trainer.pipeline.health import Unscored
 from verifiers_trainer.pipeline.schedule import PipelineState
 from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.cross_field_rules import UNCOMPARED
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +162,7 @@ class OfflineRollouts:
         self.config.__dict__["rollouts_per_example"] = max(len(group.rollouts) for group in groups)
         self._mean: float | None = None
         paired = sum(int((~np.isnan(group.rewards)).sum()) >= 2 for group in self.groups)
-        if 2 * paired < len(self.groups) and config.advantage != "none":
+        if 2 * paired < len(self.groups) and config.advantage not in UNCOMPARED:
             self._mean = float(np.nanmean(np.concatenate([group.rewards for group in self.groups])))
             self.config.__dict__.update(advantage="none", credit="rollout")
             log.warning(
@@ -218,9 +220,10 @@ class OfflineRollouts:
             if batch.num_tokens:
                 self.state.delivered += 1
                 return self._numbered(batch, number, position)
+        unknown = str(Unscored(self.groups))
         raise NoLearningSignal(
             "no learning signal: no group of the finished rollouts has two different rewards and tokens within "
-            "max_seq_len",
+            f"max_seq_len{unknown and f' ({unknown})'}",
             histogram=reward_histogram(self.groups),
         )
 
@@ -243,6 +246,8 @@ class OfflineRollouts:
 
     def snapshot(self) -> PipelineState:
         return replace(self.state)
+
+    last_state = snapshot
 
     def close(self) -> None:
         """No-op: nothing runs in the background."""

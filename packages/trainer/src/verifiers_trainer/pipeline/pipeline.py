@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,9 @@ from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
 
+RecordDropped = Callable[[int, Sequence[Group], Mapping[str, float]], None]
+"""(step, groups, numbers): keeps the finished groups that the step is not trained on; ``numbers`` are those of a batch
+without any signal, else empty."""
 DecideRewards = Callable[[int, Sequence[State]], Awaitable[Mapping[str, float] | None]]
 """(group index, its rollouts): changes their rewards; returns the weights used, or None for the rubric's."""
 CANCEL_S = 20.0
@@ -95,10 +99,11 @@ class Pipeline:
         config: RLConfig,
         schedule: Schedule | None = None,
         decide_rewards: DecideRewards | None = None,
+        record_dropped: RecordDropped | None = None,
     ):
         self.env, self.context, self.config = env, context, config
         self.schedule = schedule or Schedule(examples, config.seed, config.shuffle_dataset)
-        self._decide_rewards = decide_rewards
+        self._decide_rewards, self._record_dropped = decide_rewards, record_dropped
         self.version = 0
         self.served = 0
         """The policy version being served; behind ``version`` where weights are not pushed after every step."""
@@ -110,9 +115,12 @@ class Pipeline:
         self._used: list[Group] = []
         """Groups used by batches since the policy version changed."""
         self._workers = AsyncExitStack()
-        self._run_rollout: GenerateJob = generate_and_score
+        self._generate: GenerateJob = generate_and_score
+        self.progressed = time.monotonic()
+        """When the newest rollout or group was finished, on the monotonic clock."""
         self._faults = FaultMeter(config)
-        self._signal = SignalMeter(config)
+        per_pass = len(self.schedule.examples) * config.rollouts_per_example
+        self._signal = SignalMeter(config, self.state.signal, per_pass, self.schedule.may_skip)
         self._failure: BaseException | None = None
         self._changed = asyncio.Condition()
         self.closing = False
@@ -124,7 +132,8 @@ class Pipeline:
         """Start the environment workers, if configured, and the first groups; ``state`` continues an earlier run's."""
         self.version = self.served = version
         if state is not None:
-            self.state = state
+            self.state, self._signal.signal = state, state.signal
+            state.delivered = min(state.delivered, self._batch_of(version))  # saved amid the updates of one batch
         if self.config.num_env_workers:
             options = RunOptions(
                 num_workers=self.config.num_env_workers,
@@ -133,15 +142,15 @@ class Pipeline:
                 max_concurrent_tools=self.config.max_concurrent_tools,
             )
             workers = job_generator(self.env, self.context, options)
-            self._run_rollout = await self._workers.enter_async_context(workers)
+            self._generate = await self._workers.enter_async_context(workers)
         self._drop_stale()
         self._admit()
 
-    async def next_batch(self) -> TrainBatch:
-        """The next batch, as soon as its rollouts are finished.
+    async def next_batch(self) -> TrainBatch | None:
+        """The next batch, as soon as its rollouts are finished; None when the task is solved.
 
-        Raises the error of a failed rollout task at once, ``NoLearningSignal`` after ``no_signal_steps`` batches
-        without a learning signal, ``TooManyFaults`` above ``max_error_fraction``.
+        Raises the error of a failed rollout task at once, ``NoLearningSignal`` as ``SignalMeter`` does,
+        ``TooManyFaults`` above ``max_error_fraction``.
         """
         while True:
             await self._until(self._batch_is_ready)
@@ -150,15 +159,23 @@ class Pipeline:
             batch = build(groups, counted, self.config, self.config.world_size)
             batch.stats["time/pack"] = time.monotonic() - started
             self._used += [*groups, *counted]
-            if batch.num_tokens:
-                self._signal.note_batch()
+            is_step = bool(batch.num_tokens) or (self.config.zero_variance == "keep" and bool(groups))
+            numbers: Mapping[str, float] = {}
+            if batch.num_tokens and any(not group.is_dead(self.config) for group in groups):
+                self._signal.note_batch([*groups, *counted])
+            elif groups or counted:
+                numbers = self._signal.note_nothing([*groups, *counted])
+            if self._record_dropped is not None and (dropped := counted if is_step else [*groups, *counted]):
+                self._record_dropped(self.version + 1, dropped, {} if is_step else numbers)
+            if self._signal.is_solved():
+                return None
+            if is_step:
                 self.state.delivered += 1
                 batch.stats.update(self._stats(groups))
-            elif groups or counted:
-                self._signal.note_nothing([*groups, *counted])
+            else:
                 self._count_solved()  # no ``advance`` follows before the next batch
             self._admit()
-            if batch.num_tokens:
+            if is_step:
                 return batch
 
     async def advance(self, version: int, served: int) -> None:
@@ -174,6 +191,10 @@ class Pipeline:
 
     async def snapshot(self) -> PipelineState:
         """A copy of the present state; running groups are requeued."""
+        return self.copy_state()
+
+    def copy_state(self) -> PipelineState:
+        """``snapshot``, also from another thread while this loop is blocked."""
         state = self.state
         return replace(
             state,
@@ -182,6 +203,7 @@ class Pipeline:
             requeue=sorted([*self.running, *state.requeue]),
             skipped=list(state.skipped),
             solved=replace(state.solved, streaks=dict(state.solved.streaks)),
+            signal=replace(state.signal),
         )
 
     async def close(self) -> None:
@@ -297,6 +319,7 @@ class Pipeline:
             context = replace(self.context, seed=self.schedule.seed_of(index), progress=progress)
             jobs = [Job(example, sibling, siblings, index * siblings + sibling) for sibling in range(siblings)]
             states = await generate_group(self.env, jobs, context, self._run_rollout)
+            self.progressed = time.monotonic()
             weights = None if self._decide_rewards is None else await self._decide_rewards(index, states)
             if weights is None:
                 weights = self.env.for_row(example.row).rubric.plan().weights
@@ -316,6 +339,11 @@ class Pipeline:
             async with self._changed:
                 self._admit()
                 self._changed.notify_all()
+
+    async def _run_rollout(self, env: Any, job: Job, context: RunContext) -> State:
+        state = await self._generate(env, job, context)
+        self.progressed = time.monotonic()
+        return state
 
     def fail(self, error: BaseException) -> None:
         """End the run with this error, unless an earlier one did; ``next_batch`` raises it."""
@@ -400,7 +428,7 @@ class Pipeline:
         return {
             "batch/short": int(len(groups) < self._groups_per_batch),
             "groups/dropped_stale": stale,
-            "staleness/mean": float(np.mean(ages)),
-            "staleness/max": max(ages),
+            "staleness/mean": float(np.mean(ages)) if ages else math.nan,
+            "staleness/max": max(ages, default=math.nan),
             **({"examples/solved": len(self.state.solved)} if self.config.skip_solved else {}),
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from verifiers.runtime.json import encode_row
 from verifiers.types import Rollout, Turn
 from verifiers_trainer.algorithm.batch import Group
-from verifiers_trainer.pipeline.schedule import PipelineState, Solved
+from verifiers_trainer.pipeline.schedule import PipelineState, Signal, Solved
 from verifiers_trainer.policy.checkpoint_files import SCHEMA, read_json, reading, write_json
 
 STATE, PENDING = "rl_state.json", "pending.jsonl"
@@ -37,6 +38,7 @@ def save_pipeline(folder: Path, state: PipelineState, version: int, configuratio
             "discarded": len(state.discarded),
             "skipped": state.skipped,
             "solved": {"best_reward": state.solved.best_reward, "streaks": list(state.solved.streaks.items())},
+            "signal": {name: v if math.isfinite(v) else None for name, v in asdict(state.signal).items()},
             "configuration": dict(configuration),
         },
     )
@@ -61,8 +63,15 @@ def load_pipeline(folder: Path) -> tuple[PipelineState, int, dict[str, Any]]:
             requeue=saved["requeue"],
             skipped=saved["skipped"],
             solved=Solved(saved["solved"]["best_reward"], {key: n for key, n in saved["solved"]["streaks"]}),
+            signal=_signal_of(saved),
         )
         return state, saved["policy_version"], saved["configuration"]
+
+
+def _signal_of(saved: Mapping[str, Any]) -> Signal:
+    """The counts of ``Signal``; a checkpoint of version 0.2.0 has none, and its batches all had a signal."""
+    known = saved.get("signal", {"was_live": saved["delivered"] > 0})
+    return Signal(**{name: value for name, value in known.items() if value is not None})
 
 
 def _group_to_json(group: Group) -> dict[str, Any]:
@@ -77,10 +86,12 @@ def _group_to_json(group: Group) -> dict[str, Any]:
                 "reward": _number(record.reward),
                 "metrics": {name: _number(value) for name, value in record.metrics.items()},
                 "error": record.error,
+                "cause": record.cause,
                 "stop": record.stop,
                 "is_truncated": record.is_truncated,
                 "text": record.text,
                 "turn_rewards": list(record.turn_rewards),
+                "advantage": None if record.advantage is None else _number(record.advantage),
             }
             for record in group.rollouts
         ],
@@ -101,10 +112,12 @@ def _group_from_json(saved: Mapping[str, Any]) -> Group:
             reward=_from_number(record["reward"]),
             metrics={name: _from_number(value) for name, value in record["metrics"].items()},
             error=record["error"],
+            cause=record.get("cause"),  # version 0.2.0 saved none
             stop=record["stop"],
             is_truncated=record["is_truncated"],
             text=record["text"],
             turn_rewards=tuple(record["turn_rewards"]),
+            advantage=record.get("advantage"),  # absent in version 0.2.0
         )
         for record in saved["records"]
     )

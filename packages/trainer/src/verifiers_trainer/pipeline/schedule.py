@@ -7,6 +7,7 @@ when groups are started and which of them a batch takes.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from verifiers.data.examples import Example
+from verifiers.runs.plan import numbered
 from verifiers_trainer.algorithm.batch import Group
 
 SOLVED_SHARE = 0.9
@@ -29,7 +31,10 @@ class Schedule:
     """Whether groups of solved examples may be skipped."""
 
     def __init__(self, examples: Sequence[Example], seed: int, shuffle: bool):
-        self.examples, self.seed, self.shuffle = examples, seed, shuffle
+        counts: dict[str, int] = {}
+        self.examples = [numbered(example, counts) for example in examples]
+        """Equal rows are numbered in the order of the dataset, as in an evaluation: each has seeds of its own."""
+        self.seed, self.shuffle = seed, shuffle
         self._orders: dict[int, list[int]] = {}
 
     def example(self, index: int) -> Example:
@@ -83,6 +88,22 @@ class Solved:
 
 
 @dataclass
+class Signal:
+    """What the rewards of the run have shown so far, for the rules that end it (``health.SignalMeter``)."""
+
+    was_live: bool = False
+    """Whether a batch with a learning signal was ever delivered."""
+    lowest: float = math.inf
+    best: float = -math.inf
+    """The extreme rewards of the run."""
+    batches: int = 0
+    rollouts: int = 0
+    """Batches without a learning signal since the last one with it, and their rollouts."""
+    at_best: int = 0
+    """Rollouts in a row with the best reward."""
+
+
+@dataclass
 class PipelineState:
     """The state of the pipeline that a checkpoint saves."""
 
@@ -101,3 +122,4 @@ class PipelineState:
     skipped: list[int] = field(default_factory=list)
     """Indices from ``base`` on that were skipped, because their examples are solved."""
     solved: Solved = field(default_factory=Solved)
+    signal: Signal = field(default_factory=Signal)

@@ -1,7 +1,7 @@
 """``PipelineThread``: the pipeline on an event loop in a thread, with blocking calls for the trainer's thread.
 
-Every wait is bounded by ``generation_timeout``, and its error names the cause: the rollouts, or the line of an
-environment's code that blocks the event loop.
+Every wait ends when no rollout has finished for ``generation_timeout`` seconds, and its error names the cause: the
+rollouts, or the line of an environment's code that blocks the event loop.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from verifiers_trainer.pipeline.schedule import PipelineState
 log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0
+SNAPSHOT_S = 5.0
+"""Seconds that a loop may take for a snapshot of a run that ends."""
 BLOCKED = "code of the environment blocks the event loop of all rollouts"
 
 
@@ -35,15 +37,16 @@ class PipelineThread:
         self.thread.start()
         self._wait(self.pipeline.open(version, state), "the pipeline has not started")
 
-    def next_batch(self) -> TrainBatch:
-        """The next batch, as soon as its rollouts are finished.
+    def next_batch(self) -> TrainBatch | None:
+        """The next batch, as soon as its rollouts are finished; None when the task is solved.
 
-        Raises the error of a failed pipeline at once, ``GenerationStalled`` after ``generation_timeout`` seconds
-        without a batch, ``NoLearningSignal`` and ``TooManyFaults`` as ``Pipeline.next_batch`` does.
+        Raises the error of a failed pipeline at once, ``GenerationStalled`` when no rollout has finished for
+        ``generation_timeout`` seconds, ``NoLearningSignal`` and ``TooManyFaults`` as ``Pipeline.next_batch`` does.
         """
         started = time.monotonic()
-        batch = self._wait(self.pipeline.next_batch(), "no batch")
-        batch.stats["time/wait_generation"] = time.monotonic() - started
+        batch = self._wait(self.pipeline.next_batch(), "no rollout has finished")
+        if batch is not None:
+            batch.stats["time/wait_generation"] = time.monotonic() - started
         return batch
 
     def set_version(self, version: int, served: int | None = None) -> None:
@@ -61,6 +64,15 @@ class PipelineThread:
         if self.pipeline.config.deterministic:
             self.settle()
         return self._wait(self.pipeline.snapshot(), "the pipeline does not answer")
+
+    def last_state(self) -> PipelineState:
+        """The state of a run that ends: as ``snapshot``, but waits for nothing, and works when the loop is blocked."""
+        if not self.thread.is_running:
+            return self.pipeline.copy_state()
+        try:
+            return self.thread.wait(self.pipeline.snapshot(), SNAPSHOT_S, TimeoutError)
+        except TimeoutError:
+            return self.pipeline.copy_state()
 
     def close(self) -> None:
         """Cancel running rollouts and stop the thread; idempotent."""
@@ -82,10 +94,10 @@ class PipelineThread:
             location = self.thread.where_blocked()
             awaited = self.pipeline.waiting_for() if location is None else f"{BLOCKED} at {location}"
             return GenerationStalled(
-                f"{problem} after {timeout_s:g} s: {awaited}. Raise generation_timeout, or find out why they "
+                f"{problem} for {timeout_s:g} s: {awaited}. Raise generation_timeout, or find out why they "
                 "take so long",
                 waiting_for=awaited,
                 elapsed_s=timeout_s,
             )
 
-        return self.thread.wait(work, timeout_s, stalled)
+        return self.thread.wait(work, timeout_s, stalled, progressed=lambda: self.pipeline.progressed)

@@ -37,6 +37,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from verifiers.errors import CheckpointError
+from verifiers.runtime.bounded import read_file
 from verifiers.runtime.failpoints import failpoint
 from verifiers.storage.files import sync_folder
 from verifiers_trainer.distributed import deepspeed, fsdp
@@ -195,7 +196,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """The value of a JSON file."""
-    return json.loads(path.read_bytes())
+    return json.loads(read_file(path))
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any] | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import close_match
+from verifiers_trainer.distributed.launcher import warn_of_unused_split
 from verifiers_trainer.policy import builtin_models
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def get_model(model_name: str, use_liger: bool = True, model_kwargs: dict[str, A
     import torch
     from transformers import AutoModelForCausalLM
 
+    warn_of_unused_split()
     builtin = _builtin_name(model_name)
     kwargs = {"dtype": torch.bfloat16 if torch.accelerator.is_available() else torch.float32, **(model_kwargs or {})}
     if builtin == builtin_models.TINY:

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
 from verifiers.errors import ConfigError
+from verifiers_trainer.engines.embedded.model_inputs import keep_precision
 
 CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
 STORED_LOGITS_BYTES = 64 * 2**20
@@ -286,6 +287,19 @@ def _logprob_forward(
     return LogprobOutput(empty.index_put((index,), logprobs), empty.index_put((index,), entropy))
 
 
+@contextlib.contextmanager
+def _precision_kept(head: nn.Module) -> Iterator[None]:
+    """Run ``head`` in the precision of its weight for the block, as a chunk does; restore its forward after it."""
+    instance_forward = head.__dict__.get("forward")
+    keep_precision(head)
+    try:
+        yield
+    finally:
+        del head.forward
+        if instance_forward is not None:
+            head.forward = instance_forward
+
+
 def visible_tokens(seq_ids: Tensor, prompt_seq_ids: Tensor) -> Tensor:
     """bool [1, 1, T, T], True where a token (row) attends to another (column): its sample so far and its shared prompt.
 
@@ -316,6 +330,7 @@ def _outputs(
     arguments = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": visible, "use_cache": False}
     if state.full_head:
         forward = state.previous or MethodType(type(lm).forward, lm)
-        return forward(**arguments).logits[0], nn.Identity(), None
+        with _precision_kept(lm.get_output_embeddings()):
+            return forward(**arguments).logits[0], nn.Identity(), None
     backbone = lm.base_model if lm.base_model is not lm else lm.get_decoder()
     return backbone(**arguments).last_hidden_state[0], lm.get_output_embeddings(), state.transform

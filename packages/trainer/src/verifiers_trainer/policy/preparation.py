@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import copy
 import logging
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +48,43 @@ def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def require_chat_template(tokenizer: Any, env: Environment) -> None:
-    """Raise ConfigError when the environment uses chat messages and the tokenizer has no chat template."""
-    if env.message_type == "chat" and not getattr(tokenizer, "chat_template", None):
-        name = getattr(tokenizer, "name_or_path", "")
+PLAIN_TEMPLATE = """\
+{%- for message in messages %}
+    {{- message.role | capitalize + ':\\n' }}
+    {%- if message.content is string %}{{- message.content }}
+    {%- else %}{%- for part in message.content or [] %}{{- part.text or '' }}{%- endfor %}
+    {%- endif %}
+    {{- (eos_token or '') + '\\n\\n' if message.role == 'assistant' else '\\n\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- 'Assistant:\\n' }}{%- endif %}
+"""
+"""The chat template of a base model: each role's name above its text, an end token after each answer. It only appends,
+and shows no tools."""
+
+
+def ensure_chat_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
+    """Give a base model's tokenizer ``PLAIN_TEMPLATE``, with a warning, where the environment uses chat messages.
+
+    *Raises* ConfigError where a server renders the messages, which would not know that template.
+    """
+    if env.message_type != "chat" or getattr(tokenizer, "chat_template", None):
+        return
+    name = getattr(tokenizer, "name_or_path", "")
+    missing = f"the tokenizer {name!r} has no chat template, and the environment uses chat messages"
+    if config.server_url is not None and config.history != "exact":
         raise ConfigError(
-            f"the tokenizer {name!r} has no chat template, and the environment uses chat messages: set "
-            "tokenizer.chat_template, use an instruct model, or message_type='completion'"
+            f"{missing}, which the server renders: set tokenizer.chat_template and start the server with the same "
+            "template (--chat-template), use an instruct model, or message_type='completion'"
         )
+    ids = tokenizer("a")["input_ids"]
+    begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+    tokenizer.chat_template = ("{{- bos_token }}" if begins else "") + PLAIN_TEMPLATE
+    log.warning(
+        "%s: a plain template is used (User:, Assistant:, and %r after each answer). For another, set "
+        "tokenizer.chat_template; for prompts of text, message_type='completion'",
+        missing,
+        tokenizer.eos_token,
+    )
 
 
 def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
@@ -101,27 +133,80 @@ def within_prompt_limit(
 ) -> list[Example]:
     """The examples to train on under ``max_prompt_len``; logs how many prompts are longer.
 
-    Raises ``DatasetError`` when none is left, ``ConfigError`` when prompts of several turns would be cut.
+    Raises ``DatasetError`` when none is left.
     """
     if config.max_prompt_len is None:
         return list(examples)
-    cut = config.prompt_overflow == "truncate_left"
+    limit, cut = config.max_prompt_len, config.prompt_overflow == "truncate_left"
     if cut and any(member.max_turns != 1 for member in _members(env)):
-        log.warning("prompts of environments of several turns are not cut: longer ones are skipped")
-        cut, config.prompt_overflow = False, "skip"
-    short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= config.max_prompt_len]
+        config.prompt_overflow = "skip"  # of requests: those of later turns hold more than the prompt
+        return _cut_in_text(examples, tokenizer, env, limit)
+    short = [e for e in examples if num_prompt_tokens(e.row, tokenizer, env.for_row(e.row)) <= limit]
     if num_long := len(examples) - len(short):
         action = "are cut at their beginning" if cut else "are not used"
         log.warning(
             "%d of %d examples have prompts of more than max_prompt_len = %d tokens and %s",
             num_long,
             len(examples),
-            config.max_prompt_len,
+            limit,
             action,
         )
     if not short and not cut:
-        raise DatasetError(f"every prompt is longer than max_prompt_len = {config.max_prompt_len} tokens: raise it")
+        raise DatasetError(f"every prompt is longer than max_prompt_len = {limit} tokens: raise it")
     return list(examples) if cut else short
+
+
+def _cut_in_text(examples: Sequence[Example], tokenizer: Any, env: Environment, limit: int) -> list[Example]:
+    """The examples with prompts of at most ``limit`` tokens: longer ones without the beginning of their text.
+
+    The text is cut, not the tokens, so that every turn of a conversation begins with the same prompt. Prompts that do
+    not fit without any text, or have parts that are no text, are left out. Raises ``DatasetError`` when none is left.
+    """
+    fitting, num_cut = [], 0
+    for example in examples:
+
+        def size(num_characters: int, row: Mapping[str, Any] = example.row) -> int:
+            shorter = {**row, "prompt": _without_beginning(row["prompt"], num_characters)}
+            return num_prompt_tokens(shorter, tokenizer, env.for_row(row))
+
+        prompt = example.row["prompt"]
+        if size(0) <= limit:
+            fitting.append(example)
+            continue
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        if not all(isinstance(text, str) for text in texts) or size(total := sum(map(len, texts))) > limit:
+            continue
+        fewest = bisect_left(range(total), -limit, key=lambda count: -size(count))
+        while size(fewest) > limit:  # fewer characters may be more tokens, by one or two
+            fewest += 1
+        fitting.append(replace(example, row={**example.row, "prompt": _without_beginning(prompt, fewest)}))
+        num_cut += 1
+    if not fitting:
+        raise DatasetError(f"every prompt is longer than max_prompt_len = {limit} tokens: raise it")
+    num_unused = len(examples) - len(fitting)
+    if num_cut or num_unused:
+        log.warning(
+            "%d of %d examples have prompts of more than max_prompt_len = %d tokens: %d are cut at their beginning, %d "
+            "are not used",
+            num_cut + num_unused,
+            len(examples),
+            limit,
+            num_cut,
+            num_unused,
+        )
+    return fitting
+
+
+def _without_beginning(prompt: Any, num_characters: int) -> Any:
+    """A text or messages without their first characters; a message that becomes empty stays."""
+    if isinstance(prompt, str):
+        return prompt[num_characters:]
+    messages = []
+    for message in prompt:
+        text = message["content"]
+        messages.append({**message, "content": text[num_characters:] if isinstance(text, str) else text})
+        num_characters = max(0, num_characters - len(text or ""))
+    return messages
 
 
 def num_prompt_tokens(row: Mapping[str, Any], tokenizer: Any, env: Environment) -> int:
@@ -223,9 +308,25 @@ def _adapts_embeddings(model: Any) -> bool:
 
 
 def save_merged(model: Any, folder: Path) -> None:
-    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed."""
-    merged = copy.deepcopy(model).merge_and_unload() if hasattr(model, "peft_config") else model
-    merged.save_pretrained(folder)
+    """Write the model with its adapter merged into the weights, as an ordinary model; ``model`` is not changed.
+
+    A head tied to the embeddings is untied where the adapter covers one of them: both are written.
+    """
+    if not hasattr(model, "peft_config"):
+        model.save_pretrained(folder)
+        return
+    copied = copy.deepcopy(model)
+    _untie_adapted(copied)
+    copied.merge_and_unload().save_pretrained(folder)
+
+
+def _untie_adapted(model: Any) -> None:
+    """Give each adapted layer weights of its own: merging an adapter into a shared weight would change both layers."""
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    for module in [layer.get_base_layer() for layer in model.modules() if hasattr(layer, "get_base_layer")]:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and owners[id(parameter)] > 1:
+                module._parameters[name] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
 
 
 def load_weights(model: Any, folder: Path) -> None:

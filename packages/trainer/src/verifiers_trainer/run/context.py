@@ -6,6 +6,7 @@ preparing the model is in ``policy.preparation``.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,11 @@ import torch
 
 from verifiers.data.examples import Example, examples_from
 from verifiers.environments.base import Environment
+from verifiers.environments.group import EnvGroup
 from verifiers.environments.registry import load_environment
 from verifiers.errors import ConfigError, DatasetError
+from verifiers.rubrics import Rubric
+from verifiers.rubrics.scoring import overrides
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.distributed.ranks import Ranks
 from verifiers_trainer.pipeline.mixture import joined
@@ -25,6 +29,9 @@ from verifiers_trainer.pipeline.offline import OfflineRollouts, holds_rollouts, 
 from verifiers_trainer.policy import preparation
 from verifiers_trainer.policy.reference import Reference
 from verifiers_trainer.settings.config import RLConfig
+from verifiers_trainer.settings.cross_field_rules import CHANGE_REWARDS
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -73,6 +80,7 @@ class TrainingRun:
         is_offline = holds_rollouts(dataset)
         if not is_offline:
             check_environment(env, settings.num_env_workers)
+            choose_advantage(env, settings)
         ranks = Ranks.of(settings)
         model, tokenizer = preparation.load(model, tokenizer, settings)
         offline = None
@@ -81,7 +89,7 @@ class TrainingRun:
             offline, dataset = OfflineRollouts(groups, settings), rows_of(groups)
             if env is None:
                 env = eval_env = stand_in(dataset)
-        preparation.require_chat_template(tokenizer, env)
+        preparation.ensure_chat_template(tokenizer, env, settings)
         preparation.probe_template(tokenizer, env, settings)
         model = preparation.prepare(model, settings, peft_config)
         run = cls(settings, model, tokenizer, env, eval_env, ranks, dataset, eval_rows, offline)
@@ -219,6 +227,39 @@ def check_environment(env: Any, num_workers: int = 0) -> None:
             f"num_env_workers is {num_workers}: a worker builds its environment by id, and this "
             f"{type(env).__name__} was made by hand; give its id, or use num_env_workers=0"
         )
+
+
+def choose_advantage(env: Environment, settings: RLConfig) -> None:
+    """Use the environment's own advantages where its rubric has a ``@vf.advantage`` method and no setting prevents it.
+
+    Raises ``ConfigError`` for ``advantage="environment"`` without such a method.
+    """
+    rubrics = _rubrics(env)
+    is_free = not settings.is_given("advantage") and settings.credit == "rollout"
+    unchanged = not any(getattr(settings, name) for name in CHANGE_REWARDS)
+    if is_free and unchanged and all(rubric.has_advantages for rubric in rubrics):
+        settings._set(advantage="environment")
+    check_advantage(env, settings.advantage)
+
+
+def check_advantage(env: Environment, advantage: Any) -> None:
+    """Raise ``ConfigError`` for "environment" where the environment has no advantages; warn of unused ones."""
+    rubrics = _rubrics(env)
+    if advantage != "environment":
+        if any(rubric.has_advantages for rubric in rubrics):
+            log.warning(
+                "the @vf.advantage method of %s is not used: the setting advantage is %r", _name_of(env), advantage
+            )
+    elif not all(rubric.has_advantages or overrides(rubric, Rubric, "score_group") for rubric in rubrics):
+        raise ConfigError(
+            f"advantage='environment', and a rubric of {_name_of(env)} has no @vf.advantage method to compute it: "
+            "write one, or set advantage='mean'"
+        )
+
+
+def _rubrics(env: Environment) -> list[Rubric]:
+    """The rubrics of the environments that run the rollouts."""
+    return [rubric for member in env.envs for rubric in _rubrics(member)] if isinstance(env, EnvGroup) else [env.rubric]
 
 
 def examples_of(env: Any, dataset: Any = None) -> list[Example]:

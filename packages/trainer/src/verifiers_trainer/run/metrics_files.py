@@ -1,8 +1,9 @@
 """Write ``metrics.jsonl`` and ``completions/step-<n>.jsonl`` of a training run.
 
-A line of ``metrics.jsonl`` is one optimizer step (or one evaluation), flushed when written; NaN is null. Resuming
-from step n drops the lines after n. The learning curve is drawn from this file. Trackers such as wandb receive the
-same metrics through ``trackers``.
+A line of ``metrics.jsonl`` is one optimizer step, one evaluation, or one batch without a learning signal (``dead/*``,
+after the step before it), flushed when written; NaN is null. Resuming from step n drops the lines after n.
+``completions/dropped-<n>.jsonl`` has the finished rollouts that were generated for step n and not trained on. The
+learning curve is drawn from ``metrics.jsonl``. Trackers such as wandb receive the same metrics through ``trackers``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from verifiers.results import print_prompt_completions_sample
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import atomic_write
-from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.batch import Group, TrainBatch
 
 METRICS = "metrics.jsonl"
 COMPLETIONS = "completions"
@@ -37,10 +40,13 @@ class MetricsFile:
         return self.path.is_file() and len(read_metrics(self.path)) > len(self._before)
 
     def resume(self, step: int) -> None:
-        """Drop the lines of steps after ``step``, which are trained again."""
+        """Drop the lines, and the dropped rollouts, of steps after ``step``, which are trained again."""
         if self.path.is_file():
             remaining = [row for row in read_metrics(self.path) if row["step"] <= step]
             atomic_write(self.path, "".join(_line(row) for row in remaining).encode("ascii"))
+        for later in self.path.parent.glob(f"{COMPLETIONS}/dropped-*.jsonl"):
+            if int(later.stem.removeprefix("dropped-")) > step:
+                later.unlink()
 
     def start(self, anew: bool) -> None:
         """Begin training; ``anew`` rewrites this object's lines, after an earlier run's file was moved aside."""
@@ -79,10 +85,22 @@ def write_completions(folder: Path, step: int, batch: TrainBatch, first_only: bo
 
     ``first_only`` writes the first rollout of each group alone.
     """
-    path = folder / COMPLETIONS / f"step-{step}.jsonl"
+    _write_rollouts(folder, f"step-{step}", zip(batch.groups, batch.advantages_G, strict=True), first_only)
+
+
+def append_dropped(folder: Path, step: int, groups: Sequence[Group], first_only: bool = False) -> None:
+    """Append the rollouts of groups that ``step`` is not trained on to ``dropped-<step>.jsonl``, without advantages."""
+    unknown = (np.full(len(group.rollouts), math.nan) for group in groups)
+    _write_rollouts(folder, f"dropped-{step}", zip(groups, unknown, strict=True), first_only, mode="ab")
+
+
+def _write_rollouts(
+    folder: Path, name: str, groups: Iterable[tuple[Group, np.ndarray]], first_only: bool, mode: str = "wb"
+) -> None:
+    path = folder / COMPLETIONS / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        for group, advantages in zip(batch.groups, batch.advantages_G, strict=True):
+    with path.open(mode) as file:
+        for group, advantages in groups:
             siblings = list(zip(group.rollouts, advantages, strict=True))
             for record, advantage in siblings[:1] if first_only else siblings:
                 row = {

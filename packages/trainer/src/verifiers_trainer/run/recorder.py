@@ -9,14 +9,15 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from verifiers_trainer.algorithm.batch import TrainBatch
+from verifiers_trainer.algorithm.batch import Group, TrainBatch
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.run.context import TrainingRun
-from verifiers_trainer.run.metrics_files import MetricsFile, print_completions, write_completions
+from verifiers_trainer.run.metrics_files import MetricsFile, append_dropped, print_completions, write_completions
 from verifiers_trainer.run.trackers import Trackers
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,19 @@ class StepRecorder:
         self.file.write(step, step, self.last_step)
         if settings.log_completions:
             write_completions(self.run.folder, step, batch, settings.log_unique_prompts)
+            if step % settings.logging_steps == 0:
+                first = [replace(group, rollouts=group.rollouts[:1]) for group in batch.groups]
+                self.trackers.log_completions(step, first if settings.log_unique_prompts else batch.groups)
             if settings.num_completions_to_print and step % settings.logging_steps == 0:
                 print_completions(batch, step, settings.num_completions_to_print, settings.log_unique_prompts)
+
+    def record_dropped(self, step: int, groups: Sequence[Group], numbers: Mapping[str, float]) -> None:
+        """Keep finished groups that ``step`` is not trained on, and the ``numbers`` of a batch without any signal."""
+        settings = self.run.settings
+        if numbers:
+            self.file.write(step - 1, step - 1, numbers)
+        if settings.log_completions:
+            append_dropped(self.run.folder, step, groups, settings.log_unique_prompts)
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Write an evaluation's metrics and return True; return False when they are the last ones written."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from verifiers.errors import CheckpointError, RunMismatch
 from verifiers.runtime.failpoints import failpoint
+from verifiers.runtime.redaction import digested
 from verifiers_trainer.distributed import fsdp
 from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
@@ -31,7 +32,7 @@ def configuration(run: TrainingRun) -> dict[str, Any]:
     env, table = run.env, run.examples
     return {
         "env_id": env.env_id,
-        "env_args": {key: str(value) for key, value in env.env_args.items()},
+        "env_args": {key: str(value) for key, value in digested(env.env_args).items()},
         "num_examples": len(table),
         "examples": digest(table),
         "chat_template": hashlib.sha256(str(run.tokenizer.chat_template).encode()).hexdigest()[:16],

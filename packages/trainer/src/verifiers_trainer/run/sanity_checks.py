@@ -27,6 +27,9 @@ from verifiers_trainer.settings.fields import RESHAPING
 log = logging.getLogger(__name__)
 
 DUMPED = ("token_ids", "sampler_logprobs", "advantage", "weight", "version")
+POLICY_LOGPROB, SAMPLED_LOGPROB = "log-probability of the policy", "sampled log-probability"
+OF_THE_WEIGHTS = (POLICY_LOGPROB, SAMPLED_LOGPROB)
+"""Values whose NaN or infinity says that the weights themselves are bad."""
 FP32_TOLERANCE, TOLERANCE = 1e-4, 0.1
 """Nats per token between sampler and trainer, in the mean; the second in half precision or on a server: with a model
 of 135 M parameters in bfloat16 0.03 was measured where only the shapes of sampling and training differ, and 0.05 to
@@ -61,7 +64,7 @@ def not_a_number(batch: TrainBatch, rows: Sequence[PackedRow]) -> tuple[str, lis
     if any(np.isinf(group.rewards).any() for group in batch.groups):
         return "reward", list(rows)
     for row in rows:
-        checked = {"sampled log-probability": row.sampler_logprobs, "advantage": row.advantage, "weight": row.weight}
+        checked = {SAMPLED_LOGPROB: row.sampler_logprobs, "advantage": row.advantage, "weight": row.weight}
         for name, values in checked.items():
             if not np.isfinite(values[row.loss_mask]).all():
                 return name, [row]

@@ -7,6 +7,7 @@ keywords and as attributes, read and written.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -117,9 +118,15 @@ def settings_of(name: str, value: Any, current: Current) -> dict[str, Any]:
     if name in TRANSLATED:
         return TRANSLATED[name][1](value, current)
     if name in WITHOUT_EFFECT:
-        log.info("%s has no effect: %s", name, WITHOUT_EFFECT[name])
+        warn_without_effect(name)
         return {}
     return {name: value, _DUPLICATE_OF[name]: value} if name in _DUPLICATE_OF else {name: value}
+
+
+@functools.cache
+def warn_without_effect(name: str) -> None:
+    """Warn, once in a process, of a setting of ``WITHOUT_EFFECT``."""
+    log.warning("%s has no effect: %s", name, WITHOUT_EFFECT[name])
 
 
 def canonical(settings: Mapping[str, Any], defaults: Current) -> dict[str, Any]:

@@ -27,10 +27,15 @@ from verifiers.runtime.suggest import check_keywords, close_match
 from verifiers_trainer.algorithm.losses import BOUNDS, bounds_read, named_objective
 from verifiers_trainer.distributed import deepspeed
 from verifiers_trainer.settings import compat
-from verifiers_trainer.settings.cross_field_rules import CHECKS, CORRECTIONS, INFERENCE
+from verifiers_trainer.settings.cross_field_rules import ANCHORED_ON_BATCH, CHECKS, CORRECTIONS, INFERENCE
 from verifiers_trainer.settings.fields import RESHAPING, RLFields, plain, problem_of, resume_values
 
 log = logging.getLogger(__name__)
+
+
+TIS_CAP = 2.0
+"""``tis_cap`` where top_p and the like reshape the sampled distribution. *Source*: TIS, Yao et al. 2025, "Your
+efficient RL framework secretly brings you off-policy RL training"."""
 
 
 class RLConfig(RLFields):
@@ -177,6 +182,11 @@ class RLConfig(RLFields):
         return {name: value for name, value in named.items() if value is not None} | self.sampling_args
 
     @property
+    def reshaping(self) -> list[str]:
+        """The sampling arguments in force that make the sampled distribution another than the trained one."""
+        return sorted(self.sampling().keys() & RESHAPING)
+
+    @property
     def max_turn_tokens(self) -> int | None:
         """Maximum tokens of one turn; None = the remainder of ``max_seq_len``."""
         bounds = [bound for bound in (self.max_tokens, self.max_completion_len) if bound is not None]
@@ -250,8 +260,10 @@ class RLConfig(RLFields):
         if problems:
             listed = "\n".join(f"  - {problem}" for problem in problems)
             raise ConfigError(f"{len(problems)} setting(s) of the training cannot be used:\n{listed}")
-        if self.truncated_sampling == "warn" and (reshaping := sorted(self.sampling().keys() & RESHAPING)):
-            log.warning("%s: tokens are not sampled from the distribution that is trained", ", ".join(reshaping))
+        if self.truncated_sampling == "warn" and self.reshaping:
+            named = f"anchor = {self.anchor}, tis_cap = {self.tis_cap}"
+            what = "tokens are not sampled from the distribution that is trained"
+            log.warning("%s: %s; %s", ", ".join(self.reshaping), what, named)
 
     def problems(self, world_size: int = 1) -> list[str]:
         """Derive values from other settings; return every violated rule as a sentence."""
@@ -267,6 +279,7 @@ class RLConfig(RLFields):
             derived["output_dir"] = str(Path("outputs") / self.run_name)
         self._set(**derived)
         self._derive_objective()
+        self._derive_anchor()
         self._derive_batch(world_size)
         self._set_precision()
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
@@ -277,6 +290,16 @@ class RLConfig(RLFields):
         for name in ("aggregation", "advantage"):
             if not self.is_given(name):
                 self._set(**{name: self.default_of(name) if named is None else getattr(named, name)})
+
+    def _derive_anchor(self) -> None:
+        """Where top_p and the like reshape the sampled distribution, take the clipped ratio to the policy of the batch.
+
+        The ratio to the sampler is then a weight of the token (``tis_cap``), which no clip is around.
+        """
+        clips = bool(self.reshaping) and isinstance(self.loss, str) and self.loss in ANCHORED_ON_BATCH
+        for name, value in (("anchor", "recomputed"), ("tis_cap", TIS_CAP)):
+            if not self.is_given(name) and not self.is_given("anchor"):
+                self._set(**{name: value if clips else self.default_of(name)})
 
     def _derive_batch(self, world_size: int) -> None:
         """Derive ``batch_size``, in subclasses that compute it from other settings."""

@@ -19,7 +19,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import closest
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.losses import BOUNDS, OBJECTIVES, bounds_read, loss_parameters
-from verifiers_trainer.settings.fields import RESHAPING, SAMPLING_FIELDS, problem_of
+from verifiers_trainer.settings.fields import SAMPLING_FIELDS, problem_of
 
 INFERENCE = ("auto", "embedded", "vllm")
 """Values of ``inference`` that are not URLs."""
@@ -33,6 +33,12 @@ ANCHORED_ON_BATCH = frozenset(name for name, named in OBJECTIVES.items() if name
 """Losses in r: π/o with anchor="recomputed", ρ otherwise."""
 CORRECTIONS = ("tis_cap", "sequence_mask_cap", "geo_mask", "opsm_delta")
 """Settings that weigh tokens, or drop samples, by the gap between the sampler and the policy of the batch."""
+CHANGE_REWARDS = ("reward_weights_schedule", "zero_truncated_completions")
+"""Settings that change rewards after the environment computed its advantages."""
+WEIGHTED_BY_RATIO = frozenset("cispo masked_is importance_sampling".split())
+"""Losses for which π/μ is a weight of the token: right for a reshaped μ too."""
+UNCOMPARED = ("none", "environment")
+"""Advantages without a baseline of the trainer's own, for which one rollout is a group."""
 CREDITED = ("mean", "none")
 """Advantages for which credit per turn is defined."""
 
@@ -43,7 +49,7 @@ def check_batch(config: Any, world_size: int) -> list[str]:
     group, batch, per_device = config.rollouts_per_example, config.batch_size, config.micro_batch_size
     if not all(isinstance(number, int) for number in (group, batch, per_device)):
         return []  # reported by check_fields
-    if group < 2 and config.advantage != "none":
+    if group < 2 and config.advantage not in UNCOMPARED:
         problems.append(f"rollouts_per_example is {group}: a group baseline needs at least 2 siblings")
     divisors = {"rollouts_per_example": group, "micro_batch_size x processes": per_device * world_size}
     not_divisors = [f"{name} = {d}" for name, d in divisors.items() if d > 0 and batch > 0 and batch % d]
@@ -192,11 +198,16 @@ def check_iterations(config: Any, world_size: int) -> list[str]:
 
 
 def check_credit(config: Any, world_size: int) -> list[str]:
-    """Check the settings of credit per turn."""
+    """Check the settings of credit per turn, and of advantages that the environment computes."""
     if config.credit == "turn" and config.advantage not in CREDITED:
         return [
             f"credit='turn' compares returns of turns with the mean of the siblings', and advantage is "
             f"{config.advantage!r}: use {' or '.join(map(repr, CREDITED))}"
+        ]
+    if config.advantage == "environment":
+        names = [name for name in CHANGE_REWARDS if getattr(config, name)]
+        return [
+            f"advantage='environment' is computed of the rubric's rewards, which {n} changes: use one" for n in names
         ]
     if config.credit != "turn" and config.gamma != 1.0:
         return [f"gamma is {config.gamma!r}, which discounts from turn to turn: it needs credit='turn'"]
@@ -264,9 +275,9 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
     problems += _check_lengths(config)
     if config.guided_regex is not None and config.server_url is None:
         problems.append("guided_regex needs a server with constrained sampling; the embedded engine has none")
-    if config.truncated_sampling == "refuse" and (reshaping := sorted(config.sampling().keys() & RESHAPING)):
+    if config.truncated_sampling == "refuse" and config.reshaping:
         problems.append(
-            f"truncated_sampling='refuse' and {', '.join(reshaping)}: tokens would not be sampled "
+            f"truncated_sampling='refuse' and {', '.join(config.reshaping)}: tokens would not be sampled "
             "from the distribution that is trained"
         )
     for name in sorted(SAMPLING_FIELDS & config.sampling_args.keys()):
@@ -275,6 +286,31 @@ def check_combinations(config: Any, world_size: int) -> list[str]:
         if tracker not in TRACKERS:
             known = (*TRACKERS, "auto", "none")
             problems.append(f"report_to has {tracker!r}{closest(tracker, known)}; it may have {', '.join(known)}")
+    return problems
+
+
+def check_reshaped_sampling(config: Any, world_size: int) -> list[str]:
+    """Refuse losses and corrections that compare with μ as if π = μ at first, where top_p and the like reshape μ.
+
+    π/μ is then the mass that sampling kept: right as a weight of a token, wrong as a distance from the old policy.
+    """
+    if not config.reshaping:
+        return []
+    names = ", ".join(config.reshaping)
+    problems = [
+        f"{name} takes the gap between sampler and trainer for an error, and {names} causes one on purpose: leave "
+        f"{name} out"
+        for name in ("geo_mask", "opsm_delta")
+        if getattr(config, name) is not None
+    ]
+    loss = config.loss if isinstance(config.loss, str) else None
+    is_anchored = loss in ANCHORED_ON_BATCH and config.anchor == "recomputed"
+    if loss in (ANCHORED_ON_BATCH | ANCHORED_ON_SAMPLER) - WEIGHTED_BY_RATIO and not is_anchored:
+        fix = "leave anchor out" if loss in ANCHORED_ON_BATCH else f"use {', '.join(sorted(WEIGHTED_BY_RATIO))} or ppo"
+        problems.append(
+            f"with {names} the ratio π/μ of a token begins at the mass that sampling kept, and the loss "
+            f"{loss!r} drops tokens whose ratio is far from 1: {fix}"
+        )
     return problems
 
 
@@ -335,5 +371,5 @@ def trackers(report_to: Any) -> list[str]:
 
 CHECKS: tuple[Check, ...] = (
     *(check_batch, check_fields, check_objective, check_anchor, check_reference, check_iterations, check_credit),
-    *(check_schedules, check_combinations, check_inference),
+    *(check_schedules, check_combinations, check_reshaped_sampling, check_inference),
 )

@@ -304,8 +304,8 @@ class RLFields(TrainingArguments):
     max_prompt_len: Annotated[int | None, Between(1, 10**9)] = None
     """Tokens of an example's prompt; see ``prompt_overflow``."""
     prompt_overflow: Annotated[str | None, OneOf("skip", "truncate_left")] = None
-    """Longer prompts: "skip" the example (the default) or "truncate_left" (keep the end of the prompt; single-turn
-    environments only)."""
+    """Longer prompts: "skip" the example (the default) or "truncate_left" (keep the end of the prompt: of its tokens,
+    and in environments of several turns of its text)."""
     max_completion_len: Annotated[int | None, Between(1, 10**9)] = None
     """Tokens of everything after the first prompt. Bounds each turn, and longer rollouts carry no loss. Also the
     denominator of the aggregation "constant_length", which is otherwise ``max_seq_len``."""
@@ -367,7 +367,8 @@ class RLFields(TrainingArguments):
     """Two-sided clip of "ppo": an upper bound of the ratio, applied first (arXiv 2505.07291)."""
     dual_clip: Annotated[float | None, Between(1.0 + 1e-9, 1e9)] = None
     advantage: Any = "mean"
-    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function; default: that of the loss."""
+    """A name of ``advantages.ADVANTAGES``, ``"package.module:function"``, or a function. Default: "environment" where
+    the rubric has a ``@vf.advantage`` method, which computes it, else that of the loss."""
     credit: Annotated[str, OneOf("rollout", "turn")] = "rollout"
     """Unit of credit: the whole "rollout", or each "turn", whose advantage is its discounted return minus the mean
     return of the same turn in the group."""
@@ -409,7 +410,7 @@ class RLFields(TrainingArguments):
     """Rollouts that reach ``max_off_policy_steps``: "wait" for them, or train on finished ones first and "drop" those
     that become too old, which favours short rollouts."""
     generation_timeout: Annotated[float, Between(1e-3, 1e9), TIMEOUTS] = 600.0
-    """Seconds to wait for the rollouts of one optimizer step."""
+    """Seconds without a finished rollout after which training stops."""
     rollout_timeout: Annotated[float | None, Between(1e-3, 1e9), TIMEOUTS] = None
     """Seconds for one rollout; None = ``generation_timeout``."""
     zero_variance: Annotated[str, OneOf("drop", "keep")] = "drop"
@@ -421,8 +422,10 @@ class RLFields(TrainingArguments):
     """Smallest share of a group's rollouts that must have a reward."""
     max_error_fraction: Annotated[float, Between(0.0, 1.0), ALARMS] = 0.5
     """Share of failed rollouts, over the last four batches, above which training stops."""
-    no_signal_steps: Annotated[int, Between(0, 10**9), ALARMS] = 8
-    """Consecutive batches without any group of differing rewards before training stops; 0 = only warn."""
+    no_signal_steps: Annotated[int | None, Between(0, 10**9), ALARMS] = None
+    """Consecutive batches without any group of differing rewards before training stops; 0 = only warn. None: a run
+    without any such group since its start stops after 4,096 rollouts and a pass over a small set, a solved one when
+    512 rollouts and such a pass all had the best reward, and any other continues, with warnings."""
     skip_solved: bool = False
     """Stop sampling an example once two groups in a row solved it: a mean reward of at least 0.9 of the best reward
     seen in the run. When all examples are solved, all are sampled again. Does not apply to batches that a subclass

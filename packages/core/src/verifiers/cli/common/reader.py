@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError, VerifiersError
+from verifiers.runtime.bounded import TooLong, read_text
 from verifiers.runtime.suggest import SIMILAR, close_match, closest
 
 
@@ -64,7 +65,7 @@ class TomlFile:
         """*Raises* ``ConfigError``: the file cannot be read, or is not valid TOML."""
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
             return cls(path, tomllib.loads(text), key_lines(text))
         except FileNotFoundError as error:
             files = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
@@ -72,7 +73,7 @@ class TomlFile:
             raise ConfigError(f"{path} cannot be read: {error.strerror}{near}", path=str(path)) from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}", path=str(path)) from error
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, TooLong) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"{path} cannot be read: {reason}", path=str(path)) from error
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_file
 from verifiers.storage.files import atomic_write
 
 
@@ -92,7 +93,7 @@ def _fill_in(folder: Path, texts: Mapping[str, str], created: list[Path], before
             created.append(path)
             file.write(text)
     for path in existing:
-        content = path.read_bytes()
+        content = read_file(path)
         atomic_write(path, paths[path].encode())
         before[path] = content
 

@@ -210,6 +210,8 @@ class _Command:
 
     def _say_how_to_resume(self, what: str) -> None:
         """Print where the finished rollouts are, and the command that resumes the run."""
+        from verifiers.runtime.redaction import HIDDEN, redacted_words
+
         current = self.remaining[0]
         if current.path is None or not current.path.exists():
             print(f"vf-eval: {what}; nothing was saved", file=sys.stderr)
@@ -218,10 +220,13 @@ class _Command:
         env_ids = [prepared.env_id for prepared in self.remaining]
         if self.line.targets and len(env_ids) < len(self.line.targets):
             words = [",".join(env_ids) if word.split(",") == self.line.targets else word for word in words]
-        if current.settings.fresh and len(env_ids) == 1:
-            words += ["--resume", str(current.path)]
-        command = shlex.join(["vf-eval", *words])
+        if current.settings.fresh:
+            words += ["--no-fresh"] if self.line.files else []  # a file may set it
+            words += ["--resume", str(current.path)] if len(env_ids) == 1 else []
+        command = shlex.join(["vf-eval", *redacted_words(words)])
         print(f"vf-eval: {what}; finished rollouts are in {current.path}\nto resume: {command}", file=sys.stderr)
+        if HIDDEN in command:
+            print(f"vf-eval: write the secrets again where {HIDDEN} stands", file=sys.stderr)
 
 
 # --- before the run ----------------------------------------------------------------------------------------------
@@ -290,6 +295,8 @@ async def _close_all(prepared: Sequence[Prepared], display: Display) -> None:
 
 def _verdict(prepared: Prepared, results: Any) -> str | None:
     """Why a completed run counts as failed; None when it does not."""
+    from verifiers.results.outputs import errors_by_cause, unscored_by_function
+
     facts = results.metadata
     if not facts.num_rollouts:
         return None
@@ -297,9 +304,11 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
         return f"{facts.avg_error:.0%} of the rollouts ended in an error, more than --max-error-rate allows"
     nothing_scored = all(reward != reward for reward in results["rewards"])  # NaN: unknown
     if nothing_scored and prepared.env.score_rollouts and prepared.env.has_reward:
+        causes = unscored_by_function(results.outputs) | errors_by_cause(results.outputs)
+        counts = ", ".join(f"{count} x {cause}" for cause, count in causes.items())
         first = next((error for error in results["errors"] if error is not None), None)
-        why = f": {first['error']}: {first['message']}" if first else ""
-        return f"none of {facts.num_rollouts} rollouts could be scored{why}"
+        why = f"; the first: {first['error']}: {first['message']}" if first else ""
+        return f"none of {facts.num_rollouts} rollouts could be scored: {counts}{why}"
     return None
 
 

@@ -22,6 +22,7 @@ from verifiers.cli.common.interrupt import watched
 from verifiers.data.messages import escape_control
 from verifiers.errors import ConfigError
 from verifiers.runs.runner import Progress
+from verifiers.runtime.redaction import redacted_text
 
 SILENT_S = 30.0
 """Seconds without a finished rollout after which the display shows what the oldest ones wait for."""
@@ -116,11 +117,15 @@ class Display:
     def note(self, text: str) -> None:
         """One line for people."""
         if not self.quiet:
-            print(escape_control(text), file=self.stream, flush=True)
+            print(_shown(text), file=self.stream, flush=True)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        print(escape_control(f"warning: {text}"), file=self.stream, flush=True)
+        print(_shown(f"warning: {text}"), file=self.stream, flush=True)
+
+
+def _shown(text: str) -> str:
+    return escape_control(redacted_text(text))
 
 
 class PlainDisplay(Display):
@@ -182,10 +187,10 @@ class BarDisplay(Display):
 
     def note(self, text: str) -> None:
         if not self.quiet:
-            self._console.print(escape_control(text))
+            self._console.print(_shown(text))
 
     def warn(self, text: str) -> None:
-        self._console.print(escape_control(f"warning: {text}"), style="yellow")
+        self._console.print(_shown(f"warning: {text}"), style="yellow")
 
     def _block(self) -> Any:
         from rich.console import Group
@@ -264,7 +269,7 @@ class JsonDisplay(Display):
         pass
 
     def warn(self, text: str) -> None:
-        self._event("warning", message=text)
+        self._event("warning", message=redacted_text(text))
 
     def _event(self, name: str, **facts: Any) -> None:
         facts = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}

@@ -14,6 +14,7 @@ import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from verifiers.cli.common.reader import Bounds, Fields, Form
@@ -309,6 +310,10 @@ def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
+def _is_below(path: str, folder: str) -> bool:
+    return Path(path).expanduser().resolve().is_relative_to(Path(folder).expanduser().resolve())
+
+
 def contradictions(settings: EvalSettings) -> list[str]:
     """One sentence for each pair of conflicting settings."""
     problems = []
@@ -316,8 +321,11 @@ def contradictions(settings: EvalSettings) -> list[str]:
         problems.append("--fresh starts a new run and --resume continues an old one; give one of them")
     if not settings.save_results and settings.resume is not None:
         problems.append("--no-save keeps nothing on disk, so there is nothing to --resume; give one of them")
-    if settings.resume and settings.output_dir:
-        problems.append("--resume PATH already names the run directory; leave out --output-dir")
+    if settings.resume and settings.output_dir and not _is_below(settings.resume, settings.output_dir):
+        problems.append(
+            f"--resume {settings.resume} already names the run directory, which is not in {settings.output_dir}; leave "
+            "out --output-dir"
+        )
     if not settings.save_results and settings.export:
         problems.append("--no-save keeps nothing on disk, and --export writes beside the saved run; give one of them")
     if settings.save_to_hf_hub and not settings.hf_hub_dataset_name:

@@ -23,6 +23,7 @@ from verifiers.environments.base import Environment
 from verifiers.errors import ConfigError
 from verifiers.runs.options import check_sampling, parse
 from verifiers.runs.run import Plan, Run, check_before_run, warn_of_fewer
+from verifiers.runtime.redaction import redacted
 from verifiers.storage.directory import default_root, find_resumable, is_complete, read_config, read_metadata, run_path
 from verifiers.storage.identity import fingerprint
 
@@ -52,7 +53,7 @@ class Prepared:
     @property
     def varied(self) -> str:
         """The values of an ablation's combination, ``temperature=0.5 env_args.max_turns=3``; else empty."""
-        return " ".join(f"{name}={value!r}" for name, value in self.evaluation.combination.items())
+        return " ".join(f"{name}={value!r}" for name, value in redacted(self.evaluation.combination).items())
 
     @property
     def label(self) -> str:
@@ -126,7 +127,7 @@ class Prepared:
                  f"{settings.rollouts_per_example}), {settings.max_concurrent} at a time"]  # fmt: skip
         lines.append(f"  endpoint    {getattr(client, 'base_url', None) or 'in this process'}")
         for name, value in (("env args", settings.env_args), ("sampling", settings.sampling())):
-            lines.append(f"  {name:<11} {dict(value) or 'defaults of the environment and the server'}")
+            lines.append(f"  {name:<11} {redacted(value) or 'defaults of the environment and the server'}")
         if not settings.save_results:
             lines.append("  saved in    not saved (--no-save)")
         elif self.path is None:

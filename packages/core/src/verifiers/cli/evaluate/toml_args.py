@@ -184,27 +184,25 @@ def _canonical(name: str) -> str:
 
 
 def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
-    """An eval file that defines the same runs, for ``--dump-config``. Values of secret headers are omitted."""
+    """An eval file that defines the same runs, for ``--dump-config``. Secrets are left out and named in comments."""
     import tomli_w
 
-    from verifiers.runtime.redaction import HIDDEN, redacted
+    from verifiers.runtime.redaction import without_secrets
 
     texts = []
     for env_id, settings in entries:
         table: dict[str, Any] = {"env_id": env_id}
-        hidden = [name for name, value in redacted(settings.header).items() if value == HIDDEN]
+        comments = ""
         for name in fields_of(EvalSettings).hints:
             value = getattr(settings, name)
             if name == "timeout" and value is None:
                 value = "none"
-            if name == "header":
-                value = {key: text for key, text in value.items() if key not in hidden}
+            if isinstance(value, Mapping):
+                value, left_out = without_secrets(value)
+                comments += "".join(f"# {name}.{one} is a secret and is not printed\n" for one in left_out)
             if value is not None and value != () and not (name in MERGED and not value):
                 # TOML has no null: a table with a null is written as a JSON object in a string
                 table[name] = json.dumps(value, ensure_ascii=False) if _has_null(value) else value
-        comments = "".join(
-            f"# header {json.dumps(name)}: its value is a secret and is not printed\n" for name in hidden
-        )
         texts.append(comments + tomli_w.dumps({"eval": [table]}))
     return "\n".join(texts)
 
@@ -246,9 +244,8 @@ def _projects_of(found: Found) -> Iterator[Path]:
 
     if found.distribution is not None:
         installed = importlib_metadata.distribution(found.distribution)
-        origin = json.loads(installed.read_text("direct_url.json") or "{}")
-        if origin.get("dir_info", {}).get("editable"):
-            yield _path_of(origin["url"]) / "pyproject.toml"
+        if (folder := _editable_folder(installed.read_text("direct_url.json") or "{}")) is not None:
+            yield folder / "pyproject.toml"
         for file in installed.files or ():
             if str(file).endswith("pyproject.toml"):
                 yield Path(str(file.locate()))
@@ -261,7 +258,12 @@ def _projects_of(found: Found) -> Iterator[Path]:
             yield folder.parent.parent / "pyproject.toml"
 
 
-def _path_of(file_url: str) -> Path:
+def _editable_folder(direct_url: str) -> Path | None:
+    """The source folder that a ``direct_url.json`` names; None for another install or a damaged file."""
     from urllib.parse import unquote, urlparse
 
-    return Path(unquote(urlparse(file_url).path))
+    try:
+        origin = json.loads(direct_url)
+        return Path(unquote(urlparse(origin["url"]).path)) if origin["dir_info"]["editable"] else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

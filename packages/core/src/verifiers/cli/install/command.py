@@ -29,6 +29,8 @@ from verifiers.cli.install.sources import Installed, Package, Request, choose, k
 from verifiers.environments import local_sources, registry
 from verifiers.environments.registry import Found
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.bounded import read_file
+from verifiers.runtime.installed import Broken, entry_points
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -149,7 +151,7 @@ def _refusal(call: Call, tool: Installer, package: Package) -> str | None:
         else:
             finished.check()
             found = list(importlib_metadata.distributions(path=[folder]))
-            if any(entry.group == local_sources.GROUP for one in found for entry in one.entry_points):
+            if any(not isinstance(entry, Broken) for entry in entry_points(local_sources.GROUP, found)):
                 return None
             if not _binds_loader(Path(folder), package.env_ids[0].replace("-", "_")):
                 return f"{requirement} is not an environment, and was not installed"
@@ -178,7 +180,7 @@ def _binds_loader(folder: Path, module: str) -> bool:
     """Whether an unpacked wheel has a module of the environment's name that binds the loader; runs no code."""
     for name in (f"{module}.py", f"{module}/__init__.py", f"vf_{module}.py", f"vf_{module}/__init__.py"):
         with contextlib.suppress(OSError, SyntaxError, ValueError):
-            tree = ast.parse((folder / name).read_bytes())
+            tree = ast.parse(read_file(folder / name))
             if local_sources.binds_loader(tree):
                 return True
     return False
@@ -244,6 +246,10 @@ def _list(call: Call) -> None:
         call.say(f"{info.id:<{width}}  {info.version:<{versions}}  {info.distribution}")
     if not infos:
         call.note("vf-install: no environment is installed")
+    broken = registry.broken_environments()
+    call.facts["broken"] = [{"id": one.name, "path": one.place, "reason": one.reason} for one in broken]
+    for one in broken:
+        call.note(f"broken: {one.name or 'environments'} of {one.place}: {one.reason}")
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

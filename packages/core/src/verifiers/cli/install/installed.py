@@ -7,13 +7,13 @@ started, and the child imports the environment from its installed location, neve
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from verifiers.environments import local_sources, registry
 from verifiers.errors import RunError, UnknownEnvironment, VerifiersError
+from verifiers.runtime.bounded import TooLong, run_captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,10 @@ def check_installed(env_ids: Sequence[str]) -> list[Resolved]:
 
     *Raises* ``RunError`` with the error of the first that does not resolve or import.
     """
-    child = subprocess.run(
-        [sys.executable, "-P", "-m", "verifiers.cli.install.installed", *env_ids],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    try:
+        child = run_captured([sys.executable, "-P", "-m", "verifiers.cli.install.installed", *env_ids])
+    except TooLong as error:
+        raise RunError(f"importing {', '.join(env_ids)} printed too much: {error}") from error
     try:
         answer = json.loads(child.stdout)
     except json.JSONDecodeError:

@@ -22,6 +22,7 @@ from pathlib import Path
 import importlib_metadata
 
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.bounded import read_lines
 
 MAX_LAST_LINES = 15
 """Output lines of a failed installer that its error message contains."""
@@ -123,13 +124,10 @@ def run(
         stderr=subprocess.STDOUT,
         env=_environment(one_index) if installs_here else {**os.environ, "NO_COLOR": "1"},
         cwd=folder,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
     ) as process:
         assert process.stdout is not None
         try:
-            for line in map(without_logins, process.stdout):
+            for line in map(without_logins, read_lines(process.stdout)):
                 if echo:
                     print(line, end="", file=sys.stderr, flush=True)
                 if line.strip():

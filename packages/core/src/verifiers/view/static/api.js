@@ -40,7 +40,7 @@ async function fromCopy(question, params) {
 }
 
 async function previews(rows, wanted) {
-  const found = {};
+  const found = Object.create(null);
   for (const row of String(wanted).split(",")) {
     const file = await load(`${rows}/previews-${Math.floor(row / PREVIEWS_PER_FILE)}`);
     found[row] = file.previews[row];

@@ -59,7 +59,8 @@ async function loadBoth(parts) {
 
 function ordered(pairs, order, only) {
   const chosen = only ? pairs.filter((pair) => !(Math.abs(pair.change) < SAME)) : [...pairs];
-  return chosen.sort((x, y) => (ORDERS[order] || ORDERS.size)(x, y) || ORDERS.example(x, y));
+  const by = ["worse", "better", "example"].includes(order) ? ORDERS[order] : ORDERS.size;
+  return chosen.sort((x, y) => by(x, y) || ORDERS.example(x, y));
 }
 
 export async function comparePage(main, { parts, query }) {

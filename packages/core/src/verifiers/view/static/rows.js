@@ -34,8 +34,8 @@ export class Rows {
     this.progress = 0;
     this.complete = false;
     this.damage = null;
-    this.columns = {};
-    this.metrics = {};
+    this.columns = Object.create(null); // without a prototype: a metric may be called __proto__ or constructor
+    this.metrics = Object.create(null);
     this.replaced = new Set();
     this.found.clear();
     this.previewed.clear();

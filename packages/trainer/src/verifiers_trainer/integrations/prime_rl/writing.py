@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.errors import ConfigError
+from verifiers.runtime.bounded import read_text
 from verifiers_trainer.cli.prime_rl_files import (
     GPUS,
     LORA,
@@ -24,9 +25,9 @@ from verifiers_trainer.cli.prime_rl_files import (
 
 ERAS = ("v0.4", "2025")
 _SAME = ("max_steps", "batch_size", "rollouts_per_example")
-ORCHESTRATOR_2025 = {name: name for name in (*_SAME, "micro_batch_size", "mask_truncated_completions")} | {
-    "seq_len": "max_seq_len"
-}
+ORCHESTRATOR_2025 = {
+    name: name for name in (*_SAME, "micro_batch_size", "max_concurrent", "mask_truncated_completions")
+} | {"seq_len": "max_seq_len"}
 ORCHESTRATOR_V04 = {
     "batch_size": "batch_size",
     "rollouts_per_example": "rollouts_per_example",
@@ -39,7 +40,11 @@ ELSEWHERE = ("save_steps", "run_name", "use_lora", "use_liger", "gradient_checkp
 """Settings that are written to other tables."""
 OFF = ("mask_truncated_completions", "zero_truncated_completions", "gradient_checkpointing")
 """Settings without a key in prime-rl, or in its newer files, that have no effect when false."""
-LEFT_OUT = {"micro_batch_size": "it fills micro batches up to seq_len", "bf16": "it always computes in bf16"}
+LEFT_OUT = {
+    "micro_batch_size": "it fills micro batches up to seq_len",
+    "bf16": "it always computes in bf16",
+    "max_concurrent": "it bounds its own concurrency",
+}
 """Settings that do not change what is learned -> why prime-rl has no key for them."""
 
 
@@ -78,7 +83,7 @@ def emit(run: Mapping[str, Any] | str | Path, era: str = "v0.4", out_dir: str | 
 
 
 def _document(path: Path) -> dict[str, Any]:
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    document = tomllib.loads(read_text(path))
     return read(path) if is_prime_rl(document) else document
 
 

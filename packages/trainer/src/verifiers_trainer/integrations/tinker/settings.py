@@ -16,6 +16,7 @@ from verifiers.errors import ConfigError
 from verifiers.runtime.suggest import check_keywords
 from verifiers_trainer.algorithm.advantages import ADVANTAGES
 from verifiers_trainer.algorithm.aggregation import AGGREGATIONS
+from verifiers_trainer.settings.cross_field_rules import UNCOMPARED
 
 LOSSES = ("importance_sampling", "ppo", "cispo")
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -81,7 +82,7 @@ class TinkerConfig:
     oversample: float = 2.0
     min_group_fraction: float = 0.75
     max_error_fraction: float = 0.5
-    no_signal_steps: int = 8
+    no_signal_steps: int | None = None
     overlong: str = "mask"
     mask_truncated_completions: bool = False
     zero_truncated_completions: bool = False
@@ -167,7 +168,7 @@ class TinkerConfig:
             problems.append(
                 f"batch_size is {self.batch_size}, not a multiple of rollouts_per_example ({size}): use {near}"
             )
-        if self.rollouts_per_example == 1 and self.advantage != "none":
+        if self.rollouts_per_example == 1 and self.advantage not in UNCOMPARED:
             problems.append("rollouts_per_example is 1: an advantage compares siblings: use at least 2")
         return problems
 

@@ -32,7 +32,7 @@ from verifiers_trainer.pipeline.saved_state import load_pipeline, save_pipeline
 from verifiers_trainer.pipeline.schedule import PipelineState, digest
 from verifiers_trainer.pipeline.thread import PipelineThread
 from verifiers_trainer.policy import checkpoint_files
-from verifiers_trainer.run.context import check_environment, environment_of, examples_of
+from verifiers_trainer.run.context import check_advantage, check_environment, environment_of, examples_of
 from verifiers_trainer.run.metrics_files import COMPLETIONS, METRICS, MetricsFile, write_completions
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class TinkerTrainer:
     ):
         self.env: Environment = environment_of(env)
         check_environment(self.env)
+        check_advantage(self.env, config.advantage)
         self.config, self.examples = config, examples_of(self.env)
         self.step = 0
         """Optimizer steps taken; also the policy version."""
@@ -63,6 +64,7 @@ class TinkerTrainer:
         self.client: TinkerClient | None = None
         """The client that samples the current policy."""
         self._batches: PipelineThread | None = None
+        self._began = 0.0
 
     def train(self, resume_from_checkpoint: bool | str | Path = False) -> dict[str, Any]:
         """Train to ``max_steps``; return the numbers of the last step. ``True`` resumes from the newest checkpoint.
@@ -78,8 +80,8 @@ class TinkerTrainer:
             return numbers
         self._open(folder, pipeline)
         try:
-            while self.step < self.config.max_steps:
-                numbers = self._one_step()
+            while self.step < self.config.max_steps and (batch := self._next_batch()) is not None:
+                numbers = self._one_step(batch)
                 if self.step % self.config.save_steps == 0 or self.step == self.config.max_steps:
                     self.save()
         finally:
@@ -137,17 +139,35 @@ class TinkerTrainer:
             rollout_timeout_s=self.config.rollout_timeout or self.config.generation_timeout,
         )
 
-    def _one_step(self) -> dict[str, Any]:
+    def _next_batch(self) -> TrainBatch | None:
+        """The next batch; None when the task is solved. Saves the last step where none comes."""
+        assert self._batches is not None
+        self._began = time.monotonic()
+        try:
+            batch = self._batches.next_batch()
+        except RunError as error:
+            try:
+                self._save_unsaved()
+            except Exception as failed:  # noqa: BLE001 - the error that ended training is the one to raise
+                log.warning("step %d could not be saved: %s", self.step, failed)
+            raise error
+        if batch is None:
+            self._save_unsaved()
+        return batch
+
+    def _save_unsaved(self) -> None:
+        if self.step and not (self.config.folder / f"{checkpoint_files.PREFIX}{self.step}").is_dir():
+            self.save()
+
+    def _one_step(self, batch: TrainBatch) -> dict[str, Any]:
         assert self._batches is not None
         assert self.client is not None
-        start = time.monotonic()
-        batch = self._batches.next_batch()
         numbers = {**batch.stats, **self._train_on(batch)}
         self.step += 1
         sampler = self.training.save_weights_and_get_sampling_client()
         self.client.set_sampling_client(sampler, self.step)
         self._batches.set_version(self.step)
-        numbers["time/step"] = time.monotonic() - start
+        numbers["time/step"] = time.monotonic() - self._began
         self.metrics_file.write(self.step, self.step, numbers)
         if self.config.log_completions:
             write_completions(self.config.folder, self.step, batch)
@@ -183,7 +203,7 @@ class TinkerTrainer:
     def save(self) -> Path:
         """Write ``checkpoint-<step>``: the state at the service first, then the local files, atomically."""
         assert self._batches is not None
-        pipeline = self._batches.snapshot()
+        pipeline = self._batches.last_state()
         path = self.training.save_state(f"step-{self.step}").result().path
         folder = self.config.folder / f"{checkpoint_files.PREFIX}{self.step}"
         with checkpoint_files.writing(folder) as temporary:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from yarl import URL
 
 from verifiers.clients.http import is_loopback
-from verifiers.errors import ConfigError
+from verifiers.errors import ConfigError, WeightSyncError
 from verifiers_trainer.engines.vllm.control import Server
 from verifiers_trainer.engines.vllm.weights.choice import Choice, Situation, choose
 from verifiers_trainer.engines.vllm.weights.export import apart, exported, unservable_adapter
@@ -22,6 +22,7 @@ from verifiers_trainer.settings.config import RLConfig
 
 log = logging.getLogger(__name__)
 
+LOAD, ASK_S = "/v1/load_lora_adapter", 10.0
 INFERENCE_DEVICES = "VF_INFERENCE_DEVICES"
 """Environment variable of a launcher with the servers' devices, in the format of ``CUDA_VISIBLE_DEVICES``."""
 
@@ -39,13 +40,24 @@ def open_sync(
         features=features,
         version=version or "of an unknown version",
         has_adapter=hasattr(model, "peft_config"),
-        adapter_refused=unservable_adapter(model),
+        adapter_refused=unservable_adapter(model) or _without_adapters(model, servers),
         on_cuda=next(model.parameters()).is_cuda,
         same_device=shares_device([server.url for server in servers], next(model.parameters()).device),
     )
     choice = choose(config.weight_sync, situation)
     log.info("weights reach the server by %s: %s", choice.method, choice.reason)
     return _open(choice, model, config, servers, run, features)
+
+
+def _without_adapters(model: Any, servers: Sequence[Server]) -> str | None:
+    """Why a server cannot load adapters at run time: it was started without them. None when all can."""
+    for server in servers if hasattr(model, "peft_config") else ():
+        try:
+            server.call("GET", LOAD, stage="asking whether adapters can be loaded", timeout_s=ASK_S)
+        except WeightSyncError as error:
+            if "HTTP 404" in (error.response or ""):  # a route that exists answers 405: it takes POST alone
+                return f"{server.url} was started without adapters (vf-vllm --max-lora-rank N switches them on)"
+    return None
 
 
 def _open(

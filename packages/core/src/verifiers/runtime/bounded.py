@@ -1,0 +1,108 @@
+"""Read bytes of unknown length up to a limit: replies, files, output of child processes.
+
+The promise: a reader holds at most its limit and one chunk, whatever the sender announces or compresses: decoded bytes
+count. What is longer is an error and is never cut, except the end of a child's stderr, which only explains an error.
+
+Rows of results and datasets are not read here: they are as long as their user made them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from os import PathLike
+from typing import IO, Any
+
+MAX_FILE_BYTES = 64 * 2**20
+"""Limit of a file that is read whole: settings, metadata, manifests."""
+MAX_OUTPUT_BYTES = 16 * 2**20
+"""Limit of the output of a child process, and of a status reply."""
+MAX_LINE_BYTES = 64 * 2**10
+"""Longest line of a child process; a longer one is read in parts."""
+_CHUNK_BYTES = 2**16
+
+
+class TooLong(ValueError):
+    """What is read is longer than its limit."""
+
+    def __init__(self, what: str, max_bytes: int):
+        super().__init__(f"{what} is longer than {size_text(max_bytes)}")
+
+
+def size_text(num_bytes: int) -> str:
+    """A limit for people.
+
+    >>> size_text(64 * 2**20), size_text(1500)
+    ('64 MiB', '1500 bytes')
+    """
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 2**20 and num_bytes % 2**20 == 0 else f"{num_bytes} bytes"
+
+
+def read_file(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """The content of a file. *Raises* OSError; TooLong."""
+    with open(path, "rb") as file:
+        return read_stream(file, max_bytes, str(path))
+
+
+def read_text(path: str | PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a UTF-8 file, with line ends as ``\\n``. *Raises* OSError; TooLong; UnicodeDecodeError."""
+    text = read_file(path, max_bytes).decode()
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def read_stream(stream: Any, max_bytes: int, what: str) -> bytes:
+    """What a binary stream (a file, a pipe, a ``urlopen`` reply) still holds. *Raises* as ``stream.read``; TooLong."""
+    chunks, num_bytes = [], 0
+    while chunk := stream.read(_CHUNK_BYTES):
+        chunks.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise TooLong(what, max_bytes)
+    return b"".join(chunks)
+
+
+async def read_chunks(chunks: AsyncIterator[bytes], max_bytes: int, what: str) -> bytes:
+    """The chunks of a decoded body (aiohttp: ``response.content.iter_any()``). *Raises* as the chunks; TooLong."""
+    held, num_bytes = [], 0
+    async for chunk in chunks:
+        held.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise TooLong(what, max_bytes)
+    return held[0] if len(held) == 1 else b"".join(held)
+
+
+def read_lines(stream: IO[bytes]) -> Iterator[str]:
+    """The lines of a child process as text; a line above ``MAX_LINE_BYTES`` comes in parts."""
+    while line := stream.readline(MAX_LINE_BYTES):
+        yield line.decode("utf-8", "replace")
+
+
+def run_captured(command: Sequence[str], **popen: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end: its stdout, and the last ``MAX_LINE_BYTES`` of its stderr.
+
+    *Raises* OSError; TooLong when stdout exceeds ``MAX_OUTPUT_BYTES``: the child is killed.
+    """
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, **popen) as process:
+        assert process.stdout is not None
+        errors = bytearray()
+        reader = threading.Thread(target=_keep_end, args=(process.stderr, errors), daemon=True)
+        reader.start()
+        try:
+            output = read_stream(process.stdout, MAX_OUTPUT_BYTES, f"the output of {command[0]}")
+            process.wait()
+        except BaseException:  # includes interrupts: end the child with this call, then re-raise
+            process.kill()
+            raise
+        finally:
+            reader.join()
+    texts = (output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
+    return subprocess.CompletedProcess(command, process.returncode, *texts)
+
+
+def _keep_end(stream: IO[bytes], end: bytearray) -> None:
+    while line := stream.readline(MAX_LINE_BYTES):
+        end += line
+        del end[:-MAX_LINE_BYTES]

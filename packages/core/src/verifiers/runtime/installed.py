@@ -1,0 +1,93 @@
+"""Entry points of the installed distributions, also where the metadata of some is damaged.
+
+A distribution that cannot be read costs its own entry points only, and is returned with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib_metadata import Distribution, EntryPoint
+
+_FOLDER_NAME = re.compile(r"-|\.(?:dist|egg)-info$")
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An entry point that cannot be used; ``name`` is "" when its distribution's list cannot be read."""
+
+    name: str
+    place: str
+    """The metadata folder of the distribution."""
+    reason: str
+
+
+def entry_points(
+    group: str, distributions: Iterable[Any] | None = None
+) -> Iterator[tuple[EntryPoint, Distribution] | Broken]:
+    """The entry points of a group with their distributions (the first, for one on the path twice), or what is broken.
+
+    ``distributions``: those to read instead of the installed ones.
+    """
+    import importlib_metadata
+
+    each: Iterable[Any] = distributions or ()
+    if distributions is None:
+        try:
+            entries = list(importlib_metadata.entry_points(group=group))
+        except Exception:  # noqa: BLE001  one unreadable distribution fails the whole list: each is read alone
+            each = importlib_metadata.distributions()
+        else:
+            yield from (_checked(entry, entry.dist) for entry in entries if entry.dist is not None)
+            return
+    seen: set[str] = set()
+    for distribution in each:
+        place = _place(distribution)
+        name = _FOLDER_NAME.split(os.path.basename(place), maxsplit=1)[0].lower().replace(".", "_")
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            entries = [entry for entry in distribution.entry_points if entry.group == group]
+        except Exception as error:  # noqa: BLE001  whatever damaged metadata raises is the reason
+            if group in _listed(distribution):
+                yield Broken("", place, f"its entry_points.txt cannot be read: {_text(error)}")
+            continue
+        yield from (_checked(entry, distribution) for entry in entries)
+
+
+def _checked(entry: EntryPoint, distribution: Distribution) -> tuple[EntryPoint, Distribution] | Broken:
+    """The entry point, or why it cannot be used."""
+    place = _place(distribution)
+    try:
+        if not distribution.name or not distribution.version:
+            return Broken(entry.name, place, "its METADATA has no name or no version")
+    except Exception as error:  # noqa: BLE001  as above
+        return Broken(entry.name, place, f"its METADATA cannot be read: {_text(error)}")
+    try:
+        is_named = all(part.isidentifier() for part in f"{entry.module}.{entry.attr or 'x'}".split("."))
+    except Exception:  # noqa: BLE001  as above; versions of the library differ
+        is_named = False
+    if not is_named:
+        return Broken(entry.name, place, f"its entry point {entry.value!r} is not module:function")
+    return entry, distribution
+
+
+def _listed(distribution: Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except Exception:  # noqa: BLE001  as above: it declares nothing that can be read
+        return ""
+
+
+def _place(distribution: Distribution) -> str:
+    return str(getattr(distribution, "_path", distribution))
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,56 @@
+"""The client of a model object: ``env.rollout(model=model, …)`` samples from it, without a server or a trainer.
+
+The embedded engine starts with the first call and computes with the model's own parameters; it ends with the model.
+The tokenizer is that of ``model.name_or_path``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import nn
+
+from verifiers.clients.protocol import Client
+from verifiers.errors import ConfigError
+from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
+from verifiers_trainer.engines.inference import policy_client
+from verifiers_trainer.policy.loading import get_tokenizer
+
+MAX_SEQ_LEN, CONCURRENCY = 8192, 64
+"""Longest conversation in tokens, where the model allows as many, and the rollouts that decode together."""
+HELD = "_verifiers_engine"
+"""Attribute of the model that holds its engine."""
+
+
+class _Held:
+    """Keeps the engine and its client with the model; a copy of the model starts without."""
+
+    def __init__(self, engine: EmbeddedEngine | None = None, client: Client | None = None):
+        self.engine, self.client = engine, client
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        return _Held()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Held, ()
+
+
+def client_of(model: Any) -> Client | None:
+    """The client of a model object; None for an object that is no causal language model of transformers.
+
+    Raises ``ConfigError`` when its tokenizer cannot be loaded.
+    """
+    if not isinstance(model, nn.Module) or not hasattr(model, "generate"):
+        return None
+    held = model.__dict__.get(HELD)
+    if held is None or held.client is None:
+        if not (name := str(getattr(model, "name_or_path", "") or "")):
+            raise ConfigError(
+                "the model object has no name_or_path to load its tokenizer from: set it, or pass client="
+            )
+        tokenizer, settings = get_tokenizer(name), cast("Any", model.config).get_text_config()
+        limit = getattr(settings, "max_position_embeddings", None) or MAX_SEQ_LEN
+        engine = EmbeddedEngine(model, tokenizer, max_seq_len=min(limit, MAX_SEQ_LEN), concurrency=CONCURRENCY)
+        engine.start()
+        held = model.__dict__[HELD] = _Held(engine, policy_client(engine))
+    return held.client

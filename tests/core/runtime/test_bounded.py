@@ -1,0 +1,82 @@
+"""Readers with a limit: what fits is read exactly, what is longer is an error and never held."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from verifiers.runtime import bounded
+from verifiers.runtime.bounded import TooLong, read_chunks, read_file, read_lines, read_stream, read_text, run_captured
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 2**16, 2**16 + 1, 200_000])
+def test_what_fits_is_read_exactly_and_one_byte_more_is_an_error(tmp_path, num_bytes):
+    content = bytes(range(256)) * (num_bytes // 256 + 1)
+    path = tmp_path / "file"
+    path.write_bytes(content[:num_bytes])
+    assert read_file(path, num_bytes) == path.read_bytes() == content[:num_bytes]
+    path.write_bytes(content[: num_bytes + 1])
+    with pytest.raises(TooLong, match=f"{path} is longer than {num_bytes} bytes"):
+        read_file(path, num_bytes)
+
+
+def test_a_file_without_end_is_refused_with_little_memory():
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLong, match="/dev/zero is longer than 2 MiB"):
+            read_file("/dev/zero", 2 * 2**20)
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_text_has_the_line_ends_of_read_text(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes("ä\r\nb\rc\n".encode())
+    assert read_text(path) == path.read_text(encoding="utf-8") == "ä\nb\nc\n"
+
+
+async def test_chunks_are_joined_up_to_the_limit():
+    async def chunks(*given):
+        for chunk in given:
+            yield chunk
+
+    assert await read_chunks(chunks(), 4, "it") == b""
+    assert await read_chunks(chunks(b"ab", b"cd"), 4, "it") == b"abcd"
+    with pytest.raises(TooLong, match="it is longer than 4 bytes"):
+        await read_chunks(chunks(b"ab", b"cd", b"e"), 4, "it")
+
+
+def test_a_long_line_comes_in_parts():
+    stream = io.BytesIO(b"a\n" + b"x" * (bounded.MAX_LINE_BYTES + 5) + b"\nb")
+    assert [len(line) for line in read_lines(stream)] == [2, bounded.MAX_LINE_BYTES, 6, 1]
+
+
+def test_a_child_process_is_captured_like_subprocess_run():
+    command = [sys.executable, "-c", "import sys; print('out ä'); print('err', file=sys.stderr); sys.exit(3)"]
+    child, ours = subprocess.run(command, capture_output=True, text=True, check=False), run_captured(command)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (child.returncode, child.stdout, child.stderr)
+
+
+def test_a_child_that_prints_without_end_is_killed_and_the_end_of_its_stderr_is_kept(monkeypatch):
+    monkeypatch.setattr(bounded, "MAX_OUTPUT_BYTES", 2**20)
+    with pytest.raises(TooLong, match=r"the output of .*python.* is longer than 1 MiB"):
+        run_captured([sys.executable, "-c", "while True: print('x' * 1000)"])
+    loud = "import sys\nfor n in range(100_000): print(n, file=sys.stderr)"
+    errors = run_captured([sys.executable, "-c", loud]).stderr
+    assert len(errors) == bounded.MAX_LINE_BYTES
+    assert errors.endswith("99999\n")
+
+
+def test_without_a_limit_the_stream_is_held_whole():
+    """Negative control."""
+    tracemalloc.start()
+    try:
+        assert len(read_stream(io.BytesIO(bytes(8 * 2**20)), 2**40, "it")) == 8 * 2**20
+        assert tracemalloc.get_traced_memory()[1] > 8 * 2**20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,131 @@
+"""What counts as a secret, by name, shape and value; and the digests that tell two secrets apart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from verifiers.runtime import redaction
+from verifiers.runtime.redaction import (
+    HIDDEN,
+    digested,
+    is_credential_name,
+    is_secret_name,
+    redacted,
+    redacted_column,
+    redacted_text,
+    redacted_words,
+    remember_secrets,
+    without_digest,
+    without_secrets,
+)
+
+SECRET_NAMES = """
+api_key judge_api_key judgeApiKey apikey X-Api-Key Ocp-Apim-Subscription-Key access_token authToken HF_TOKEN hub_token
+client_secret clientSecret aws_secret_access_key secret password db_password passphrase credentials token Authorization
+Proxy-Authorization Set-Cookie cookie headers extra_headers OPENAI_API_KEY AWS_SECRET_ACCESS_KEY private_key
+""".split()
+PLAIN_NAMES = """
+api_key_var question_key eos_token pad_token_id max_tokens MAX_TOKENS tokenizer num_tokens author key keys monkey
+header_from_state extra_headers_from_state secretary token_ids stop_tokens model base_url KEY
+""".split()
+SHAPES = [
+    "sk-proj-abcdefghijklmnop1234",
+    "hf_abcdefghijklmnopqrstuv",
+    "ghp_abcdefghijklmnopqrstuvwxyz",
+    "github_pat_abcdefghijklmnopqrstuvwxyz",
+    "xoxb-1234567890-abcdefghij",
+    "AKIAIOSFODNN7EXAMPLE",
+    "AIzaSyA1234567890abcdefghijklmnopqrstu",
+    "eyJhbGciOiJIUzI1NiJ9abc.eyJzdWIiOiIxMjM0NTY3ODkwIn0.SflKxwRJSMeKKF2QT4",
+    "Bearer abcdef0123456789",
+    "https://me:hunter2@host/simple",
+]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_the_value_of_such_a_name_is_hidden_at_any_depth(name):
+    assert is_secret_name(name)
+    canary = "c4n4ry-value"
+    settings = {"a": [{"b": {name: {"x": canary, "y": [canary, 7, None, True, ""]}}}]}
+    for hide in (redacted, digested):
+        assert canary not in json.dumps(hide(settings))
+        hidden = hide(settings)["a"][0]["b"][name]["y"]
+        assert hidden[2:] == [None, True, ""]
+        assert all(value.startswith(HIDDEN) for value in hidden[:2])
+
+
+@pytest.mark.parametrize("name", PLAIN_NAMES)
+def test_the_value_of_another_name_stays(name):
+    assert not is_secret_name(name)
+    assert redacted({name: "value"}) == digested({name: "value"}) == {name: "value"}
+
+
+@pytest.mark.parametrize("secret", SHAPES)
+def test_a_shape_is_found_inside_a_text_under_any_name(secret):
+    tail = secret.rpartition(" ")[2].removesuffix("@host/simple").removeprefix("https://")
+    for text in (redacted_text(f"before {secret} after"), json.dumps(redacted({"note": [f"x={secret}"]}))):
+        assert tail not in text
+        assert HIDDEN in text
+    assert "before" in redacted_text(f"before {secret} after")
+
+
+def test_a_column_of_a_rollout_keeps_what_may_be_data():
+    column = {
+        "secret": "banana",
+        "password": "swordfish",
+        "note": SHAPES[0],
+        "api_key": "x",
+        "headers": {"Cookie": "y"},
+    }
+    hidden = {"api_key": HIDDEN, "headers": {"Cookie": HIDDEN}}
+    assert redacted_column(column) == column | hidden
+    assert is_credential_name("X-Api-Key")
+    assert not is_credential_name("password")
+
+
+def test_a_digest_tells_secrets_and_their_names_apart_and_is_the_same_in_every_process():
+    one = digested({"api_key": "a" * 40})["api_key"]
+    assert one == digested({"api_key": "a" * 40})["api_key"] == digested({"apiKey": "a" * 40})["apiKey"]
+    assert digested({"api_key": "b" * 40})["api_key"] != one
+    assert digested({"password": "a" * 40})["password"] != one
+    assert digested({"api_key": one})["api_key"] == one
+    assert without_digest(one) == HIDDEN
+    in_text = digested({"note": f"use {SHAPES[0]}"})["note"]
+    assert without_digest(in_text) == f"use {HIDDEN}"
+    assert in_text != digested({"note": f"use {SHAPES[0]}x"})["note"]
+
+
+def test_what_was_remembered_is_removed_from_every_later_text(monkeypatch):
+    monkeypatch.setattr(redaction, "_remembered", set())
+    text = "the server said: unknown key 'rosebud-42', pin 1234"
+    assert redacted_text(text) == text
+    remember_secrets({"judge": [{"api_key": "rosebud-42", "model": "server"}], "password": "1234"})
+    assert redacted_text(text) == "the server said: unknown key '***', pin 1234"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["-a", '{"api_key": "x"}'], ["-a", '{"api_key": "***"}']),
+        (['--env-args={"api_key": "x"}'], ['--env-args={"api_key": "***"}']),
+        (["-S", '{"extra_headers": {"A": "b"}}'], ["-S", '{"extra_headers": {"A": "***"}}']),
+        (["--header", "X-A: b:c", "-n", "5"], ["--header", "X-A: ***", "-n", "5"]),
+        (["--header=X-A: b"], ["--header=X-A: ***"]),
+        (["--header", "X-A:b"], ["--header", "X-A: ***"]),
+        (["--header-from-state", "X-A=key"], ["--header-from-state", "X-A=key"]),
+        (["--env.args.judge_api_key", "x"], ["--env.args.judge_api_key", "***"]),
+        (["--env-args.password=x"], ["--env-args.password=***"]),
+        (["-k", "OPENAI_API_KEY"], ["-k", "OPENAI_API_KEY"]),
+        (["-a", '{"n":1,  "s": "é"}', "-n", "-1"], ["-a", '{"n":1,  "s": "é"}', "-n", "-1"]),
+        (["-x", f"note={SHAPES[0]}"], ["-x", "note=***"]),
+    ],
+)
+def test_a_command_line_is_shown_without_secrets_and_otherwise_as_it_was_typed(words, shown):
+    assert redacted_words(words) == shown
+
+
+def test_settings_without_secrets_name_what_was_left_out():
+    settings = {"n": (1, 2), "headers": {"A": "b"}, "judge": {"token": "x", "name": "j"}, "url": "https://a:b@c"}
+    assert without_secrets(settings) == ({"n": (1, 2), "judge": {"name": "j"}}, ["headers.A", "judge.token", "url"])
