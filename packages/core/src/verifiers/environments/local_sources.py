@@ -175,13 +175,13 @@ def _in_project(folder: Path, name: str) -> LocalSource | None:
     version = table_at(document, "project").get("version")
     version = version if isinstance(version, str) else None
     declared = table_at(document, "project", "entry-points", GROUP)
-    wanted = normalize_name(name).removeprefix("vf-")
-    chosen = [value for key, value in declared.items() if normalize_name(key).removeprefix("vf-") == wanted]
-    if not chosen and len(declared) == 1:
-        chosen = list(declared.values())
+    folded = normalize_name(name).removeprefix("vf-")
+    entries = [value for key, value in declared.items() if normalize_name(key).removeprefix("vf-") == folded]
+    if not entries and len(declared) == 1:
+        entries = list(declared.values())
     roots = (folder / "src", folder)
-    if chosen and isinstance(chosen[0], str):
-        module, _, attribute = chosen[0].replace(" ", "").partition(":")
+    if entries and isinstance(entries[0], str):
+        module, _, attribute = entries[0].replace(" ", "").partition(":")
         path = module.replace(".", "/")
         for file in (root / file for root in roots for file in (f"{path}.py", f"{path}/__init__.py")):
             if file.is_file():

@@ -185,7 +185,7 @@ class Session:
         if rank():
             yield
             return
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        created = [path for path in (folder, *folder.parents) if not path.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _lock(folder)
@@ -195,7 +195,7 @@ class Session:
             yield
         finally:
             lock.release()
-            _remove_unused(folder, made)
+            _remove_unused(folder, created)
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -279,11 +279,11 @@ def evaluation_command(plan: Plan, checkpoint: Path) -> str:
     return shlex.join(["vf-eval", env_id, "-m", str(checkpoint), *arguments, *limit])
 
 
-def _remove_unused(folder: Path, made: Sequence[Path]) -> None:
-    """Remove the folders that this run made, the innermost first, when it wrote nothing but its lock."""
-    if made and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
+def _remove_unused(folder: Path, created: Sequence[Path]) -> None:
+    """Remove the folders that this run created, the innermost first, when it wrote nothing but its lock."""
+    if created and [path.name for path in folder.iterdir()] == [LOCK_NAME]:
         (folder / LOCK_NAME).unlink()
-        for path in made:
+        for path in created:
             if any(path.iterdir()):
                 break
             path.rmdir()

@@ -82,8 +82,8 @@ class FolderClient(Identified):
     async def shows_tools(self) -> bool | None:
         """Whether the chat template shows the tools of a request; None when unknown."""
         await self._running()
-        shown: bool | None = self._engine.tools_shown
-        return shown
+        shows: bool | None = self._engine.tools_shown
+        return shows
 
     async def preflight(self, model: str | None = None, timeout_s: float = START_S) -> str | None:
         """Load the model. *Raises* ``ConfigError`` when it cannot be loaded."""
