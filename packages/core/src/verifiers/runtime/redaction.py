@@ -102,14 +102,14 @@ def redacted_words(words: Iterable[str]) -> list[str]:
     >>> redacted_words(["-a", '{"api_key": "x", "n": 1}', "--header", "X-Run: 5", "--env.args.password=y", "-n", "3"])
     ['-a', '{"api_key": "***", "n": 1}', '--header', 'X-Run: ***', '--env.args.password=***', '-n', '3']
     """
-    words, option = [], ""
+    printable, option = [], ""
     for word in words:
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         name = (flag if equals else option).rpartition(".")[2].lstrip("-")
         is_option = word.startswith("-") and not equals
-        words.append(word if is_option else f"{flag}{equals}{_redacted_value(value, name)}")
+        printable.append(word if is_option else f"{flag}{equals}{_redacted_value(value, name)}")
         option = word if is_option else ""
-    return words
+    return printable
 
 
 def _redacted_value(value: str, option: str) -> str:
