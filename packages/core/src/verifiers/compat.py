@@ -280,7 +280,7 @@ def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
     """
     for old, new in table.items():
 
-        def call(self: Any, *args: Any, _new: str = new, **kwargs: Any) -> Any:
+        def call(self: object, *args: object, _new: str = new, **kwargs: object) -> Any:
             function = functools.partial(load(_new), self) if ":" in _new else getattr(self, _new)
             return function(*args, **kwargs)
 
@@ -289,7 +289,7 @@ def legacy_methods(cls: type, table: Mapping[str, str]) -> None:
         setattr(cls, old, call)
 
 
-def hook(owner: Any, name: str, table: Mapping[str, str]) -> Any:
+def hook(owner: object, name: str, table: Mapping[str, str]) -> Any:
     """The method ``name`` of ``owner``, or the one that its class defines under an older name."""
     for old, new in table.items():
         if new == name and callable(getattr(type(owner), old, None)):

@@ -100,7 +100,7 @@ class Message(dict[str, Any]):
 Messages: TypeAlias = "list[Message] | str"
 
 
-def _message(role: str, content: object, /, **optional: Any) -> dict[str, Any]:
+def _message(role: str, content: object, /, **optional: object) -> dict[str, Any]:
     fields = {"role": role, "content": content}
     fields.update((k, v) for k, v in optional.items() if v is not None)
     return fields

@@ -36,7 +36,7 @@ __all__ = sorted(_HOME)
 moved.register("verifiers_trainer", MOVED)
 
 
-def _client_of_model(model: Any) -> Any:
+def _client_of_model(model: object) -> Any:
     from verifiers_trainer.policy.live_model import client_of
 
     return client_of(model)

@@ -46,7 +46,7 @@ class GRPOConfig(RLConfig):
 
     if TYPE_CHECKING:  # GRPO's names are not fields: a type checker accepts any name, the constructor checks
 
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(self, **settings: object) -> None: ...
 
     def _derive_batch(self, world_size: int) -> None:
         """Set ``batch_size`` to the rollouts of one optimizer step, gradient accumulation included."""
@@ -78,7 +78,7 @@ class GRPOTrainer(RLTrainer):
     config_class = GRPOConfig
 
 
-def grpo_defaults(run_name: str = "grpo", **overrides: Any) -> GRPOConfig:
+def grpo_defaults(run_name: str = "grpo", **overrides: object) -> GRPOConfig:
     """Settings for examples, in ``outputs/<run_name>``; ``overrides`` (under any of their names) take precedence.
 
     Other values count as defaults: ``num_train_epochs``, for example, may still derive ``max_steps``.
@@ -108,7 +108,7 @@ def grpo_defaults(run_name: str = "grpo", **overrides: Any) -> GRPOConfig:
     return config
 
 
-def lora_defaults(r: int = 8, alpha: int = 16, **options: Any) -> LoraConfig:
+def lora_defaults(r: int = 8, alpha: int = 16, **options: object) -> LoraConfig:
     """A ``peft.LoraConfig`` over the attention projections; ``options`` are its other fields."""
     from peft import LoraConfig
 

@@ -178,7 +178,7 @@ class HFLoop(Trainer):
             deepspeed.remember(optimizer)
         return optimizer
 
-    def _prepare_for_training(self, *args: Any, **keywords: Any) -> Any:
+    def _prepare_for_training(self, *args: object, **keywords: object) -> Any:
         if deepspeed.is_used(self.accelerator):
             deepspeed.in_one_precision(self.model, self.args)
         with fsdp.preserved_ties(self.model):
@@ -187,11 +187,11 @@ class HFLoop(Trainer):
             self.accelerator.deepspeed_engine_wrapped, self._earlier_engine = self._earlier_engine, None
         return prepared
 
-    def _clip_grad_norm(self, model: Any) -> Any:
+    def _clip_grad_norm(self, model: object) -> Any:
         norm = super()._clip_grad_norm(model)
         return fsdp.whole(norm) if isinstance(norm, Tensor) else norm
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: object, grad_norm: object = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         self.grad_norm = math.nan if norm is None else float(norm)
         return norm
@@ -229,7 +229,7 @@ class HFLoop(Trainer):
             self.lr_scheduler.step(metrics[metric])
         return metrics
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
         return bool(metrics) and super()._determine_best_metric(metrics, trial)
 
     def _maybe_log_save_evaluate(self, *args: Any, **keywords: Any) -> None:
@@ -249,7 +249,7 @@ class HFLoop(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.save_checkpoint()
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: object = None) -> None:
         if deepspeed.is_used(self.accelerator) and not any(map(deepspeed.holds, self.model.parameters())):
             return  # too early: DeepSpeed may round the parameters it takes over
         preparation.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))

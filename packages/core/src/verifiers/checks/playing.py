@@ -149,7 +149,7 @@ def _counted_cleanup(env: Environment) -> Iterator[Counter[str]]:
 
     def counting(name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(handler)
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args: object, **kwargs: object) -> Any:
             counts[name] += 1
             return handler(*args, **kwargs)
 

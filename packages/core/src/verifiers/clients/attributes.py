@@ -16,7 +16,7 @@ import msgspec
 from verifiers.clients.reply import Choice, Completion, Entry, Logprobs
 
 
-def read_completion(response: Any) -> Completion:
+def read_completion(response: object) -> Completion:
     """Read the completion of an SDK object, a dict or a test double; fields of an unexpected type are absent."""
     choices = _typed(response, "choices", list) or []
     return Completion(
@@ -31,7 +31,7 @@ def read_completion(response: Any) -> Completion:
     )
 
 
-def read_flat(response: Any) -> Completion:
+def read_flat(response: object) -> Completion:
     """Read the completion of a third-generation response, with message and tokens one level higher."""
     message = _get(response, "message")
     tokens = _get(message, "tokens")
@@ -52,7 +52,7 @@ def read_flat(response: Any) -> Completion:
     )
 
 
-def _choice(choice: Any) -> Choice:
+def _choice(choice: object) -> Choice:
     message = _get(choice, "message")
     return Choice(
         message=_message(message) if message is not None and _typed(choice, "text", str) is None else None,
@@ -66,7 +66,7 @@ def _choice(choice: Any) -> Choice:
     )
 
 
-def _message(message: Any) -> dict[str, Any]:
+def _message(message: object) -> dict[str, Any]:
     content = _get(message, "content")
     calls = _typed(message, "tool_calls", list)
     fields: dict[str, Any] = {
@@ -79,7 +79,7 @@ def _message(message: Any) -> dict[str, Any]:
     return fields
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
+def _tool_call(call: object) -> dict[str, Any]:
     function = _get(call, "function")
     source = function if function is not None else call
     arguments = _get(source, "arguments")
@@ -90,7 +90,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
     }
 
 
-def _logprobs(logprobs: Any) -> Logprobs | None:
+def _logprobs(logprobs: object) -> Logprobs | None:
     if logprobs is None:
         return None
     content = _typed(logprobs, "content", list)
@@ -101,22 +101,22 @@ def _logprobs(logprobs: Any) -> Logprobs | None:
     return Logprobs(entries, tokens, values) if entries is not None or values is not None else None
 
 
-def _usage(usage: Any) -> dict[str, Any]:
+def _usage(usage: object) -> dict[str, Any]:
     return {name: _typed(usage, name, int) for name in ("prompt_tokens", "completion_tokens")}
 
 
-def _get(holder: Any, name: str) -> Any:
+def _get(holder: object, name: str) -> Any:
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
-def _typed(holder: Any, name: str, kind: type) -> Any:
+def _typed(holder: object, name: str, kind: type) -> Any:
     value = _get(holder, name)
     if kind is list and hasattr(value, "tolist"):
         value = value.tolist()
     return value if isinstance(value, kind) else None
 
 
-def _plain_data(value: Any) -> Any:
+def _plain_data(value: object) -> Any:
     """Return version spans as plain data; None for anything else."""
     try:
         return msgspec.to_builtins(value)

@@ -136,7 +136,7 @@ def _refuse_repeated_aliases(value: ast.expr, path: Path) -> None:
                 raise ConfigError(f"{path}:{table.lineno}: {key!r} is given twice", path=str(path), key=str(key))
 
 
-def _fits(name: str, value: Any) -> bool:
+def _fits(name: str, value: object) -> bool:
     """Return whether a value has the type of a field."""
     if name in PRICE_FIELDS:
         return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf

@@ -111,7 +111,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"the model call cannot be written as JSON: {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Convert numpy scalars and arrays and pydantic objects to JSON types."""
     for name in ("tolist", "model_dump"):
         if callable(convert := getattr(value, name, None)):

@@ -155,7 +155,7 @@ ClientLike: TypeAlias = (
 ModelLike: TypeAlias = str | NamedModel
 
 
-def headers_from_state(client: Any) -> Mapping[str, str]:
+def headers_from_state(client: object) -> Mapping[str, str]:
     """Return header -> key of the state whose value a client sends, from its settings or those of its members."""
     of_members = getattr(client, "headers_from_state", None)
     if of_members is not None:
@@ -163,7 +163,7 @@ def headers_from_state(client: Any) -> Mapping[str, str]:
     return getattr(getattr(client, "config", None), "extra_headers_from_state", None) or {}
 
 
-async def shows_tools(client: Any) -> bool | None:
+async def shows_tools(client: object) -> bool | None:
     """Return whether the chat template of the model shows the tools of a request; None if unknown.
 
     It is unknown for every server outside this process.
@@ -185,7 +185,7 @@ def check_client_type(client_type: str) -> None:
     raise ConfigError(f"there is no client_type {client_type!r}{known}")
 
 
-def model_name(model: Any) -> str | None:
+def model_name(model: object) -> str | None:
     """Return the name of a model, passed as text or as an object with ``name_or_path``; None stays None."""
     if model is None or isinstance(model, str):
         return model
@@ -198,7 +198,7 @@ def model_name(model: Any) -> str | None:
 PRICE_FIELDS = ("usd_per_million_input_tokens", "usd_per_million_output_tokens")
 
 
-def prices_of(client: Any) -> dict[str, float] | None:
+def prices_of(client: object) -> dict[str, float] | None:
     """Return the prices of a client by ``PRICE_FIELDS``; None if one is missing or its endpoints differ.
 
     >>> from verifiers.clients import ClientConfig, as_client

@@ -99,7 +99,7 @@ def excerpt(body: bytes, limit: int = 300) -> str:
     return " ".join(body[: 4 * limit].decode("utf-8", "replace").split())[:limit]
 
 
-def to_response(completion: Completion, request: ModelRequest, where: str, raw: Any = None) -> Response:
+def to_response(completion: Completion, request: ModelRequest, where: str, raw: object = None) -> Response:
     """Build the `Response` of a decoded completion.
 
     Raises: ``MalformedResponse`` without choices, or without complete token data when the request requires them
@@ -223,5 +223,5 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
     return -1
 
 
-def _listed(spans: Any) -> list[Any]:
+def _listed(spans: object) -> list[Any]:
     return spans if isinstance(spans, list) else [spans]

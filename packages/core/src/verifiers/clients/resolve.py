@@ -127,7 +127,7 @@ def client_and_model(
     raise ConfigError(f"there is no client{purpose}: {WAYS}")
 
 
-def _name_for(client: Any, model: Any) -> str:
+def _name_for(client: object, model: object) -> str:
     name = model_name(model)
     client_model = getattr(client, "model", None)
     if name is None or (_is_local(name) and getattr(client, "is_local", False)):
@@ -188,7 +188,7 @@ def _over_http(config: ClientConfig, keep_raw: bool) -> Client:
     return kind(config, keep_raw=keep_raw)
 
 
-def _openai_like(source: Any, keep_raw: bool) -> Client:
+def _openai_like(source: object, keep_raw: bool) -> Client:
     settings = read_plain(source)
     if settings is None:
         from verifiers.clients.adapters import OpenAILikeClient
@@ -203,7 +203,7 @@ def _openai_like(source: Any, keep_raw: bool) -> Client:
     return known[1]
 
 
-def _adapted(kind: type, source: Any, keep_raw: bool) -> Client:
+def _adapted(kind: type, source: object, keep_raw: bool) -> Client:
     """Return the adapter of an object, one while it is in use, so that concurrent calls share its limits."""
     key = (id(source), keep_raw)
     known = _adapters.get(key)
@@ -215,12 +215,12 @@ def _adapted(kind: type, source: Any, keep_raw: bool) -> Client:
     return adapter
 
 
-def _has_create(source: Any) -> bool:
+def _has_create(source: object) -> bool:
     chat, text = getattr(source, "chat", None), getattr(source, "completions", None)
     return any(callable(getattr(holder, "create", None)) for holder in (getattr(chat, "completions", None), text))
 
 
-def _from_live_model(model: Any) -> Client | None:
+def _from_live_model(model: object) -> Client | None:
     if not _resolvers and importlib.util.find_spec("verifiers_trainer") is not None:
         importlib.import_module("verifiers_trainer")  # registers its resolver
     return next((client for resolver in _resolvers if (client := resolver(model)) is not None), None)
@@ -231,7 +231,7 @@ def _environment_client(base_url: str, keep_raw: bool) -> Client:
     return _over_http(ClientConfig(api_base_url=base_url), keep_raw)
 
 
-def _from_environment(model: Any, keep_raw: bool) -> tuple[Client, str]:
+def _from_environment(model: object, keep_raw: bool) -> tuple[Client, str]:
     base_url = os.environ.get("OPENAI_BASE_URL")
     if model is None and base_url:
         raise ConfigError(f"OPENAI_BASE_URL is {base_url}: name the model it should serve, model='…'")
@@ -245,7 +245,7 @@ def _local_is_installed() -> bool:
     return is_installed()
 
 
-async def close(client: Any) -> None:
+async def close(client: object) -> None:
     """Release the resources of a client in the running event loop; it can be used again."""
     release = getattr(client, "aclose", None)
     if release is not None:
@@ -268,7 +268,7 @@ async def client_for(client: Any, model: Any, *, keep_raw: bool = False) -> Asyn
             await close(resolved)
 
 
-def _is_temporary(source: Any) -> bool:
+def _is_temporary(source: object) -> bool:
     """Return whether a client is created from settings alone, so that no other call uses it."""
     if isinstance(source, list | tuple):
         return all(_is_temporary(member) for member in source)

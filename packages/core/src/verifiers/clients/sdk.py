@@ -18,7 +18,7 @@ _OTHER_CREDENTIALS = ("_api_key_provider", "_provider", "workload_identity", "ad
 _SDK_HEADERS = ("x-stainless-", "accept", "content-type", "user-agent")
 
 
-def is_sdk_object(client: Any) -> bool:
+def is_sdk_object(client: object) -> bool:
     """Return whether the class of the object belongs to the ``openai`` package."""
     return type(client).__module__.split(".")[0] == "openai"
 
@@ -65,7 +65,7 @@ def _is_patched(client: Any) -> bool:
     )
 
 
-def _timeouts(timeout: Any) -> tuple[float, float]:
+def _timeouts(timeout: object) -> tuple[float, float]:
     """Return (seconds per attempt, seconds to connect) from a number, a ``Timeout`` or None of the SDK."""
     defaults = ClientConfig()
     if isinstance(timeout, int | float):

@@ -194,7 +194,7 @@ class EnvGroup(Environment):
         """Add ``rubric`` to every member."""
         self._each("add_rubric", rubric)
 
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
+    def _each(self, method: str, *args: object, **kwargs: object) -> None:
         for member in self.envs:
             getattr(member, method)(*args, **kwargs)
 

@@ -118,6 +118,6 @@ class EnvGroupRubric(Rubric):
 
     # --- private
 
-    def _each(self, method: str, *args: Any, **kwargs: Any) -> None:
+    def _each(self, method: str, *args: object, **kwargs: object) -> None:
         for rubric in self.rubrics:
             getattr(rubric, method)(*args, **kwargs)

@@ -96,7 +96,7 @@ class Found:
         return short_path(self.local.file) if self.local else f"{self.module}:{self.attribute}{source}"
 
 
-def load_environment(env_id: str, **env_args: Any) -> Environment:
+def load_environment(env_id: str, **env_args: object) -> Environment:
     """Build an environment by calling its loader with ``env_args``.
 
     ``env_id`` is an id ``[owner/]name[@version]`` or the path of a file or folder, ``environments/sums.py``. The name

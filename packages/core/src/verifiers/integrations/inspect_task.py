@@ -57,7 +57,7 @@ class InspectClient:
         return Response(from_assistant(output.message), finish, usage, model=output.model or request.model)
 
 
-def to_task(env: Environment, num_examples: int | None = None, rollouts_per_example: int = 1, **options: Any) -> Any:
+def to_task(env: Environment, num_examples: int | None = None, rollouts_per_example: int = 1, **options: object) -> Any:
     """An ``inspect_ai.Task``: the evaluation set (the training set when there is none), our rollouts, our rewards.
 
     A failed rollout does not end the evaluation unless ``fail_on_error`` says so. ``options`` go to ``Task``.

@@ -48,7 +48,7 @@ def install_from_repo(env_id: str, branch: str = "main") -> bool:
     return _install([env_id, "--from-repo", "-b", branch])
 
 
-def print_results(results: Any, num_samples: int = 1) -> None:
+def print_results(results: object, num_samples: int = 1) -> None:
     """Print the summary of a run, with its best and worst rollout unless ``num_samples`` is 0."""
     from verifiers.cli.evaluate.summary import print_summary, run_facts
 

@@ -23,7 +23,7 @@ def rollout_results(
     env: Environment,
     all_states: Sequence[State],
     model: str = "",
-    client: Any = None,
+    client: object = None,
     state_columns: Sequence[str] | None = None,
     results_path: str | Path | None = None,
     gen_sampling_args: Mapping[str, Any] | None = None,

@@ -58,7 +58,7 @@ def save_metadata(metadata: Mapping[str, Any], results_path: str | Path) -> None
     atomic_write(folder / METADATA_NAME, json.dumps(json_ready(dict(metadata)), indent=2).encode() + b"\n")
 
 
-def validate_resume_metadata(results_path: str | Path, **facts: Any) -> None:
+def validate_resume_metadata(results_path: str | Path, **facts: object) -> None:
     """Compare the metadata in a folder with ``env_id=…, model=…, rollouts_per_example=…``.
 
     *Raises* RunMismatch naming the differences, ConfigError when the folder has no metadata file.
@@ -74,7 +74,7 @@ def validate_resume_metadata(results_path: str | Path, **facts: Any) -> None:
         raise RunMismatch(f"{results_path} contains another run: {text}", differences=differences)
 
 
-def extract_usage_tokens(response: Any) -> tuple[int, int]:
+def extract_usage_tokens(response: object) -> tuple[int, int]:
     """(prompt tokens, completion tokens) as counted by the server; (0, 0) without counts."""
     usage = getattr(response, "usage", None)
     return getattr(usage, "prompt_tokens", None) or 0, getattr(usage, "completion_tokens", None) or 0

@@ -64,7 +64,7 @@ def score_rollouts(
     return dual(lambda: _score_all(rubric, members, group_size, max_concurrent))
 
 
-def score_rollouts_sync(rubric: Rubric, *args: Any, **kwargs: Any) -> RolloutScores:
+def score_rollouts_sync(rubric: Rubric, *args: object, **kwargs: object) -> RolloutScores:
     """``score_rollouts``, always blocking."""
 
     async def scores() -> RolloutScores:
@@ -106,7 +106,7 @@ async def _score_all(rubric: Rubric, states: list[State], group_size: int | None
     return RolloutScores.of(states)
 
 
-def _read(args: Sequence[Any], fields: Mapping[str, Any], score_sem: Any) -> tuple[State, Any, Any]:
+def _read(args: Sequence[Any], fields: Mapping[str, Any], score_sem: object) -> tuple[State, Any, Any]:
     """The state to score, the state object of the caller, and the semaphore."""
     if args and isinstance(args[0], Mapping):
         if len(args) > 2 or fields:
@@ -124,7 +124,7 @@ def _read(args: Sequence[Any], fields: Mapping[str, Any], score_sem: Any) -> tup
     return _state_with(original, fields), original, score_sem
 
 
-def _copy_back(state: State, original: Any) -> None:
+def _copy_back(state: State, original: object) -> None:
     if isinstance(original, dict) and not isinstance(original, State):
         original.update((key, state[key]) for key in RESULTS)
 

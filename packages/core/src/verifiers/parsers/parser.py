@@ -14,7 +14,7 @@ from verifiers.storage.identity import Identified
 from verifiers.types import AssistantMessage
 
 
-def identity(text: Any) -> Any:
+def identity(text: object) -> Any:
     """``text`` itself."""
     return text
 
@@ -65,7 +65,7 @@ class Parser(Identified):
     def get_format_reward_func(self) -> Callable[..., float]:
         """Return a reward function ``format_reward_func(completion, **kwargs)``, 0 to 1, of format compliance."""
 
-        def format_reward_func(completion: Any, **_: Any) -> float:
+        def format_reward_func(completion: object, **_: Any) -> float:
             return self.format_reward(completion)
 
         return format_reward_func
@@ -74,7 +74,7 @@ class Parser(Identified):
         """1.0: any text will do."""
         return 1.0
 
-    def _mean_over_assistant_messages(self, completion: Any, reward: Callable[[Any], float]) -> float:
+    def _mean_over_assistant_messages(self, completion: object, reward: Callable[[Any], float]) -> float:
         """The mean of ``reward(message)``; 0.0 without assistant messages."""
         messages = self.get_assistant_messages(completion)
         return sum(reward(message) for message in messages) / len(messages) if messages else 0.0

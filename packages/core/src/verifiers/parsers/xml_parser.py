@@ -110,7 +110,7 @@ class XMLParser(Parser):
         """
         return self._mean_over_assistant_messages(completion, self._message_reward)
 
-    def _message_reward(self, message: Any) -> float:
+    def _message_reward(self, message: object) -> float:
         text = message_text(message).strip()
         if message_field(message, "reasoning_content") and any("think" in names for names in self.field_sets):
             text = f"<think></think>{text}"
@@ -123,7 +123,7 @@ class XMLParser(Parser):
         return (4 * sum(present) / len(present) + 2 * all(present) + 2 * first + 2 * last) / 10
 
 
-def _alternatives(field: Any) -> tuple[str, ...]:
+def _alternatives(field: object) -> tuple[str, ...]:
     names = tuple(field) if isinstance(field, tuple | list) else (field,)
     for name in names:
         if not isinstance(name, str):

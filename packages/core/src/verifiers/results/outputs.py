@@ -236,7 +236,7 @@ def make_dataset(
     push_to_hub: bool = False,
     hub_name: str | None = None,
     state_columns: Sequence[str] | None = None,
-    **older: Any,
+    **older: object,
 ) -> Any:
     """The results as a ``datasets.Dataset`` with the columns ``DATASET_COLUMNS`` and ``state_columns``.
 

@@ -96,7 +96,7 @@ def process_env_results(
     zero_truncated_completions: bool = False,
     unknown_reward: str = "nan",
     allow_forks: bool = False,
-    **older: Any,
+    **older: object,
 ) -> ProcessedOutputs:
     """Convert columns of rollouts to token rows.
 

@@ -95,7 +95,7 @@ def fault(name: str, error: BaseException) -> EnvironmentFault:
     return environment_fault
 
 
-async def call_handler(env: Any, handler: Callable[..., Any], state: State) -> Any:
+async def call_handler(env: object, handler: Callable[..., Any], state: State) -> Any:
     """Call a sync or async marked method with ``state`` and the ``EXTRA_PARAMETERS`` that it declares."""
     extras = extra_parameters(getattr(handler, "__func__", handler))
     return await maybe_await(handler(state, **extra_arguments(env, state, extras)) if extras else handler(state))
@@ -108,6 +108,6 @@ def extra_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name in EXTRA_PARAMETERS if name in parameters)
 
 
-def extra_arguments(env: Any, state: State, names: tuple[str, ...]) -> dict[str, Any]:
+def extra_arguments(env: object, state: State, names: tuple[str, ...]) -> dict[str, Any]:
     """The values of the ``EXTRA_PARAMETERS`` in ``names``."""
     return {name: env if name == "env" else state[name] for name in names}

@@ -145,7 +145,7 @@ def advantage(function: F | None = None, *, priority: int = 0) -> Any:
     return _mark("advantage", function, Options(priority, "group"))
 
 
-def decorated(owner: Any, kind: str) -> list[tuple[str, Callable[..., Any], Options]]:
+def decorated(owner: object, kind: str) -> list[tuple[str, Callable[..., Any], Options]]:
     """The methods of a class, or of an object's class, that carry the mark ``kind``: (name, function, options).
 
     Bound when ``owner`` is an object. Sorted by priority, highest first, then by name.

@@ -94,7 +94,7 @@ async def generate(env: RolloutEnvironment, state: State, timeout_s: float | Non
 # --- stop conditions ------------------------------------------------------------------------------------------------
 
 
-async def first_stop(env: Any, state: State) -> str | None:
+async def first_stop(env: object, state: State) -> str | None:
     """The name of the first stop condition that holds; None to continue."""
     cls: Any = type(env)
     return await _first(env, state, stop_conditions(cls))
@@ -149,7 +149,7 @@ def _takes_messages(override: Callable[..., Any]) -> bool:
     return len([p for p in positional[1:] if p.default is p.empty]) >= 2
 
 
-def _with_messages(override: Callable[..., Any], env: Any, state: State) -> Any:
+def _with_messages(override: Callable[..., Any], env: object, state: State) -> Any:
     messages = state["trajectory"][-1].conversation() if state["trajectory"] else state["prompt"][:]
     return override(env, messages, state)
 
@@ -280,7 +280,7 @@ def conclude(state: State, started: float) -> None:
 
 
 def new_state(
-    env: RolloutEnvironment, row: Mapping[str, Any], client: Any, model: str, sampling_args: Mapping[str, Any] | None
+    env: RolloutEnvironment, row: Mapping[str, Any], client: object, model: str, sampling_args: Mapping[str, Any] | None
 ) -> State:
     """The initial state of a rollout of ``row``."""
     state = State(

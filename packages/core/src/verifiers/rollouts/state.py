@@ -394,7 +394,7 @@ def _rebuild(cls: type, fields: dict[str, Any]) -> Any:
     return cls(**fields)
 
 
-def _link(step: Any, previous: Any, shared: int, whole_prompt: Any) -> None:
+def _link(step: object, previous: object, shared: int, whole_prompt: object) -> None:
     """Link a step to ``previous``, sharing ``shared`` of its parts; only the newest step holds its whole prompt."""
     object.__setattr__(step, "_previous", previous if shared else None)
     object.__setattr__(step, "_shared", shared)

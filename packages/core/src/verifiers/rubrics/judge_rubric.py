@@ -201,14 +201,14 @@ class JudgeRubric(Rubric):
         combined: float = await maybe_await(self.aggregation(values))
         return combined
 
-    async def _score(self, model: Any, question: str, state: Any, verdict: judging.Verdict) -> float:
+    async def _score(self, model: object, question: str, state: object, verdict: judging.Verdict) -> float:
         text = await self._ask(model, question, state, whole=True)
         try:
             return judging.read_score(text, self.score_range, verdict)
         except ScoringError as error:
             raise ScoringError(f"judge {_label(model)!r}: {error}", model=_label(model)) from error
 
-    async def _ask(self, model: Any, question: str, state: Any, whole: bool = False) -> str:
+    async def _ask(self, model: object, question: str, state: object, whole: bool = False) -> str:
         """A judge's text, from the state's cache or from the judge. ``whole``: truncated text is a failure."""
         cache = _cache_of(state, _label(model))
         if question in cache:
@@ -227,7 +227,7 @@ class JudgeRubric(Rubric):
         cache[question] = response.text
         return response.text
 
-    async def _complete(self, model: Any, question: str) -> Response:
+    async def _complete(self, model: object, question: str) -> Response:
         limit_s = None if self.timeout_s is None else ANSWER_SHARE * self.timeout_s
         try:
             client, name = self._client_of(model)
@@ -305,7 +305,7 @@ class _InFlight:
                 task.cancel()  # no effect on a finished task
 
 
-def _cache_of(state: Any, model: str) -> dict[str, str]:
+def _cache_of(state: object, model: str) -> dict[str, str]:
     """Question -> text that this model answered for a rollout; a new dict when the state cannot hold a cache."""
     if not isinstance(state, MutableMapping):
         return {}
@@ -315,7 +315,7 @@ def _cache_of(state: Any, model: str) -> dict[str, str]:
     return cache.setdefault(model, {}) if isinstance(cache, dict) else {}
 
 
-def _count_usage(state: Any, response: Response) -> None:
+def _count_usage(state: object, response: Response) -> None:
     if not isinstance(state, MutableMapping):
         return
     usage = state.setdefault("usage", {})
@@ -330,7 +330,7 @@ def _failure(judge: str, error: Exception, limit_s: float | None) -> ScoringErro
     return ScoringError(f"judge {judge!r} failed: {reason}", model=judge)
 
 
-def _label(model: Any) -> str:
+def _label(model: object) -> str:
     """A judge's name in metrics and messages."""
     return model if isinstance(model, str) else str(getattr(model, "name_or_path", model))
 
@@ -339,13 +339,13 @@ def _is_local(name: str) -> bool:
     return name == "local" or name.startswith("local:")
 
 
-def _checked_prompt(prompt: Any) -> str:
+def _checked_prompt(prompt: object) -> str:
     if not isinstance(prompt, str):
         raise ConfigError(f"judge_prompt must be text, not {type(prompt).__name__}", key="judge_prompt")
     return prompt
 
 
-def _checked_models(models: Sequence[Any] | None, model: Any) -> tuple[Any, ...]:
+def _checked_models(models: Sequence[Any] | None, model: object) -> tuple[Any, ...]:
     if isinstance(models, str):
         raise ConfigError(f"judge_models must be a list; write [{models!r}]", key="judge_models")
     judges = (model,) if models is None else tuple(models)

@@ -72,7 +72,7 @@ def boxed_answer_parser() -> MaybeThinkParser:
     return MaybeThinkParser(functools.partial(extract_boxed_answer, strict=True))
 
 
-def has_answer(response: Any) -> bool:
+def has_answer(response: object) -> bool:
     """Whether a parser found an answer."""
     return response is not None and response != ""
 

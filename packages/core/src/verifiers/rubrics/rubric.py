@@ -397,7 +397,7 @@ class Rubric(Identified):
             for subject in [list(states)] if stage == "group" else states:
                 await self._call_handler(function_name(handler), handler, subject)
 
-    async def _call_handler(self, name: str, handler: Callable[..., Any], *args: Any) -> None:
+    async def _call_handler(self, name: str, handler: Callable[..., Any], *args: object) -> None:
         try:
             await scoring.call(handler, *args, limit_s=CLEANUP_LIMIT_S)
         except RunError:

@@ -15,7 +15,7 @@ class _Scores(AttributeDict):
 
     __slots__ = ()
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """The value of ``name``, or of the function ``<name>_reward_func``, or ``default``."""
         return super().get(name, super().get(f"{name}_reward_func", default))
 

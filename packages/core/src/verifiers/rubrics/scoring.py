@@ -313,7 +313,7 @@ async def _provide(
     return errors
 
 
-async def call(function: Callable[..., Any], *args: Any, limit_s: float | None = None, **kwargs: Any) -> Any:
+async def call(function: Callable[..., Any], *args: object, limit_s: float | None = None, **kwargs: object) -> Any:
     """Call an author's callable within ``limit_s``, a synchronous one in a worker thread; its exceptions propagate."""
     if inspect.iscoroutinefunction(function):
         value = function(*args, **kwargs)

@@ -250,9 +250,9 @@ def _check(options: RunOptions) -> None:
         raise ConfigError("push_to_hub needs hub_name, the name of the dataset to publish", key="hub_name")
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _invalid(name: str, value: Any, requirement: str) -> ConfigError:
+def _invalid(name: str, value: object, requirement: str) -> ConfigError:
     return ConfigError(f"{name} is {value!r}; it must be {requirement}", key=name)

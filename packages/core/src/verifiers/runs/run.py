@@ -59,8 +59,8 @@ __all__ = ["Plan", "Run", "check_before_run", "evaluate", "generate", "warn_of_f
 
 async def evaluate(
     env: RunEnvironment,
-    client: Any,
-    model: Any,
+    client: object,
+    model: object,
     sampling_args: Mapping[str, Any] | None,
     num_examples: int,
     rollouts_per_example: int | None,
@@ -129,7 +129,12 @@ def check_before_run(env: RunEnvironment, plan: Plan, options: RunOptions) -> No
 
 
 async def _execute(
-    env: RunEnvironment, plan: Plan, client: Any, model: Any, sampling_args: Mapping[str, Any], options: RunOptions
+    env: RunEnvironment,
+    plan: Plan,
+    client: object,
+    model: object,
+    sampling_args: Mapping[str, Any],
+    options: RunOptions,
 ) -> GenerateOutputs:
     if sampling_args.get("n", 1) != 1:
         raise ConfigError("sampling_args['n'] must be 1: ask for siblings with rollouts_per_example", key="n")
@@ -342,7 +347,7 @@ class Run:
                 )
         return work
 
-    async def _generate(self, work: Pending, store: RunStore, given_client: Any) -> None:
+    async def _generate(self, work: Pending, store: RunStore, given_client: object) -> None:
         """Generate, score and store the pending rollouts."""
         env, options, client = self.env, self.options, self.client
         preflight = getattr(client, "preflight", None)
@@ -426,7 +431,7 @@ class Run:
         self.env.logger.warning("%s", text)
         await self._call_back("on_log", text)
 
-    async def _call_back(self, name: str, value: Any) -> None:
+    async def _call_back(self, name: str, value: object) -> None:
         """Call a callback of the options, if set."""
         callback = getattr(self.options, name)
         if callback is None:

@@ -50,14 +50,14 @@ async def _rollout_of_row(
 
 async def _rollout_of_prompt(
     env: RunEnvironment,
-    client: Any = None,
-    model: Any = None,
-    prompt: Any = None,
-    answer: Any = "",
+    client: object = None,
+    model: object = None,
+    prompt: object = None,
+    answer: object = "",
     task: str | None = None,
     info: Mapping[str, Any] | None = None,
     sampling_args: Mapping[str, Any] | None = None,
-    **sampling: Any,
+    **sampling: object,
 ) -> tuple[Any, State]:
     if prompt is None:
         raise ConfigError("rollout() needs a row (input=…) or a prompt (prompt=…)")
@@ -88,7 +88,12 @@ async def run_rollout(env: RunEnvironment, input: Any, client: Any, model: Any, 
 
 
 async def run_group(
-    env: RunEnvironment, group_inputs: Sequence[Mapping[str, Any]], client: Any, model: Any, *args: Any, **keywords: Any
+    env: RunEnvironment,
+    group_inputs: Sequence[Mapping[str, Any]],
+    client: object,
+    model: object,
+    *args: object,
+    **keywords: object,
 ) -> list[Any]:
     """Run and score siblings of one example, with advantages; result types as in ``run_rollout``."""
     arguments = _CallArguments.of(args, keywords, "run_group")
@@ -132,7 +137,7 @@ class _CallArguments:
             state_columns=named.get("state_columns") or (),
         )
 
-    def context(self, env: RunEnvironment, client: Any, model: str, given_client: Any) -> RunContext:
+    def context(self, env: RunEnvironment, client: object, model: str, given_client: object) -> RunContext:
         """The context of one call; ``gen_sem`` limits model calls, ``score_sem`` scoring."""
         return RunContext(
             client=client,

@@ -46,7 +46,7 @@ def decode_row(encoded: bytes) -> dict[str, Any]:
     return row
 
 
-def canonical_json(value: Any) -> bytes:
+def canonical_json(value: object) -> bytes:
     """The canonical bytes of a JSON value, for hashes: keys sorted, no spaces, UTF-8; NaN and infinity are ``null``.
 
     Numbers are written as msgspec writes them (``1.0``, ``0.00001``, ``1e16``), which tests pin. A value with a lone
@@ -70,7 +70,7 @@ def canonical_json(value: Any) -> bytes:
         return _SURROGATES.encode(_json_ready(plain)).encode("ascii")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A builtin equivalent of a value that msgspec cannot encode. *Raises* TypeError when there is none."""
     if isinstance(value, str):  # a subclass; its overrides are ignored
         return str.__str__(value)
@@ -87,25 +87,25 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
-def _plain_or_marker(value: Any) -> Any:
+def _plain_or_marker(value: object) -> Any:
     try:
         return _plain(value)
     except Exception:  # noqa: BLE001  objects may raise anything; the marker records the type
         return _marker(value)
 
 
-def _marker(value: Any) -> dict[str, str]:
+def _marker(value: object) -> dict[str, str]:
     return {UNSERIALIZABLE: type(value).__name__}
 
 
-def _encode_column(value: Any) -> str:
+def _encode_column(value: object) -> str:
     try:
         return _ASCII.encode(_json_ready(value))
     except Exception:  # noqa: BLE001  cycles, too deep nesting, objects that raise; the marker records the type
         return _ASCII.encode(_marker(value))
 
 
-def _json_ready(value: Any) -> Any:
+def _json_ready(value: object) -> Any:
     """The value in types that the standard encoder accepts, non-finite numbers as None."""
     if value is None or isinstance(value, str | int):
         return value

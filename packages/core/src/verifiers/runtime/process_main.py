@@ -44,7 +44,7 @@ def bound_cpu_time(limit_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A numpy scalar as a Python number, an array as a list, other objects as their repr."""
     for method in ("tolist", "item"):
         if hasattr(value, method):

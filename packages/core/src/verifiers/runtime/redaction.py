@@ -66,7 +66,7 @@ def is_credential_name(name: str) -> bool:
     return _CREDENTIAL.search(_words(name)) is not None
 
 
-def remember_secrets(settings: Any) -> None:
+def remember_secrets(settings: object) -> None:
     """Remove the values of secret names, at any depth, from every later ``redacted_text``."""
 
     def remember(text: str, _: str) -> str:
@@ -127,7 +127,7 @@ def _redacted_value(value: str, option: str) -> str:
 # --- values -------------------------------------------------------------------------------------------------------
 
 
-def redacted(settings: Any) -> Any:
+def redacted(settings: object) -> Any:
     """A JSON value without secrets: those of secret names, at any depth, and those that texts contain.
 
     >>> redacted({"extra_headers": {"X-Run": "5"}, "judge": {"api_key": "abc", "model": "m"}, "temperature": 0.5})
@@ -158,12 +158,12 @@ def without_secrets(settings: Mapping[str, Any], prefix: str = "") -> tuple[dict
     return remaining, left_out
 
 
-def redacted_column(column: Any) -> Any:
+def redacted_column(column: object) -> Any:
     """A column of a saved rollout without the values of credentials' names; its texts are data and stay."""
     return _walk(column, lambda text, name: HIDDEN, is_credential_name)
 
 
-def digested(settings: Any) -> Any:
+def digested(settings: object) -> Any:
     """As ``redacted``, with 8 hex digits that tell secrets apart; a value that is redacted already stays.
 
     The digest is PBKDF2 with the name as salt, cut to 32 bits: a key cannot be recovered from it, nor a password
@@ -172,7 +172,7 @@ def digested(settings: Any) -> Any:
     return _walk(settings, _digested, is_secret_name, _digested_text)
 
 
-def without_digest(value: Any) -> Any:
+def without_digest(value: object) -> Any:
     """A redacted text without its digest, other values unchanged: version 0.2.0 stored no digests."""
     return _DIGEST.sub("", value) if isinstance(value, str) and HIDDEN in value else value
 
@@ -195,7 +195,7 @@ def _digest(text: str, name: str) -> str:
 
 
 def _walk(
-    value: Any,
+    value: object,
     hide: Callable[[str, str], str],
     is_secret: Callable[[str], bool],
     show: Callable[[str], str] | None = None,

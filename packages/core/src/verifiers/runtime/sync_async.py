@@ -155,6 +155,6 @@ NOTHING = Done()
 _PLAIN = frozenset((type(None), bool, int, float, str, list, dict, tuple, Done))
 
 
-def is_awaitable(value: Any) -> bool:
+def is_awaitable(value: object) -> bool:
     """As ``inspect.isawaitable``, but fast for the plain values that synchronous callables mostly return."""
     return type(value) not in _PLAIN and inspect.isawaitable(value)

@@ -61,7 +61,7 @@ class Raised:
 class _Job:
     __slots__ = ("context", "future", "outcomes", "steps")
 
-    def __init__(self, steps: Sequence[Step], context: Any, future: asyncio.Future[list[Any]]):
+    def __init__(self, steps: Sequence[Step], context: object, future: asyncio.Future[list[Any]]):
         self.steps, self.context, self.future = steps, context, future
         self.outcomes: list[Any] = []
 
@@ -262,7 +262,7 @@ def _other_threads_cpu_s() -> float:
     return process_time() - thread_time()
 
 
-def _settle(future: asyncio.Future[Any], outcomes: Any = None, error: BaseException | None = None) -> None:
+def _settle(future: asyncio.Future[Any], outcomes: object = None, error: BaseException | None = None) -> None:
     if future.done():
         return
     if error is None:
@@ -271,7 +271,7 @@ def _settle(future: asyncio.Future[Any], outcomes: Any = None, error: BaseExcept
         future.set_exception(error)
 
 
-def _is_interrupt(outcome: Any) -> bool:
+def _is_interrupt(outcome: object) -> bool:
     return isinstance(outcome, Raised) and isinstance(outcome.error, KeyboardInterrupt)
 
 

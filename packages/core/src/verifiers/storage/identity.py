@@ -192,7 +192,7 @@ class Identified:
 
     if not TYPE_CHECKING:  # a type checker reads the parameters of ``__init__``
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __new__(cls, *args: object, **kwargs: object) -> Any:
             self = super().__new__(cls)
             object.__setattr__(self, "_constructor_arguments", constructor_of(cls).named(args, kwargs))
             return self

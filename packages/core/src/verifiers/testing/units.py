@@ -24,7 +24,7 @@ from verifiers.types import AssistantMessage, Messages, Response
 
 
 def make_state(
-    prompt: object, completion: object, answer: object = "", *, message_type: str = "chat", **keys: Any
+    prompt: object, completion: object, answer: object = "", *, message_type: str = "chat", **keys: object
 ) -> State:
     """The state of a finished rollout, not scored yet, with one step per assistant message.
 

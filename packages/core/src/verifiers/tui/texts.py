@@ -89,11 +89,11 @@ def _append_message(text: Text, message: Mapping[str, Any]) -> None:
         text.append(f"\n→ {escape_control(call['name'])}({_plain(call['arguments'])})", "cyan")
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return escape_control(value if isinstance(value, str) else json.dumps(value))
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     known = isinstance(value, int | float) and not math.isnan(value)
     return f"{value:.3f}".rstrip("0").rstrip(".") if known else "–"
 

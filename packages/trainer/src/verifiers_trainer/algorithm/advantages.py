@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def compute_advantages(
     min_group_fraction: float = 0.75,
     weights_G: Sequence[np.ndarray] | None = None,
     keep_dead: bool = False,
-    **parameters: Any,
+    **parameters: object,
 ) -> list[np.ndarray]:
     """Advantages [n] per group, NaN for unknown rewards and throughout dead groups.
 
@@ -121,19 +120,19 @@ def turn_advantages(
 
 
 @register_advantage("mean")
-def mean(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def mean(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """R - mean of the group. Source: Dr. GRPO, arXiv 2503.20783."""
     return [r - r.mean() for r in rewards_G]
 
 
 @register_advantage("mean_std")
-def mean_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def mean_std(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """(R - mean)/(std + 1e-4), sample deviation of the group. Source: GRPO, arXiv 2402.03300."""
     return [_z_score(r) for r in rewards_G]
 
 
 @register_advantage("batch_std")
-def batch_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def batch_std(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """(R - mean)/(std + 1e-4) with one sample deviation, that of the centred rewards of all live groups.
 
     Source: ScaleRL, arXiv 2510.13786.
@@ -144,7 +143,7 @@ def batch_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.nda
 
 
 @register_advantage("batch_reward_std")
-def batch_reward_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def batch_reward_std(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """(R - mean)/(std + 1e-4) with one sample deviation, that of all rewards of the batch.
 
     Source: Lite-PPO, arXiv 2508.08221; ``scale_rewards="batch"`` of TRL.
@@ -154,13 +153,13 @@ def batch_reward_std(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list
 
 
 @register_advantage("rloo")
-def rloo(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def rloo(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """(R - mean)·n/(n-1): the baseline is the mean of the others. Source: leave-one-out REINFORCE, arXiv 2402.14740."""
     return [(r - r.mean()) * len(r) / (len(r) - 1) for r in rewards_G]
 
 
 @register_advantage("max_rl")
-def max_rl(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def max_rl(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """(R - mean)/mean. Defined for rewards >= 0: a mean of zero or less gives zeros, never a reversed sign.
 
     Source: MaxRL, maximum-likelihood reinforcement learning.
@@ -182,7 +181,7 @@ def opo(rewards_G: list[np.ndarray], lengths_G: list[np.ndarray] | None = None) 
 @register_advantage("gdpo")
 def gdpo(
     rewards_G: list[np.ndarray],
-    lengths_G: Any = None,
+    lengths_G: object = None,
     *,
     weights: Sequence[float] | None = None,
     weights_G: Sequence[np.ndarray] | None = None,
@@ -202,13 +201,13 @@ def gdpo(
 
 
 @register_advantage("none")
-def none(rewards_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def none(rewards_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """R itself: no baseline, and so no dead groups."""
     return list(rewards_G)
 
 
 @register_advantage("environment")
-def environment(advantages_G: list[np.ndarray], lengths_G: Any = None) -> list[np.ndarray]:
+def environment(advantages_G: list[np.ndarray], lengths_G: object = None) -> list[np.ndarray]:
     """The environment's own advantages, by its rubric's ``@vf.advantage`` method, unchanged."""
     return list(advantages_G)
 

@@ -94,7 +94,7 @@ def register_loss(name: str) -> Callable[[LossFunction], LossFunction]:
     return decorate
 
 
-def resolve_loss(choice: str | LossFunction, **parameters: Any) -> Callable[[LossInput], Tensor]:
+def resolve_loss(choice: str | LossFunction, **parameters: object) -> Callable[[LossInput], Tensor]:
     """The loss for a registered name, "package.module:function" or a function, with its parameters bound.
 
     Registered names are those of ``LOSSES`` and of ``OBJECTIVES``. The result maps a `LossInput` to losses [T], zero
@@ -179,7 +179,7 @@ def _masked(function: LossFunction) -> LossFunction:
         return function
 
     @functools.wraps(function)
-    def masked(row: LossInput, **parameters: Any) -> Tensor:
+    def masked(row: LossInput, **parameters: object) -> Tensor:
         losses = function(row.without_masked(), **parameters)
         return torch.where(row.loss_mask, losses, torch.zeros_like(losses))
 

@@ -71,7 +71,7 @@ class _Reading:
     problems: list[str] = field(default_factory=list)
     place: str = ""
 
-    def set(self, path: tuple[str, ...], value: Any, key: str) -> None:
+    def set(self, path: tuple[str, ...], value: object, key: str) -> None:
         table = self.document
         for name in path[:-1]:
             table = table.setdefault(name, {})
@@ -195,7 +195,7 @@ def _read_inference(table: Mapping[str, Any], reading: _Reading, above: str) -> 
             reading.refuse(above + key)
 
 
-def _read_model(table: Any, reading: _Reading, above: str) -> None:
+def _read_model(table: object, reading: _Reading, above: str) -> None:
     """Read a model table: name, adapter, and flags of the server."""
     places = {"name": ("model",), "seq_len": (*ARGS, "max_seq_len")}
     places |= {name: ("inference", "args", name) for name in SERVER_MODEL}
@@ -215,12 +215,12 @@ def _read_model(table: Any, reading: _Reading, above: str) -> None:
     _pick(rest, places, above, reading)
 
 
-def _read_lora(table: Any, reading: _Reading, above: str) -> None:
+def _read_lora(table: object, reading: _Reading, above: str) -> None:
     reading.set((*ARGS, "use_lora"), True, above)
     _pick(table, {name: (*ARGS, ours) for name, ours in LORA.items()}, above, reading)
 
 
-def _pick(table: Any, places: Mapping[str, tuple[str, ...]], above: str, reading: _Reading) -> None:
+def _pick(table: object, places: Mapping[str, tuple[str, ...]], above: str, reading: _Reading) -> None:
     if not isinstance(table, Mapping):
         reading.problems.append(f"{reading.place}: {above} must be a table, not {table!r}")
         return

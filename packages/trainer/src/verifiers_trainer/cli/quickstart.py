@@ -289,7 +289,7 @@ class _Display(TrainerCallback):
         self.console, self.steps, self.exact = console, steps, f"reward/{exact}"
         self.progress: Progress | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: object, state: object, control: object, **_: Any) -> None:
         if self.console.is_terminal:
             columns = (TextColumn("    {task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self.progress = Progress(*columns, console=self.console)

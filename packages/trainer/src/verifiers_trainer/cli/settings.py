@@ -342,7 +342,7 @@ class _Reader:
             if field_name not in duplicates:
                 self.config[field_name], self.places[field_name] = value, setting.place
 
-    def _checked(self, setting: Assignment, hint: Any, name: str) -> Any:
+    def _checked(self, setting: Assignment, hint: object, name: str) -> Any:
         """Convert the value to the type ``hint``; None, which TOML cannot express, after reporting a problem."""
         try:
             return accept(setting, hint)
@@ -524,7 +524,7 @@ def _shown_fields() -> list[str]:
     return [f.name for f in dataclasses.fields(RLConfig) if f.init and (f.name in SHARED or f.name not in inherited)]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     return getattr(value, "__name__", value)  # a function is written as its name

@@ -43,7 +43,7 @@ def is_split(model: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
-def holds(parameter: Any) -> bool:
+def holds(parameter: object) -> bool:
     """Whether DeepSpeed manages a parameter; it does not manage frozen ones under stages 1 and 2."""
     return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
@@ -75,14 +75,14 @@ def gathered(part: Tensor, parameter: Any) -> Tensor:
     return _gathered(parameter, part[: len(piece.master)], piece.start)
 
 
-def _gathered(parameter: Any, values: Tensor, start: int) -> Tensor:
+def _gathered(parameter: object, values: Tensor, start: int) -> Tensor:
     buffer = torch.zeros(size(parameter).numel(), dtype=values.dtype, device=_device())
     buffer[start : start + len(values)] = values
     dist.all_reduce(buffer.view(torch.uint8), group=_group(parameter))  # bytes, since -0.0 + 0.0 is 0.0
     return buffer.view(size(parameter))
 
 
-def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
+def whole_state(optimizer: object, *, keep: bool) -> dict[str, Any] | None:
     """The optimizer's ``state_dict`` as if nothing were split, where ``keep`` is set; None elsewhere."""
     inner = _inner(optimizer)
     state: dict[int, dict[str, Any]] = {}
@@ -104,14 +104,14 @@ def whole_state(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
 # --- in: whole tensors into the pieces of this process ----------------------------------------------------------
 
 
-def part(parameter: Any) -> Tensor:
+def part(parameter: object) -> Tensor:
     """This process's piece of a trained parameter of stage 3, in float32, with the padding at its end."""
     from deepspeed.utils import safe_get_local_fp32_param
 
     return safe_get_local_fp32_param(parameter).detach()
 
 
-def part_like(value: Tensor, parameter: Any) -> Tensor:
+def part_like(value: Tensor, parameter: object) -> Tensor:
     """``value`` as ``part`` gives it."""
     piece, padded = _piece(parameter), torch.zeros_like(part(parameter))
     padded[: len(piece.master)] = piece.of(value)
@@ -310,7 +310,7 @@ class Piece(NamedTuple):
         return flat[self.offset : self.offset + len(self.master)]
 
 
-def _is_trained(parameter: Any) -> bool:
+def _is_trained(parameter: object) -> bool:
     if hasattr(parameter, "ds_id"):
         return hasattr(parameter, "_z3_optimizer") and parameter.ds_id in parameter._z3_optimizer.grad_position
     return hasattr(parameter, "_hp_mapping")

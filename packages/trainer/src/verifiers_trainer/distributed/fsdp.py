@@ -139,7 +139,7 @@ def whole_of_part(tensor: Tensor, parameter: Any) -> Tensor:
     return deepspeed.gathered(tensor, parameter) if hasattr(parameter, "ds_id") else whole(tensor)
 
 
-def part_like(tensor: Tensor, target: Any) -> Tensor:
+def part_like(tensor: Tensor, target: object) -> Tensor:
     """``tensor`` in the layout of ``part(target)``; every process has the whole tensor, so nothing is sent.
 
     *Raises* ValueError for another shape.

@@ -229,7 +229,7 @@ class Ranks:
         self._connect()
         return f"shared/{next(self._number)}"
 
-    def _put(self, key: str, value: Any) -> None:
+    def _put(self, key: str, value: object) -> None:
         self._store.set(key, json.dumps(value, default=float))
         if self.is_main:
             self._keys_to_delete.append(key)
@@ -321,7 +321,7 @@ def _from_json(failure: dict[str, Any]) -> BaseException:
     return error
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return isinstance(value, (str, int, bool)) or (isinstance(value, float) and math.isfinite(value))
 
 

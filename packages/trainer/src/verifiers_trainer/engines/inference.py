@@ -30,7 +30,7 @@ UNUSABLE = (OSError, urllib.error.URLError, ValueError, KeyError, IndexError, Ty
 """Errors of a response that is not a vLLM server's."""
 
 
-def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine | VLLMEngine:
+def open_engine(model: object, tokenizer: object, config: RLConfig, env: Environment) -> EmbeddedEngine | VLLMEngine:
     """The engine of ``config.inference``, not yet started: vLLM servers, or the embedded one over ``model``.
 
     Logs the engine and the reason.
@@ -53,7 +53,7 @@ def open_engine(model: Any, tokenizer: Any, config: RLConfig, env: Environment) 
     )
 
 
-def choose_engine(model: Any, config: RLConfig) -> tuple[str | None, str]:
+def choose_engine(model: object, config: RLConfig) -> tuple[str | None, str]:
     """(URL of the servers or None for the embedded engine, reason)."""
     if config.server_url is not None:
         return config.server_url, "as configured"
@@ -105,7 +105,7 @@ def _ask(address: str) -> Any:
         return json.loads(read_stream(answer, MAX_OUTPUT_BYTES, address))
 
 
-def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment) -> EmbeddedEngine:
+def open_embedded(model: object, tokenizer: object, config: RLConfig, env: Environment) -> EmbeddedEngine:
     """The embedded engine over ``model``'s own parameters, not yet started."""
     mode: Any = "deterministic" if config.deterministic else config.embedded_mode
     return EmbeddedEngine(
@@ -121,7 +121,7 @@ def open_embedded(model: Any, tokenizer: Any, config: RLConfig, env: Environment
     )
 
 
-def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: Any, config: RLConfig) -> Client:
+def training_client(engine: EmbeddedEngine | VLLMEngine, tokenizer: object, config: RLConfig) -> Client:
     """The client of rollouts: that of ``policy_client``, or one that sends token ids (``history="exact"``).
 
     Raises ``ConfigError`` for an engine that does not accept token ids.

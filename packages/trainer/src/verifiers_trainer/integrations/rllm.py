@@ -69,7 +69,7 @@ def from_config(config: Any) -> tuple[Environment, dict[str, Any], list[Any], li
     return env, sampling, train, held_out
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Convert containers of OmegaConf to dicts and lists."""
     if isinstance(value, Mapping) or hasattr(value, "items"):
         return {str(key): _plain(member) for key, member in value.items()}
@@ -148,7 +148,7 @@ def _to_response(output: Any) -> dict[str, Any]:
 def _call(call: Any, number: int) -> dict[str, Any]:
     """Convert a tool call (an object of rLLM, of OpenAI, or a dict) to the wire format."""
 
-    def get(holder: Any, name: str) -> Any:
+    def get(holder: object, name: str) -> Any:
         return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
     function = get(call, "function") or call
@@ -165,7 +165,7 @@ def _call(call: Any, number: int) -> dict[str, Any]:
 # --- rollouts ---------------------------------------------------------------------------------------------------------
 
 
-def to_episode(rollout: Mapping[str, Any], env: Environment, task: Any, uid: str) -> Any:
+def to_episode(rollout: Mapping[str, Any], env: Environment, task: object, uid: str) -> Any:
     """Convert a rollout to an ``Episode``: one ``Step`` per turn, with all fields that rLLM does not set."""
     types, value = RLLM.load("agents.agent"), worth(rollout)
     steps = [] if value.is_masked else [_step(types.Step, step) for step in rollout["trajectory"]]
@@ -249,7 +249,7 @@ def workflow_class(base: type) -> type:
     return VerifiersWorkflow
 
 
-def _model_of(engine: Any) -> str:
+def _model_of(engine: object) -> str:
     return str(getattr(engine, "model_name", None) or getattr(engine, "model", None) or "policy")
 
 

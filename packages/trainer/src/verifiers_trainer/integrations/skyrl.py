@@ -126,7 +126,7 @@ class _Generator:
         return {name: value for name, value in args.items() if value not in OFF.get(name, ())}, phase == "train"
 
     async def _run_group(
-        self, batch: Mapping[str, Any], indices: Sequence[int], client: Any, sampling: Mapping[str, Any]
+        self, batch: Mapping[str, Any], indices: Sequence[int], client: object, sampling: Mapping[str, Any]
     ) -> list[_Outcome]:
         """Run and score the siblings of one prompt."""
         prompts, extras = batch["prompts"], batch.get("env_extras") or [{}] * len(batch["prompts"])

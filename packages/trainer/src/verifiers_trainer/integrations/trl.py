@@ -223,24 +223,24 @@ def as_reward_func(env: Environment) -> Any:
 
         return list(await asyncio.gather(*map(one, range(len(completions)))))
 
-    def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: object) -> list[float | None]:
         return blocking(lambda: score(prompts, completions, columns))
 
     reward.__name__ = f"verifiers_{env.env_id or 'reward'}"
     return reward
 
 
-def _plain(prompt: Any) -> Any:
+def _plain(prompt: object) -> Any:
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
         return prompt
     return [{name: value for name, value in m.items() if name != ROW and value is not None} for m in prompt]
 
 
-def _text_of(prompt: Any) -> str:
+def _text_of(prompt: object) -> str:
     return json.dumps(_plain(prompt), sort_keys=True, default=str)
 
 
-def _vllm_generate(trainer: Any) -> Any:
+def _vllm_generate(trainer: object) -> Any:
     """Return token-in/token-out over TRL's vLLM client, by its documented signature; not run without CUDA."""
     client = getattr(getattr(trainer, "vllm_generation", trainer), "vllm_client", None)
     if client is None:

@@ -90,13 +90,13 @@ class _AgentLoop:
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         metrics: Sequence[str] = (),
         history: str = "render",
         forks: str = "error",
         max_retries: int = 0,
         tool_call_parser: str | None = "hermes",
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(*args, **kwargs)
         if forks not in FORKS:

@@ -53,7 +53,7 @@ def reader_of(key: Any) -> Callable[[Mapping[str, Any]], Any]:
         raise ConfigError(f"difficulty_key {key!r} cannot be loaded: {error}") from error
 
 
-def rows_of(rows: Iterable[Any], difficulty: Any, key: Any = "difficulty") -> list[Any]:
+def rows_of(rows: Iterable[Any], difficulty: object, key: object = "difficulty") -> list[Any]:
     """The rows of a difficulty: a value, a list of values, or a function of the row; all of them for None.
 
     Raises ``ConfigError``, listing the available difficulties, when no row has it.
@@ -73,7 +73,7 @@ def rows_of(rows: Iterable[Any], difficulty: Any, key: Any = "difficulty") -> li
     return matching
 
 
-def check_difficulties(rows: Sequence[Any], schedule: Sequence[Sequence[Any]], key: Any) -> None:
+def check_difficulties(rows: Sequence[Any], schedule: Sequence[Sequence[Any]], key: object) -> None:
     """Raise ``ConfigError`` for an entry of the schedule without rows, before training starts."""
     for _, difficulty in schedule:
         rows_of(rows, difficulty, key)

@@ -256,7 +256,7 @@ class CustomRollouts:
         """No-op: nothing runs in the background."""
 
 
-def groups_of(batch: Any, turns_of: TurnsOf, first_index: int = 0) -> list[Group]:
+def groups_of(batch: object, turns_of: TurnsOf, first_index: int = 0) -> list[Group]:
     """The groups of a ``get_batch`` result: groups, or (prompts, completions, rewards) with siblings adjacent.
 
     They are numbered from ``first_index``. Raises ``ConfigError`` when the lengths do not match.
@@ -285,7 +285,7 @@ def groups_of(batch: Any, turns_of: TurnsOf, first_index: int = 0) -> list[Group
     ]
 
 
-def _rollout(prompt: Any, completion: Any, reward: float | None, turns: tuple[Turn, ...]) -> Rollout:
+def _rollout(prompt: object, completion: object, reward: float | None, turns: tuple[Turn, ...]) -> Rollout:
     row = _row(prompt)
     return Rollout(
         turns=turns,
@@ -295,7 +295,7 @@ def _rollout(prompt: Any, completion: Any, reward: float | None, turns: tuple[Tu
     )
 
 
-def _row(prompt: Any) -> Mapping[str, Any]:
+def _row(prompt: object) -> Mapping[str, Any]:
     return prompt if isinstance(prompt, Mapping) else {}
 
 

@@ -51,7 +51,7 @@ UNKNOWN_VERSION = -1
 """Policy version of tokens sampled in another run."""
 
 
-def holds_rollouts(dataset: Any) -> bool:
+def holds_rollouts(dataset: object) -> bool:
     """Whether ``dataset`` holds rollouts: results, a saved run, or columns of prompts, completions, rewards."""
     if isinstance(dataset, str | Path):
         return Path(dataset).exists()
@@ -59,7 +59,7 @@ def holds_rollouts(dataset: Any) -> bool:
     return isinstance(dataset, GenerateOutputs) or {"completions", "rewards"} <= set(names)
 
 
-def read_groups(dataset: Any, tokenizer: Any, config: RLConfig) -> list[Group]:
+def read_groups(dataset: object, tokenizer: object, config: RLConfig) -> list[Group]:
     """The groups of finished rollouts, in the order of their first rollouts.
 
     Raises ``DatasetError`` when there are none, ``ConfigError`` for columns of different lengths.
@@ -76,7 +76,7 @@ def read_groups(dataset: Any, tokenizer: Any, config: RLConfig) -> list[Group]:
     return [Group(index, index, tuple(records)) for index, records in enumerate(siblings.values())]
 
 
-def _from_results(results: GenerateOutputs, tokenizer: Any, config: RLConfig) -> Iterator[tuple[Any, Rollout]]:
+def _from_results(results: GenerateOutputs, tokenizer: object, config: RLConfig) -> Iterator[tuple[Any, Rollout]]:
     sampled_at = (results.metadata.get("sampling_args") or {}).get("temperature")
     if sampled_at is not None and sampled_at != config.temperature:
         log.warning(
@@ -131,7 +131,7 @@ def _tokenised(prompt: Any, completion: Any, tokenizer: Any, tools: Any = None) 
     return tuple(turns)
 
 
-def _plain(prompt: Any) -> Any:
+def _plain(prompt: object) -> Any:
     if isinstance(prompt, str):
         return prompt
     messages: Any = normalize_messages(prompt)

@@ -78,9 +78,9 @@ def weighted(weights: Mapping[str, float], scores: Mapping[str, float]) -> float
     return sum((weight * scores.get(name, math.nan) for name, weight in weights.items()), 0.0)
 
 
-def _prompt(prompt: Any) -> Any:
+def _prompt(prompt: object) -> Any:
     return prompt["prompt"] if isinstance(prompt, Mapping) and "prompt" in prompt else prompt
 
 
-def _answer(prompt: Any) -> Any:
+def _answer(prompt: object) -> Any:
     return prompt.get("answer", "") if isinstance(prompt, Mapping) else ""

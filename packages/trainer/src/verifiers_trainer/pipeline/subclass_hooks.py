@@ -14,7 +14,7 @@ from verifiers.errors import ConfigError
 from verifiers_trainer.algorithm.batch import Group
 
 
-def is_overridden(trainer: Any, base: type, *names: str) -> bool:
+def is_overridden(trainer: object, base: type, *names: str) -> bool:
     """Whether a subclass or the object itself overrides one of these methods of ``base``."""
     return any(name in vars(trainer) or getattr(type(trainer), name) is not getattr(base, name) for name in names)
 
@@ -47,7 +47,7 @@ def call(hook: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     return hook(*positional, **named)
 
 
-def holds_rollouts(batch: Any) -> bool:
+def holds_rollouts(batch: object) -> bool:
     """Whether ``get_batch`` returned finished rollouts: groups, or (prompts, completions, rewards)."""
     if isinstance(batch, tuple) and len(batch) == 3:
         return True

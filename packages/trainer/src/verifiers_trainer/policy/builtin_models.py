@@ -142,7 +142,7 @@ def build_tiny_model(
     return model.eval()
 
 
-def load_smollm2(cache_dir: str | Path | None = None, **model_kwargs: Any) -> tuple[PreTrainedModel, Any]:
+def load_smollm2(cache_dir: str | Path | None = None, **model_kwargs: object) -> tuple[PreTrainedModel, Any]:
     """SmolLM2-135M-Instruct and its tokenizer; ``model_kwargs`` go to ``from_pretrained`` (dtype: as stored, bf16).
 
     Raises ConfigError, naming the extra to install, when the package with the weights is absent.

@@ -189,7 +189,7 @@ def set_aside(output_dir: Path, names: tuple[str, ...]) -> Path | None:
 # --- contents ----------------------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write JSON with sorted keys. *Raises* ValueError for NaN."""
     path.write_text(json.dumps(value, sort_keys=True, indent=1, allow_nan=False), encoding="ascii")
 

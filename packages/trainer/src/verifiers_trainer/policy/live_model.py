@@ -28,14 +28,14 @@ class _Held:
     def __init__(self, engine: EmbeddedEngine | None = None, client: Client | None = None):
         self.engine, self.client = engine, client
 
-    def __deepcopy__(self, memo: Any) -> _Held:
+    def __deepcopy__(self, memo: object) -> _Held:
         return _Held()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Held, ()
 
 
-def client_of(model: Any) -> Client | None:
+def client_of(model: object) -> Client | None:
     """The client of a model object; None for an object that is no causal language model of transformers.
 
     Raises ``ConfigError`` when its tokenizer cannot be loaded.

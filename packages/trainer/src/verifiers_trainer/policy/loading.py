@@ -109,7 +109,7 @@ def _builtin_name(model_name: str) -> str | None:
     raise ConfigError(f"no builtin model {model_name!r}; did you mean {close!r}? (known: {known})", model=model_name)
 
 
-def _best_attention(dtype: Any) -> str:
+def _best_attention(dtype: object) -> str:
     import torch
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 

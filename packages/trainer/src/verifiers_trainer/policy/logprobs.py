@@ -237,7 +237,7 @@ def stock_forward(model: nn.Module) -> Iterator[None]:
 
 
 def _logprob_forward(
-    self: Any,
+    self: object,
     input_ids: Tensor | None = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
@@ -248,7 +248,7 @@ def _logprob_forward(
     use_cache: bool | None = None,
     seq_ids: Tensor | None = None,
     prompt_seq_ids: Tensor | None = None,
-    **others: Any,
+    **others: object,
 ) -> LogprobOutput:
     if refused := [name for name, value in others.items() if value is not None and name != "return_dict"]:
         raise TypeError(f"the log-probability forward does not take {', '.join(refused)}")

@@ -36,7 +36,7 @@ EMBEDDINGS = {"embed_tokens", "lm_head", "wte", "embed_in", "embed_out"}
 """Layers whose adapters work only together with the layers themselves."""
 
 
-def load(model: Any, tokenizer: Any, config: RLConfig) -> tuple[Any, Any]:
+def load(model: object, tokenizer: object, config: RLConfig) -> tuple[Any, Any]:
     """(model, tokenizer), each loaded if it is a name; the tokenizer defaults to that of the model."""
     name = model if isinstance(model, str) else getattr(model, "name_or_path", None)
     if tokenizer is None:
@@ -110,7 +110,7 @@ def probe_template(tokenizer: Any, env: Environment, config: RLConfig) -> None:
             return
 
 
-def template_problem(tokenizer: Any, env: Environment, history: str) -> str | None:
+def template_problem(tokenizer: object, env: Environment, history: str) -> str | None:
     """How the chat template changes earlier turns of ``env``'s conversations; None when it does not.
 
     Raises ``ConfigError`` or ``BadRequest`` when the template cannot render the test conversations.
@@ -129,7 +129,7 @@ def template_problem(tokenizer: Any, env: Environment, history: str) -> str | No
 
 
 def within_prompt_limit(
-    examples: Sequence[Example], tokenizer: Any, env: Environment, config: RLConfig
+    examples: Sequence[Example], tokenizer: object, env: Environment, config: RLConfig
 ) -> list[Example]:
     """The examples to train on under ``max_prompt_len``; logs how many prompts are longer.
 
@@ -156,7 +156,7 @@ def within_prompt_limit(
     return list(examples) if cut else short
 
 
-def _cut_in_text(examples: Sequence[Example], tokenizer: Any, env: Environment, limit: int) -> list[Example]:
+def _cut_in_text(examples: Sequence[Example], tokenizer: object, env: Environment, limit: int) -> list[Example]:
     """The examples with prompts of at most ``limit`` tokens: longer ones without the beginning of their text.
 
     The text is cut, not the tokens, so that every turn of a conversation begins with the same prompt. Prompts that do

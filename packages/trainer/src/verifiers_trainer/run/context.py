@@ -165,14 +165,14 @@ class TrainingRun:
 # --- arguments of the constructor -------------------------------------------------------------------------------
 
 
-def either(first: str, a: Any, second: str, b: Any) -> Any:
+def either(first: str, a: object, second: str, b: object) -> Any:
     """Resolve an argument with two names. Raises ``ConfigError`` when both are set to different values."""
     if a is not None and b is not None and a is not b:
         raise ConfigError(f"{second} is another name of {first}; give one of them")
     return a if a is not None else b
 
 
-def server_of(client: Any) -> str | None:
+def server_of(client: object) -> str | None:
     """The server URL of a client: a URL, an OpenAI client, or one of core's; None for None.
 
     Raises ``ConfigError`` for a client without ``base_url``: weights must be pushed to its server.
@@ -187,7 +187,7 @@ def server_of(client: Any) -> str | None:
     return str(url)
 
 
-def final_settings(settings: RLConfig | None, default: type[RLConfig] = RLConfig, **overrides: Any) -> RLConfig:
+def final_settings(settings: RLConfig | None, default: type[RLConfig] = RLConfig, **overrides: object) -> RLConfig:
     """A private copy of the settings (or of the defaults) with the ``overrides`` that are not None, checked together.
 
     Raises ``ConfigError``.
@@ -204,7 +204,7 @@ def final_settings(settings: RLConfig | None, default: type[RLConfig] = RLConfig
     return settings
 
 
-def environment_of(env: Any) -> Any:
+def environment_of(env: object) -> Any:
     """Load an environment by id, or join a list into one group; pass others through."""
     if isinstance(env, str):
         return load_environment(env)
@@ -213,7 +213,7 @@ def environment_of(env: Any) -> Any:
     return env
 
 
-def check_environment(env: Any, num_workers: int = 0) -> None:
+def check_environment(env: object, num_workers: int = 0) -> None:
     """Raise ``ConfigError`` unless ``env`` has a reward function, and workers, if any, can build it by id."""
     if env is None:
         raise ConfigError("env is missing: give an environment, or the id of one, to train in")
@@ -242,7 +242,7 @@ def choose_advantage(env: Environment, settings: RLConfig) -> None:
     check_advantage(env, settings.advantage)
 
 
-def check_advantage(env: Environment, advantage: Any) -> None:
+def check_advantage(env: Environment, advantage: object) -> None:
     """Raise ``ConfigError`` for "environment" where the environment has no advantages; warn of unused ones."""
     rubrics = _rubrics(env)
     if advantage != "environment":

@@ -69,7 +69,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(plain, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -81,7 +81,7 @@ class Trackers(TrainerCallback):
         for worker in running:
             worker.close()
 
-    def _send(self, event: str, args: Any, state: Any, control: Any, others: dict[str, Any]) -> None:
+    def _send(self, event: str, args: object, state: object, control: object, others: dict[str, Any]) -> None:
         for worker in self._running:
             worker.put((event, args, copy.copy(state), copy.copy(control), others))
 
@@ -96,7 +96,7 @@ class _Worker:
         self._thread = threading.Thread(target=self._run, name=f"verifiers-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, event: Any) -> None:
+    def put(self, event: object) -> None:
         if self.gave_up:
             return
         try:
@@ -178,7 +178,7 @@ class Wandb(WandbCallback):
             self._owned.finish()
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A prompt or completion in one string: text as it is, messages line by line."""
     if not isinstance(value, list):
         return str(value)

@@ -40,17 +40,17 @@ ADVANTAGES = {True: "mean_std", "group": "mean_std", "batch": "batch_reward_std"
 """Values of ``scale_rewards`` -> ``advantage``."""
 
 
-def _scale_rewards(value: Any, current: Current) -> dict[str, Any]:
+def _scale_rewards(value: object, current: Current) -> dict[str, Any]:
     if not isinstance(value, (bool, str)) or value not in ADVANTAGES:
         raise ConfigError(f"scale_rewards is {value!r}; it must be True, False, 'group', 'batch' or 'none'")
     return {"advantage": ADVANTAGES[value]}
 
 
-def _generation_batch_size(value: Any, current: Current) -> dict[str, Any]:
+def _generation_batch_size(value: object, current: Current) -> dict[str, Any]:
     return {} if value is None else {"max_concurrent": min(value, current("max_concurrent"))}
 
 
-def _max_prompt_length(value: Any, current: Current) -> dict[str, Any]:
+def _max_prompt_length(value: object, current: Current) -> dict[str, Any]:
     truncates = value is not None and current("prompt_overflow") is None  # in older versions this name implied it
     return {"max_prompt_len": value, **({"prompt_overflow": "truncate_left"} if truncates else {})}
 
@@ -107,7 +107,7 @@ PAGE: tuple[tuple[str, Mapping[str, str]], ...] = (
 _DUPLICATE_OF = {name: other for pair in DUPLICATES for name, other in (pair, pair[::-1])}
 
 
-def settings_of(name: str, value: Any, current: Current) -> dict[str, Any]:
+def settings_of(name: str, value: object, current: Current) -> dict[str, Any]:
     """Return the fields, with their values, that ``name=value`` sets; a name in no table sets the field of that name.
 
     >>> settings_of("num_generations", 16, {}.get), settings_of("temperature", 1.0, {}.get)

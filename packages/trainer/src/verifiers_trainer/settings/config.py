@@ -50,7 +50,7 @@ class RLConfig(RLFields):
     """How ``batch_size`` was derived, for messages; empty when the caller set it."""
     _bf16_requested = False
 
-    def _init(self, **settings: Any) -> None:
+    def _init(self, **settings: object) -> None:
         check_keywords(settings, known_names(), type(self).__name__)
         other_spellings = {name: settings[name] for name in settings if name in compat.SPELLINGS}
         settings = compat.canonical(settings, self.default_of)
@@ -304,7 +304,7 @@ class RLConfig(RLFields):
     def _derive_batch(self, world_size: int) -> None:
         """Derive ``batch_size``, in subclasses that compute it from other settings."""
 
-    def _set(self, **settings: Any) -> None:
+    def _set(self, **settings: object) -> None:
         """Set derived fields without marking them as set by the caller."""
         for name, value in settings.items():
             self.__dict__.update(compat.settings_of(name, value, self.__dict__.get))

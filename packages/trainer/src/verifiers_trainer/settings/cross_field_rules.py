@@ -256,7 +256,7 @@ def _is_weights_schedule(schedule: Any) -> bool:
     )
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
@@ -341,7 +341,7 @@ def check_inference(config: Any, world_size: int) -> list[str]:
     return problems
 
 
-def _is_url(text: Any) -> bool:
+def _is_url(text: object) -> bool:
     """Return whether ``text`` is one URL or a comma-separated list."""
     return isinstance(text, str) and all(
         part.strip().startswith(("http://", "https://")) for part in text.split(",") if part.strip()

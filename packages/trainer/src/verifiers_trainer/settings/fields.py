@@ -538,7 +538,7 @@ def marker(name: str, kind: type[Marker], config_class: type = RLFields) -> Mark
     return next((one for one in _hints(config_class)[name][1] if isinstance(one, kind)), None)
 
 
-def problem_of(name: str, value: Any, config_class: type = RLFields) -> str | None:
+def problem_of(name: str, value: object, config_class: type = RLFields) -> str | None:
     """Return why ``value`` is not allowed for the setting ``name``, by the markers on its line; None when it is.
 
     >>> problem_of("temperature", 0.7), problem_of("top_k", None)
@@ -578,7 +578,7 @@ def resume_values(config: RLFields) -> dict[str, Any]:
     return values
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert a value to JSON types, the same in every process.
 
     Of a dataclass, such as peft's ``LoraConfig``, only the fields that differ from their defaults are kept: a newer
@@ -605,6 +605,6 @@ def plain(value: Any) -> Any:
     return type(value).__qualname__ if " at 0x" in text else text  # an address differs between processes
 
 
-def _is_set(value: Any, one: dataclasses.Field[Any]) -> bool:
+def _is_set(value: object, one: dataclasses.Field[Any]) -> bool:
     default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
     return bool(getattr(value, one.name) != default)

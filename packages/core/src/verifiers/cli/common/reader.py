@@ -256,7 +256,7 @@ class Form:
     """Whether the flag may be repeated."""
 
 
-def convert(value: Any, hint: Any) -> Any:
+def convert(value: object, hint: object) -> Any:
     """``value`` converted to the annotation ``hint``. An int is accepted as a float; a bool is neither.
 
     *Raises* ``ValueError`` whose text ends the sentence "SETTING …".
@@ -318,7 +318,7 @@ def _convert_union(value: Any, hint: Any) -> Any:
     raise ValueError(f"must be {describe(hint)}, not {value!r}")
 
 
-def _convert_names(value: Any, member: Any) -> tuple[str, ...]:
+def _convert_names(value: object, member: object) -> tuple[str, ...]:
     """Names from a list, or from one comma-separated string."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
@@ -331,7 +331,7 @@ def _convert_names(value: Any, member: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits(value: object, hint: object) -> bool:
     try:
         convert(value, hint)
     except ValueError:
@@ -339,7 +339,7 @@ def fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def describe(hint: Any) -> str:
+def describe(hint: object) -> str:
     """Describe the values that an annotation allows; types that TOML cannot express are left out.
 
     >>> describe(int | None), describe(list[str] | str | None), describe(typing.Literal["a", "b"])
@@ -362,7 +362,7 @@ def describe(hint: Any) -> str:
     return " or ".join(dict.fromkeys(nouns)) or "another value"
 
 
-def accept(assignment: Assignment, hint: Any) -> Any:
+def accept(assignment: Assignment, hint: object) -> Any:
     """The value of an assignment, converted to the type of ``hint``. *Raises* ``ValueError`` as `convert`.
 
     A flag's text that parses as another type is also tried as a number and as the text itself: ``--run_name=2024``.
@@ -438,7 +438,7 @@ def unknown_key(key: str, section: str, known: Iterable[str]) -> str:
     return f"unknown key {key!r} in {section}{closest(key, known)}"
 
 
-def store(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def store(table: dict[str, Any], path: Sequence[str], value: object) -> None:
     """Set a value in nested tables; missing tables are created, existing ones are copied first.
 
     >>> table = {"a": {"b": 1}}

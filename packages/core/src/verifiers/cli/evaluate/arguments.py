@@ -112,7 +112,7 @@ def click_command() -> click.Command:
     )
 
 
-def _option(name: str, flag: Flag, hint: Any, default: Any) -> click.Option:
+def _option(name: str, flag: Flag, hint: object, default: object) -> click.Option:
     kinds = [kind for kind in _members(hint) if kind is not type(None)]
     form = next((kind for kind in kinds if isinstance(kind, Form)), None)
     choices: tuple[str, ...] = next((typing.get_args(kind) for kind in kinds if _is_literal(kind)), ())
@@ -140,7 +140,7 @@ def _option(name: str, flag: Flag, hint: Any, default: Any) -> click.Option:
     )
 
 
-def _members(hint: Any) -> list[Any]:
+def _members(hint: object) -> list[Any]:
     """The parts of an annotation: plain types, ``Literal``s, and the metadata of ``Annotated``."""
     if typing.get_origin(hint) is None or _is_literal(hint):
         return [hint]
@@ -148,7 +148,7 @@ def _members(hint: Any) -> list[Any]:
     return origin + [member for part in typing.get_args(hint) for member in _members(part)]
 
 
-def _is_literal(hint: Any) -> bool:
+def _is_literal(hint: object) -> bool:
     return typing.get_origin(hint) is typing.Literal
 
 

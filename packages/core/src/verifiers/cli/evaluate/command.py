@@ -192,7 +192,7 @@ class _Command:
             print_summary(results, facts, samples=not self.command.abbreviated_summary, notes=notes, stream=self.out)
             self.out.flush()
 
-    def _export(self, prepared: Prepared, results: Any) -> dict[str, str] | None:
+    def _export(self, prepared: Prepared, results: object) -> dict[str, str] | None:
         """Write the formats of ``--export``; format -> path. A failure is reported, and the run still counts."""
         if not prepared.settings.export or prepared.path is None:
             return None

@@ -271,7 +271,7 @@ class JsonDisplay(Display):
     def warn(self, text: str) -> None:
         self._event("warning", message=redacted_text(text))
 
-    def _event(self, name: str, **facts: Any) -> None:
+    def _event(self, name: str, **facts: object) -> None:
         facts = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
         print(json.dumps({"event": name, **facts}), file=self.stream, flush=True)
 

@@ -55,7 +55,7 @@ def check_formats(names: Sequence[str]) -> None:
             raise ConfigError(f"--export {name} needs {needs[0]}, which is not installed: {needs[1]}")
 
 
-def export(results: Any, folder: Path, names: Sequence[str]) -> dict[str, str]:
+def export(results: object, folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Write the results into ``folder`` in each format; format -> path. *Raises* ``UsageError`` of a writer."""
     written: dict[str, str] = {}
     with _without_bars():

@@ -37,13 +37,13 @@ class Flag:
 # --- notations of values ----------------------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"must be a text that is not empty, not {value!r}")
     return value
 
 
-def _seconds(value: Any) -> float | None:
+def _seconds(value: object) -> float | None:
     if value is None or value == "none":
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -51,7 +51,7 @@ def _seconds(value: Any) -> float | None:
     return float(value)
 
 
-def _workers(value: Any) -> int:
+def _workers(value: object) -> int:
     if value == "auto":
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -59,7 +59,7 @@ def _workers(value: Any) -> int:
     return value
 
 
-def _table(value: Any) -> dict[str, Any]:
+def _table(value: object) -> dict[str, Any]:
     """A table, or a JSON object as text (JSON can express null, TOML cannot)."""
     if isinstance(value, str):
         try:
@@ -71,7 +71,7 @@ def _table(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _by_header(value: Any, separator: str, format_: str) -> dict[str, str]:
+def _by_header(value: object, separator: str, format_: str) -> dict[str, str]:
     """Texts in ``format_``, or a table, as header name -> the text after the separator."""
     pairs = list(value.items()) if isinstance(value, Mapping) else []
     for line in [] if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]:
@@ -85,21 +85,21 @@ def _by_header(value: Any, separator: str, format_: str) -> dict[str, str]:
     return headers
 
 
-def _headers(value: Any) -> dict[str, str]:
+def _headers(value: object) -> dict[str, str]:
     headers = _by_header(value, ":", '"Name: value"')
     if bad := [name for name, content in headers.items() if not content.isprintable()]:
         raise ValueError(f"has a value for {bad[0]} with characters that cannot be sent")
     return headers
 
 
-def _headers_from_state(value: Any) -> dict[str, str]:
+def _headers_from_state(value: object) -> dict[str, str]:
     headers = _by_header(value, "=", "NAME=key")
     if bad := [name for name, key in headers.items() if not key]:
         raise ValueError(f"names no key of the state for {bad[0]}; write {bad[0]}=key")
     return headers
 
 
-def _path_or_newest(value: Any) -> str:
+def _path_or_newest(value: object) -> str:
     """A path; ``""`` (the flag without a value, or true) is the newest run."""
     if value is True:
         return ""
@@ -110,7 +110,7 @@ def _path_or_newest(value: Any) -> str:
     return value
 
 
-def _variable(value: Any) -> str:
+def _variable(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
         raise ValueError("must be the NAME of an environment variable; put the key into a variable, never here")
     return value

@@ -234,7 +234,7 @@ def transcript(output: Mapping[str, Any]) -> str:
     return "\n".join(paragraphs)
 
 
-def render_answer(answer: Any) -> str:
+def render_answer(answer: object) -> str:
     """An expected answer as text: itself, or as JSON."""
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 

@@ -83,7 +83,7 @@ class _Reader:
             values["endpoints_path"] = str(self.file.path.parent / Path(values["endpoints_path"]).expanduser())
         return values
 
-    def evaluations(self, tables: Any) -> list[Entry]:
+    def evaluations(self, tables: object) -> list[Entry]:
         """The entries of the ``[[eval]]`` tables."""
         entries: list[Entry] = []
         for section, where, table in self.sections("eval", tables):
@@ -91,7 +91,7 @@ class _Reader:
             entries += [Entry(env_id, settings) for env_id in ids]
         return entries
 
-    def ablations(self, tables: Any) -> list[Entry]:
+    def ablations(self, tables: object) -> list[Entry]:
         """The entries of the ``[[ablation]]`` tables: one for every combination of what they sweep."""
         entries: list[Entry] = []
         for section, where, table in self.sections("ablation", tables):
@@ -109,7 +109,7 @@ class _Reader:
                 entries.append(Entry(env_id, functools.reduce(layered, combination, fixed), swept))
         return entries
 
-    def axes(self, sweep: Any, section: str, where: Place) -> list[list[dict[str, Any]]]:
+    def axes(self, sweep: object, section: str, where: Place) -> list[list[dict[str, Any]]]:
         """For each swept key, a list of settings, one for each of its values."""
         if not isinstance(sweep, dict) or not sweep:
             self.problem(where, f"{section} sweeps nothing: add [ablation.sweep] with a list of values to try")
@@ -130,7 +130,7 @@ class _Reader:
                     axes.append([self.settings({key: {member: value}}, section, where) for value in listed])
         return axes
 
-    def values(self, place: Place, key: str, values: Any, section: str) -> list[Any]:
+    def values(self, place: Place, key: str, values: object, section: str) -> list[Any]:
         """A list of values to try."""
         if isinstance(values, list) and values:
             return values
@@ -138,7 +138,7 @@ class _Reader:
         self.problem(place, f"{key} in {section} must be a list of values to try, not {wrong}")
         return []
 
-    def sections(self, kind: str, tables: Any) -> Iterator[tuple[str, Place, dict[str, Any]]]:
+    def sections(self, kind: str, tables: object) -> Iterator[tuple[str, Place, dict[str, Any]]]:
         """(description, path in the file, copy) of each table of an array."""
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             what = {"eval": "evaluation", "ablation": "ablation"}[kind]
@@ -207,7 +207,7 @@ def dump(entries: Sequence[tuple[str, EvalSettings]]) -> str:
     return "\n".join(texts)
 
 
-def _has_null(value: Any) -> bool:
+def _has_null(value: object) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_null, value.values()))
     return value is None or (isinstance(value, list) and any(map(_has_null, value)))

@@ -82,7 +82,7 @@ def project_of(document: dict[str, Any], folder: Path) -> Project:
     return Project(folder, name, version, tuple(table_at(table, "entry-points", GROUP)))
 
 
-def _texts(value: Any) -> tuple[str, ...]:
+def _texts(value: object) -> tuple[str, ...]:
     return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 

@@ -61,7 +61,7 @@ def _linked(steps: list[Any]) -> list[Any]:
     return linked
 
 
-def _pickles(value: Any) -> bool:
+def _pickles(value: object) -> bool:
     try:
         pickle.dumps(value, PROTOCOL)
     except Exception:  # noqa: BLE001 - see pack_state

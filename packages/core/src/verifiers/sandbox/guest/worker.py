@@ -82,7 +82,7 @@ class Worker:
             return _failure(error), b""
         return {}, b""
 
-    def _answer(self, **fields: Any) -> tuple[dict[str, Any], bytes]:
+    def _answer(self, **fields: object) -> tuple[dict[str, Any], bytes]:
         (stdout, stderr), truncated = self._output.end()
         fields.update(stdout=stdout, stderr=stderr, truncated=truncated)
         return fields, b""

@@ -79,7 +79,7 @@ class ForwardPass:
             cache.truncate(past)
             raise
 
-    def _check(self, module: torch.nn.Module, arguments: Any) -> None:
+    def _check(self, module: torch.nn.Module, arguments: object) -> None:
         if self._give_up():
             raise Interrupted
 

@@ -130,7 +130,7 @@ class ExactHistory:
         return None
 
     def _after(
-        self, messages: Sequence[Mapping[str, Any]], index: int, tools: Any, variables: Mapping[str, Any]
+        self, messages: Sequence[Mapping[str, Any]], index: int, tools: object, variables: Mapping[str, Any]
     ) -> tuple[int, str]:
         """(id of the token that ends message ``index``, the template's text after it, ready for the next answer)."""
         plain = [_plain_message(dict(message)) for message in messages]
@@ -174,7 +174,7 @@ class ExactHistory:
         return text[text.rindex(end) :] if end and end in text else ""
 
 
-def require_exact_history(tokenizer: Any, tools: Sequence[Mapping[str, Any]] | None) -> None:
+def require_exact_history(tokenizer: object, tools: Sequence[Mapping[str, Any]] | None) -> None:
     """Check the chat template with a completion and a call of the first of ``tools``, before sampling.
 
     *Raises* ConfigError when the template does not end turns with a special token, BadRequest when it fails.

@@ -151,7 +151,7 @@ def _plain_message(message: dict) -> dict:
     return plain
 
 
-def _plain_text(content: Any) -> str:
+def _plain_text(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]

@@ -245,7 +245,7 @@ class Endpoint:
     def _token_callback(self, arrivals: asyncio.Queue[tuple[int, tuple[Any, ...]]], index: int) -> OnToken:
         """A callback that sends a choice's tokens from the generation thread to the endpoint's loop."""
 
-        def put(*token: Any) -> None:
+        def put(*token: object) -> None:
             self._call(arrivals.put_nowait, (index, token))
 
         return put
@@ -300,7 +300,7 @@ async def _first_failure_or_all(futures: list[asyncio.Future[Generation]]) -> No
             raise BadRequest(error, status=500)
 
 
-def _json(content: Any, status: int = 200) -> web.Response:
+def _json(content: object, status: int = 200) -> web.Response:
     return _body(msgspec.json.encode(content), status)
 
 

@@ -85,7 +85,7 @@ class StreamedReply:
         per_prompt = self._body.n or 1
         return sum(len(choice.prompt_ids) for choice in self._choices[::per_prompt])
 
-    def _chunk(self, choices: list[dict[str, Any]], **shared: Any) -> bytes:
+    def _chunk(self, choices: list[dict[str, Any]], **shared: object) -> bytes:
         chunk = {
             "id": self._id,
             "object": self._kind,

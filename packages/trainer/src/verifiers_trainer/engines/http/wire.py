@@ -254,10 +254,10 @@ def error_body(message: str, status: int, param: str | None = None, code: str | 
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code or status}})
 
 
-def _or(value: Any, default: Any) -> Any:
+def _or(value: object, default: object) -> Any:
     return default if value is None else value
 
 
-def _check(field: str, value: Any, ok: bool, allowed: str) -> None:
+def _check(field: str, value: object, ok: bool, allowed: str) -> None:
     if not ok:
         raise BadRequest(f"{field}={value!r} is out of range: it must be {allowed}", field)

@@ -114,7 +114,7 @@ class Server:
         self,
         method: str,
         path: str,
-        body: Any,
+        body: object,
         query: Mapping[str, str] | None,
         timeout_s: float,
         stage: str,

@@ -25,7 +25,7 @@ STAGE = "the first completion"
 TIMEOUT_S = 120.0
 
 
-def check_server(server: Server, model: str, tokenizer: Any, in_chat: bool) -> str | None:
+def check_server(server: Server, model: str, tokenizer: object, in_chat: bool) -> str | None:
     """Return a warning on what could not be checked, or None. Raises ``ConfigError`` for unusable completions."""
     expected = _expected_ids(tokenizer, in_chat)
     gaps: list[float] = []

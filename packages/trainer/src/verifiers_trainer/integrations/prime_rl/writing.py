@@ -234,5 +234,5 @@ def _parallel(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: args[flag] for key, flag in PARALLEL.items() if flag in args}
 
 
-def _nonempty(**tables: Any) -> dict[str, Any]:
+def _nonempty(**tables: object) -> dict[str, Any]:
     return {name: table for name, table in tables.items() if table}

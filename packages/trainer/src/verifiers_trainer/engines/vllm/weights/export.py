@@ -62,7 +62,7 @@ def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return separate
 
 
-def unservable_adapter(model: Any) -> str | None:
+def unservable_adapter(model: object) -> str | None:
     """Why a server cannot load the adapter of ``model`` from files; None when it can, or without an adapter."""
     for peft in getattr(model, "peft_config", {}).values():
         if str(getattr(peft, "peft_type", "")).split(".")[-1] != "LORA":

@@ -146,7 +146,7 @@ class NcclSync:
     def _device(self) -> torch.device:
         return next(iter(self._weights().values())).device
 
-    def _begin(self, server: Server, path: str, body: Any, stage: str, deadline: Deadline) -> Future[Any]:
+    def _begin(self, server: Server, path: str, body: object, stage: str, deadline: Deadline) -> Future[Any]:
         return server.begin("POST", path, body, stage=stage, timeout_s=deadline.left_s)
 
     def _result(self, server: Server, answer: Future[Any], stage: str, deadline: Deadline) -> Any:

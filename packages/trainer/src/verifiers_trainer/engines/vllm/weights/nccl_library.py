@@ -76,7 +76,7 @@ class NcclGroup:
     def abort(self) -> None:
         self._library.functions.ncclCommAbort(self._communicator)
 
-    def _run(self, name: str, tensor: torch.Tensor, *arguments: Any) -> None:
+    def _run(self, name: str, tensor: torch.Tensor, *arguments: object) -> None:
         """Call a collective on the tensor's stream and wait for it: its memory may be reused afterwards."""
         stream = torch.cuda.current_stream(tensor.device)
         function = getattr(self._library.functions, name)

@@ -49,7 +49,7 @@ def open_sync(
     return _open(choice, model, config, servers, run, features)
 
 
-def _without_adapters(model: Any, servers: Sequence[Server]) -> str | None:
+def _without_adapters(model: object, servers: Sequence[Server]) -> str | None:
     """Why a server cannot load adapters at run time: it was started without them. None when all can."""
     for server in servers if hasattr(model, "peft_config") else ():
         try:
@@ -110,7 +110,7 @@ def require_whole(model: Any) -> None:
         )
 
 
-def _split_by(part: Any) -> str | None:
+def _split_by(part: object) -> str | None:
     """The method that split a module or parameter, or None; detected by attributes, without importing the classes."""
     if hasattr(part, "ds_id") or hasattr(part, "ds_tensor"):
         return "ZeRO-3"

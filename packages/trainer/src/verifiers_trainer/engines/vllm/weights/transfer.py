@@ -36,7 +36,7 @@ def transfer(
     resume(server, deadline)
 
 
-def _post(server: Server, path: str, body: Any, stage: str, deadline: Deadline) -> Any:
+def _post(server: Server, path: str, body: object, stage: str, deadline: Deadline) -> Any:
     return server.call("POST", path, body, stage=stage, timeout_s=deadline.left_s)
 
 
