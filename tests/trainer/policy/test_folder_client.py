@@ -80,8 +80,8 @@ def test_the_command_evaluates_a_folder(whole, tmp_path, monkeypatch, capfd):
     Path("said.py").write_text(ENVIRONMENT)
     assert run_command(["said.py", "-m", "whole", "-t", "8", "-r", "2", "--json"]) == 0
     run = json.loads(capfd.readouterr().out)["runs"][0]
-    assert run["base_url"] is None
-    assert run_command(["said.py", "--resume", run["path"], "--json"]) == 0  # the model is the run's
+    assert not run["base_url"]
+    assert run_command(["said.py", "--resume", run["path"], "-t", "8", "--json"]) == 0  # the model is the run's
     assert json.loads(capfd.readouterr().out)["runs"][0]["resumed"] == 6
     assert (run["model"], run["num_rollouts"], run["num_errors"]) == ("whole", 6, 0)
     assert run["avg_reward"] > 0

@@ -11,6 +11,7 @@ Only `Choice.ask` contacts a server, and only for its list of models.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -101,15 +102,12 @@ def is_folder(model: str) -> bool:
 
 def _folder(model: str) -> Choice:
     """A saved model on the trainer's embedded engine."""
-    try:
-        folders: Any = importlib.import_module("verifiers_trainer.policy.folder_client")
-    except ModuleNotFoundError as error:
-        if error.name != "verifiers_trainer":
-            raise
+    if importlib.util.find_spec("verifiers_trainer") is None:
         raise ConfigError(
             f"-m {model}: a model folder runs on the engine of the trainer, which is not installed: in a checkout, "
             "uv sync --group train; or serve the folder, and name the server with -b"
-        ) from None
+        )
+    folders: Any = importlib.import_module("verifiers_trainer.policy.folder_client")
     client = folders.folder_client(model)
     return Choice(client, client.model, f"model: {client.model}, on the embedded engine")
 
