@@ -127,8 +127,8 @@ def test_every_value_out_of_range_is_named_at_once(run):
 
 
 MISTAKES = {
-    "max_step = 3": "run.toml:15: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
-    'max_tokens = "many"': "run.toml:15: max_tokens ",
+    "max_step = 3": "run.toml:16: unknown key 'max_step' in [trainer.args], did you mean \"max_steps\"?",
+    'max_tokens = "many"': "run.toml:16: max_tokens ",
     "[trainr]\ngpus = 1": 'run.toml:16: there is no setting "trainr", did you mean "trainer"?',
 }
 
