@@ -1,6 +1,15 @@
-"""For all tests: a session started in a shell's background ignores Ctrl-C, and so would the processes it starts."""
+"""For all tests: a session that can be interrupted, and test ids that are the same in every process."""
 
 import signal
 
+import pytest
+
+# A session started in a shell's background ignores Ctrl-C, and so would the processes it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse ids with an address: two workers would collect different tests, and none would run."""
+    if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"a test's id holds an object's address; give ids: {unstable[0]}")

@@ -34,7 +34,9 @@ def test_each_row_of_the_page_is_a_row_of_the_code():
 
 
 @pytest.mark.parametrize(
-    ("header", "registry"), [("| `advantage` |", ADVANTAGES), ("| `aggregation` |", AGGREGATIONS)], ids=str
+    ("header", "registry"),
+    [("| `advantage` |", ADVANTAGES), ("| `aggregation` |", AGGREGATIONS)],
+    ids=["advantage", "aggregation"],
 )
 def test_the_page_lists_every_name(header, registry):
     listed = {name.split("`")[1] for name, *_ in rows_below(header)}

@@ -60,7 +60,9 @@ def metric(completion) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("rubric", [None, vf.Rubric([metric], [0.0]), vf.RubricGroup([vf.Rubric()])], ids=str)
+@pytest.mark.parametrize(
+    "rubric", [None, vf.Rubric([metric], [0.0]), vf.RubricGroup([vf.Rubric()])], ids=["none", "a metric", "a group"]
+)
 def test_without_a_reward_function_the_reward_is_unknown(rubric, caplog):
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
     results = env.evaluate(ScriptedClient("4"), "m", rollouts_per_example=2)

@@ -233,7 +233,7 @@ def own_loss(row, *, epsilon_low=0.2):
 
 
 @pytest.mark.parametrize("kind", [RLConfig, GRPOConfig])
-@pytest.mark.parametrize("name", [*OBJECTIVES, own_loss, f"{__name__}:own_loss"], ids=str)
+@pytest.mark.parametrize("name", [*OBJECTIVES, own_loss, f"{__name__}:own_loss"])
 def test_a_bound_that_the_loss_does_not_read_is_refused(kind, name):
     values = {"epsilon": 0.1, "epsilon_high": 1.5, "delta": 9.0, "dual_clip": 3.0, "ratio_cap": 4.0, "ratio_floor": 0.1}
     values |= {"mask_ratio_low": 0.2, "mask_ratio_high": 7.0}
