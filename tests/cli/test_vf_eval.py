@@ -72,7 +72,7 @@ def test_unknown_numbers_are_null_in_json_and_not_one_score_is_exit_3(vf_eval, s
     assert (run["avg_reward"], run["reward_stderr"], run["num_unscored"]) == (None, None, 2)
     assert "ConnectionError" in ran.json["error"]["message"]
     text = vf_eval("toy", "-b", server.url, "-n", "2", "-r", "1", "-a", '{"broken_rewards": true}').out
-    assert "2 × ConnectionError in exact; not in the mean" in text
+    assert re.search(r"2 × ConnectionError in exact \(toy\.py:\d+\); not in the mean", text), text
     assert re.search(r"reward +unknown\n", text)
 
 
@@ -302,7 +302,7 @@ def test_a_run_of_the_local_model_says_which_model_that_was(vf_eval, server):
     run = vf_eval("toy", "-m", "local", "-n", "1", "-r", "1", "-t", "4", "--json").json["runs"][0]
     stored = json.loads((Path(run["path"]) / "metadata.json").read_text())
     assert run["local_model"] == stored["local_model"] == load_results(run["path"]).metadata.local_model
-    assert run["local_model"].keys() == {"name", "file", "sha256", "quantisation"}
+    assert run["local_model"].keys() == {"name", "file", "sha256", "quantisation", "sampling"}
     assert len(run["local_model"]["sha256"]) == 64
     served = vf_eval("toy", "-b", server.url, "-n", "1", "-r", "1", "--json").json["runs"][0]
     assert "local_model" not in served
@@ -347,6 +347,7 @@ def test_the_flags_are_frozen(vf_eval):
         "-m -b -k -e -a -x -p -n -r -t -T -S -c -w -i -N -o -s -f -R -C -H -D -A -v -q".split()
     )
     assert {flag for flag in flags if flag.startswith("--")} == set(
+        "--accept-changed-code "
         "--model --api-base-url --api-key-var --endpoints-path --api-client-type --header --env-args "
         "--extra-env-kwargs --env-dir-path --num-examples --rollouts-per-example --shuffle --no-shuffle "
         "--shuffle-seed --seed --max-tokens --temperature --sampling-args --max-concurrent "

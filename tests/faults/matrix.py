@@ -140,7 +140,7 @@ ROWS: dict[int, Row] = {
         _in(JOURNAL, "without_the_lock_two_writers_do_the_same_row_twice"),
     ),
     8: Row(
-        "resuming with another model, other arguments or sampling settings",
+        "resuming with another model, other arguments, sampling settings or code of the environment",
         "RunMismatch listing what differs; nothing written",
         (
             *_in("core/runs/test_generate", "another_configuration_is_refused_and_nothing_is_written"),
@@ -150,9 +150,17 @@ ROWS: dict[int, Row] = {
                 "an_evaluation_saved_by_0_2_0_loads_and_resumes",
             ),
             *_in("core/storage/test_identity", "a_parameter_changes_the_identity_unless_it_is_marked_free"),
+            *_in(
+                "core/storage/test_source_code",
+                "a_changed_file_is_refused_by_name_unless_it_is_accepted",
+                "a_command_refuses_the_unfinished_run_of_other_code_and_continues_or_leaves_it",
+            ),
             *_in("cli/test_errors_vf_eval", "a_run_of_another_configuration_is_not_touched"),
         ),
-        _in(RESUME, "without_the_fingerprint_rows_of_another_model_would_count_as_done"),
+        (
+            *_in(RESUME, "without_the_fingerprint_rows_of_another_model_would_count_as_done"),
+            *_in("core/storage/test_source_code", "without_the_hashes_both_versions_would_be_one_mean"),
+        ),
     ),
     9: Row(
         "resuming after rows of the dataset were reordered, edited or removed",

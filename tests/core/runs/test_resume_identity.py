@@ -124,7 +124,9 @@ def test_a_run_resumed_otherwise_is_refused_by_name(tmp_path, name):
     with pytest.raises(vf.RunMismatch) as caught:
         build(kind, n=3, **after).evaluate(client, "m", results_path=tmp_path)
     assert key in caught.value.differences
-    assert f"{key} was " in str(caught.value)
+    code = key.removesuffix(".code")
+    named = f"other code: {code} changed since" if code != key else f"{key} was "
+    assert named in str(caught.value)
     assert " at 0x" not in str(caught.value)
     assert client.requests == []
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "run.lock"} == stored
@@ -208,7 +210,7 @@ def test_an_evaluation_saved_by_0_2_0_loads_and_resumes(tmp_path):
     assert (len(results), len(client.requests)) == (8, 4)
     old_rows = (SAVED / "evaluation" / "results.jsonl").read_bytes()
     assert (folder / "results.jsonl").read_bytes().startswith(old_rows)
-    assert any("configuration are not compared: environment, parser, rubric" in text for text in said)
+    assert any("configuration are not compared: code, environment, parser, rubric" in text for text in said)
     stored = json.loads((folder / "config.json").read_text())
     assert json.loads((folder / "metadata.json").read_text())["fingerprint"] == stored["fingerprint"]
 

@@ -358,7 +358,10 @@ def make(limit):
 def tool(a: int, *, words=("p", "q")) -> str:
     "A tool."
     return [w for w in words if re.match("a", w)] or (lambda: a)()
-env = vf.ToolEnv(dataset=[{"question": "q"}], tools=[tool], rubric=vf.Rubric(funcs=[make(3)], names={"s", "t", "u"}))
+class Named(vf.Rubric):
+    def __init__(self, names, **options):
+        super().__init__(**options)
+env = vf.ToolEnv(dataset=[{"question": "q"}], tools=[tool], rubric=Named({"s", "t", "u"}, funcs=[make(3)]))
 print(fingerprint(env.identity()))
 """
 

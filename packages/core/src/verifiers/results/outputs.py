@@ -290,12 +290,14 @@ FACTS: dict[str, Any] = {
     "seed": None,
     "resumed": 0,
     "outside_plan": [],
+    "changed_code": [],
     "local_model": None,
     "prices": None,
 }
 """Facts that are not computed from the rollouts, with defaults. ``time`` is in seconds; ``date`` is ISO 8601;
 ``local_model``: ``name file sha256 quantisation`` of a model in this process; ``outside_plan``: keys of saved rollouts
-outside the plan, which are not counted; ``prices``: see ``clients.protocol.prices_of``."""
+outside the plan, which are not counted; ``changed_code``: files and functions that were changed between two sessions of
+the run; ``prices``: see ``clients.protocol.prices_of``."""
 
 
 class GenerateMetadata(AttributeDict):
@@ -329,6 +331,7 @@ class GenerateMetadata(AttributeDict):
         seed: int | None
         resumed: int
         outside_plan: list[str]
+        changed_code: list[str]
         local_model: dict[str, Any] | None
         prices: dict[str, float] | None
         num_examples: int

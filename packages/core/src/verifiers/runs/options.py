@@ -100,6 +100,8 @@ class RunOptions:
     save_results: bool = False
     """Save in the default directory when ``results_path`` is None."""
     resume: bool = True
+    accept_changed_code: bool = False
+    """Resume a run whose environment's source files or functions have changed since; its metadata lists them."""
     """Resume the run in the directory; False refuses a directory that holds one."""
     retry_errors: bool = False
     """On resume, run rollouts again that ended in an error."""
@@ -147,6 +149,7 @@ class EvaluateOptions(SamplingOptions, total=False):
     results_path: str | Path | None
     save_results: bool
     resume: bool
+    accept_changed_code: bool
     retry_errors: bool
     state_columns: Sequence[str] | None
     keep_states: bool

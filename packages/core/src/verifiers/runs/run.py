@@ -39,6 +39,7 @@ from verifiers.runs.runner import (
     RunContext,
     RunEnvironment,
     Runner,
+    code_of,
     generate_and_score,
     generate_job,
     groups_are_units,
@@ -50,7 +51,7 @@ from verifiers.runtime.redaction import digested, redacted
 from verifiers.runtime.sync_async import maybe_await
 from verifiers.runtime.threads import workers
 from verifiers.storage.directory import RunDirectory, default_root, read_config, read_metadata, run_path
-from verifiers.storage.identity import describe, fingerprint
+from verifiers.storage.identity import CODE, describe, fingerprint
 
 NUM_SAMPLED = 20
 """Examples that are read to see what the data lack."""
@@ -173,6 +174,8 @@ class Run:
         """Rollouts that were durable before this run began."""
         self.outside_plan: list[str] = []
         """Keys of saved rollouts outside this plan: left in the directory and not counted."""
+        self.changed_code: list[str] = []
+        """Files and functions that were changed between two sessions of the run, and accepted."""
         self._config: dict[str, Any] | None = None
         self._fingerprint: str | None = None
 
@@ -218,6 +221,8 @@ class Run:
                 "score_rollouts": self.is_scored,
                 "independent_scoring": self.options.independent_scoring,
             }
+            if code := code_of(self.env):
+                self._config[CODE] = code
             if hasattr(self.client, "identity"):  # a client without identity() is not compared
                 self._config["client"] = describe(self.client)
         return self._config
@@ -262,6 +267,7 @@ class Run:
             seed=self.options.seed,
             resumed=self.num_resumed,
             outside_plan=self.outside_plan,
+            changed_code=self.changed_code,
             local_model=None if local_model is None else local_model.describe(),
             prices=prices_of(self.client),
         )
@@ -281,7 +287,9 @@ class Run:
         if options.results_path is None:
             name = env.env_id or type(env).__name__
             location = (default_root(name), name, self.model, fingerprint(config))
-            path = run_path(*location, resume=options.resume, config=config)
+            path = run_path(
+                *location, resume=options.resume, config=config, accept_changed_code=options.accept_changed_code
+            )
         else:
             path = Path(options.results_path)
             if not options.resume and read_config(path) is not None:
@@ -295,7 +303,10 @@ class Run:
             "base_url": self._base_url,
             "verifiers_version": verifiers.__version__,
         }
-        directory = stack.enter_context(RunDirectory.create_or_resume(path, config, notes))
+        directory = stack.enter_context(
+            RunDirectory.create_or_resume(path, config, notes, accept_changed_code=options.accept_changed_code)
+        )
+        self.changed_code = directory.changed_code
         self._fingerprint = directory.fingerprint  # the stored run's: an older version hashed fewer fields
         return directory
 

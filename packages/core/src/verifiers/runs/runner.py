@@ -33,6 +33,7 @@ from verifiers.rubrics.functions import ArgumentResolver, finite_value, scoring_
 from verifiers.rubrics.scoring import leave_unscored, overrides
 from verifiers.runtime.redaction import digested
 from verifiers.runtime.sync_async import is_awaitable
+from verifiers.storage.identity import source_hashes
 from verifiers.types import StopReason
 
 Slot = AbstractAsyncContextManager[Any]
@@ -122,6 +123,17 @@ def identity_of(env: RunEnvironment) -> dict[str, Any]:
     excluded = ("class", "sampling_args", "score_rollouts")  # class is env_class; a run may override the others
     further = {name: value for name, value in described.items() if name not in base and name not in excluded}
     return base | {"environment": further} | parts
+
+
+def code_of(env: RunEnvironment) -> dict[str, str]:
+    """Hashes of the source files of an environment: of its class, rubric, parser, functions and tools."""
+    members = getattr(env, "envs", ())  # of a group of environments
+    environments = [env, *(members if isinstance(members, list | tuple) else ())]
+    tools = [tool for one in environments for tool in getattr(one, "tools", ()) or ()]
+    rubrics = [one.rubric for one in environments]
+    functions = [function for rubric in rubrics for function in rubric.get_reward_funcs()]
+    parsers = [getattr(one, "parser", None) for one in environments]
+    return source_hashes([*environments, *parsers, *rubrics, *functions, *tools])
 
 
 class Sink(Protocol):

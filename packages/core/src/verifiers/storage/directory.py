@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from verifiers.runtime.bounded import read_file
 from verifiers.runtime.json import encode_row
 from verifiers.storage.files import LOCK_NAME, HeldFile, atomic_write
 from verifiers.storage.identity import (
+    changed_code,
     config_differences,
     fingerprint,
     frozen_config,
@@ -59,18 +60,26 @@ def run_path(
     output_dir: str | os.PathLike[str] | None = None,
     resume: bool = True,
     config: Mapping[str, Any] | None = None,
+    accept_changed_code: bool = False,
 ) -> Path:
     """The directory this run should use: ``<root>/outputs/evals/<env_id>--<model>/<run id>``. Creates nothing.
 
     The run id is the first 8 hex digits of the fingerprint, with ``-2``, ``-3``, … appended until the directory is free
     or, with ``resume``, holds an unfinished run of this fingerprint. ``output_dir`` replaces ``<root>/outputs``. With
     ``config``, an unfinished run by another version of this library or of Python is found by its configuration.
+
+    *Raises* RunMismatch when an unfinished run differs in its code only, unless ``accept_changed_code`` continues it.
     """
     first = next(_candidates(root, env_id, model, fingerprint, output_dir))
     if resume and config is not None and not first.exists() and first.parent.is_dir():
         for older in sorted(first.parent.iterdir()):
             if older.is_dir() and _is_resumable(older, fingerprint, config):
                 return older
+        for older in sorted(first.parent.iterdir()):
+            if differences := _differences_of_code(older, config):
+                if accept_changed_code:
+                    return older
+                raise _code_mismatch(older, "an unfinished run", differences)
     for candidate in _candidates(root, env_id, model, fingerprint, output_dir):
         if not candidate.exists() or (resume and _is_resumable(candidate, fingerprint)):
             return candidate
@@ -85,9 +94,18 @@ def find_resumable(
     *,
     output_dir: str | os.PathLike[str] | None = None,
     config: Mapping[str, Any] | None = None,
+    accept_changed_code: bool = False,
 ) -> Path | None:
-    """The directory of the unfinished run; None when there is none."""
-    candidate = run_path(root, env_id, model, fingerprint, output_dir=output_dir, config=config)
+    """The directory of the unfinished run; None when there is none. *Raises* as ``run_path``."""
+    candidate = run_path(
+        root,
+        env_id,
+        model,
+        fingerprint,
+        output_dir=output_dir,
+        config=config,
+        accept_changed_code=accept_changed_code,
+    )
     return candidate if candidate.exists() else None
 
 
@@ -123,6 +141,28 @@ def _is_resumable(path: Path, fingerprint: str, config: Mapping[str, Any] | None
         return not (path / RESULTS_NAME).exists()
     is_same = stored["fingerprint"] == fingerprint if config is None else _is_same_run(stored, fingerprint, config)
     return is_same and not is_complete(path)
+
+
+def _differences_of_code(path: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """``resume_differences`` with the unfinished run in ``path`` when code is all that differs; else empty."""
+    try:
+        stored = read_config(path)
+    except ConfigError:
+        return {}
+    if stored is None or is_complete(path) or not (path / RESULTS_NAME).exists():
+        return {}
+    differences = resume_differences(stored["config"], frozen_config(config))
+    return differences if changed_code(differences) else {}
+
+
+def _code_mismatch(path: Path, kind: str, differences: dict[str, tuple[Any, Any]]) -> RunMismatch:
+    return RunMismatch(
+        f"{path} holds {kind} of other code: {', '.join(changed_code(differences))} changed since, and one mean over "
+        "both would mix two environments. Start a new run (--fresh, resume=False), undo the change, or continue with "
+        "the present code (--accept-changed-code, accept_changed_code=True), which metadata.json records.",
+        differences=differences,
+        path=str(path),
+    )
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -183,6 +223,7 @@ class RunDirectory:
         resumed: bool,
         config: Mapping[str, Any],
         noted: Mapping[str, Any],
+        changed_code: Iterable[str] = (),
     ):
         self.path = path
         self.config: dict[str, Any] = stored["config"]
@@ -194,28 +235,37 @@ class RunDirectory:
         """Dotted key -> (stored, new) for notes that differ; they do not stop the run."""
         self.uncompared = uncompared_parts(stored["config"], config) if resumed else []
         """Sections that only the stored or only the new configuration has."""
+        self.changed_code = sorted({*changed_code, *(read_metadata(path) or {}).get("changed_code", ())})
+        """Files and functions that were changed between two sessions of the run, and accepted."""
         self._lock = lock
 
     @classmethod
     def create_or_resume(
-        cls, path: str | os.PathLike[str], config: Mapping[str, Any], noted: Mapping[str, Any] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        noted: Mapping[str, Any] | None = None,
+        *,
+        accept_changed_code: bool = False,
     ) -> RunDirectory:
         """Open the directory for a run of ``config``: a new one, or one that resumes or extends the stored run.
 
         ``config`` must be equal for rollouts of one run; ``noted`` is for readers (library version, counts, base URL).
-        Neither may contain secrets.
+        Neither may contain secrets. ``accept_changed_code`` resumes a run that differs in its code only.
 
         *Raises* RunMismatch (``differences``: key -> (stored, new)) when it holds another configuration, RunBusy when
         another process has locked it, ConfigError when it cannot be written or holds rollouts without a configuration.
         """
         path, noted = Path(path), noted or {}
         new_run = {"fingerprint": fingerprint(config), "config": frozen_config(config), "noted": frozen_config(noted)}
-        _stored_run(path, new_run)
+        _stored_run(path, new_run, accept_changed_code)
         with _removed_on_failure(path):
             path.mkdir(parents=True, exist_ok=True)
             lock, stored = HeldFile(path / LOCK_NAME), None
             try:
-                stored = _stored_run(path, new_run)  # again, under the lock: another process may have been first
+                stored = _stored_run(
+                    path, new_run, accept_changed_code
+                )  # again, under the lock: another process may have been first
                 lock.write_holder()
                 for leftover in path.glob(".*.tmp"):  # of a killed atomic_write
                     leftover.unlink(missing_ok=True)
@@ -226,7 +276,8 @@ class RunDirectory:
                     lock.path.unlink(missing_ok=True)
                 lock.release()
                 raise
-        return cls(path, lock, stored or new_run, stored is not None, config, noted)
+        changed = changed_code(resume_differences(stored["config"], frozen_config(config))) if stored else []
+        return cls(path, lock, stored or new_run, stored is not None, config, noted, changed)
 
     def open_journal(self, on_row: Callable[[dict[str, Any]], None] | None = None) -> Journal:
         """The run's journal, open for appending; ``on_row`` receives each saved row. Close it before the directory."""
@@ -247,7 +298,7 @@ class RunDirectory:
         self.close()
 
 
-def _stored_run(path: Path, new_run: Mapping[str, Any]) -> dict[str, Any] | None:
+def _stored_run(path: Path, new_run: Mapping[str, Any], accept_changed_code: bool) -> dict[str, Any] | None:
     """The stored run in ``path`` if it matches ``new_run``, None if there is none. *Raises* RunMismatch."""
     stored = read_config(path)
     if stored is None:
@@ -266,6 +317,10 @@ def _stored_run(path: Path, new_run: Mapping[str, Any]) -> dict[str, Any] | None
         )
     if not _is_same_run(stored, new_run["fingerprint"], new_run["config"]):
         differences = resume_differences(stored["config"], new_run["config"])
+        if changed_code(differences):
+            if accept_changed_code:
+                return stored
+            raise _code_mismatch(path, "a run", differences)
         listed = "; ".join(
             f"{key} was {old}, now {new}" for key, pair in differences.items() for old, new in [_excerpts(*pair)]
         )

@@ -1,4 +1,4 @@
-"""The identity of a component as JSON (its constructor parameters), and the fingerprint of a whole configuration.
+"""The identity of a component as JSON (its constructor parameters), of its source files, and the fingerprint of all.
 
 Guarantees: components with equal parameters have equal identities on every machine and in every process; components
 that differ in a parameter have different ones, unless the parameter is marked as ``Free``. An identity contains no
@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from verifiers import compat
@@ -38,7 +39,9 @@ from verifiers.runtime.redaction import digested, is_secret_name, without_digest
 NOT_SET = "<not set>"
 """Value in ``config_differences`` of a key that one of the two configurations lacks."""
 
-PARTS = ("client", "environment", "parser", "rubric")
+CODE = "code"
+"""Section of a configuration with the hashes of source files, and key of a function's code hash."""
+PARTS = ("client", CODE, "environment", "parser", "rubric")
 """Sections of a configuration that are compared only when both runs have them: version 0.2.0 stored none of them, and
 a client without ``identity()`` has none."""
 
@@ -108,6 +111,19 @@ def resume_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> d
     }
 
 
+def changed_code(differences: Mapping[str, object]) -> list[str]:
+    """What changed when code is all that differs: files, else functions by their place; empty when more differs.
+
+    >>> changed_code({"code.sums.py": ("a", "b"), "rubric.funcs[0].code": ("c", "d")})
+    ['sums.py']
+    >>> changed_code({"code.sums.py": ("a", "b"), "model": ("m", "n")})
+    []
+    """
+    files = [key.removeprefix(f"{CODE}.") for key in differences if key.startswith(f"{CODE}.")]
+    functions = [key.removesuffix(f".{CODE}") for key in differences if key.endswith(f".{CODE}")]
+    return (files or functions) if len(files) + len(functions) == len(differences) else []
+
+
 def uncompared_parts(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """The sections of ``PARTS`` that only one of two configurations has."""
     return [part for part in PARTS if (part in stored) is not (part in given)]
@@ -150,7 +166,7 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _is_code_of_two_pythons(key: str, before: object, now: object) -> bool:
-    if key.rpartition(".")[2] != "code" or not isinstance(before, str) or not isinstance(now, str):
+    if key.rpartition(".")[2] != CODE or not isinstance(before, str) or not isinstance(now, str):
         return False
     matches = _CODE.fullmatch(before), _CODE.fullmatch(now)
     return matches[0] is not None and matches[1] is not None and matches[0][1] != matches[1][1]
@@ -522,3 +538,84 @@ def _constant(value: object) -> Any:
     if isinstance(value, frozenset):  # its order depends on the process
         return sorted(repr(_constant(member)) for member in value)
     return type(value).__name__, value
+
+
+# --- source files -----------------------------------------------------------------------------------------------
+
+
+_NOT_AUTHORS = _STABLE_MODULES | {"__main__", "verifiers_sandboxes"}
+"""Modules that are not hashed: a script that is run usually holds more than the environment."""
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+def source_hashes(objects: Iterable[object]) -> dict[str, str]:
+    """File name, relative to its package or folder -> 16 hex digits of the SHA-256 of its content; never raises.
+
+    The files are those of the modules that define the objects (functions, classes, or instances, which stand for their
+    classes), and what these modules import at their top from beside themselves: from the same package, or for a module
+    without a package from the same folder. Installed libraries are not included.
+    """
+    pending = [module for value in objects if (module := _author_module(_module_name(value))) is not None]
+    paths: dict[Path, str] = {}
+    while pending:
+        module = pending.pop()
+        path = Path(str(module.__file__)).resolve()
+        if path in paths:
+            continue
+        root, prefix = _root(module, path)
+        paths[path] = (prefix / path.relative_to(root)).as_posix() if path != root else path.name
+        for value in list(vars(module).values()):
+            name = value.__name__ if isinstance(value, types.ModuleType) else _module_name(value)
+            other = _author_module(name)
+            if other is not None and _is_beside(Path(str(other.__file__)).resolve(), root):
+                pending.append(other)
+    hashes: dict[str, str] = {}
+    for path, label in sorted(paths.items()):
+        if (digest := _digest(path)) is not None:
+            hashes[label if label not in hashes else f"{path.parent.name}/{label}"] = digest
+    return hashes
+
+
+def _module_name(value: object) -> str | None:
+    """The name of the module that defines a function or a class, for an instance that of its class."""
+    while isinstance(value, functools.partial | types.MethodType):
+        value = value.func if isinstance(value, functools.partial) else value.__func__
+    owner = value if isinstance(value, type | types.FunctionType) else type(value)
+    name = getattr(inspect.unwrap(owner) if isinstance(owner, types.FunctionType) else owner, "__module__", None)
+    return name if isinstance(name, str) else None
+
+
+def _author_module(name: str | None) -> types.ModuleType | None:
+    """The loaded module of this name when it has a source file and is an author's."""
+    if name is None or name.partition(".")[0] in _NOT_AUTHORS:
+        return None
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return module if isinstance(file, str) and file.endswith(".py") else None
+
+
+def _root(module: types.ModuleType, path: Path) -> tuple[Path, Path]:
+    """(folder that holds what belongs to the module, prefix of its labels)."""
+    top = sys.modules.get(module.__name__.partition(".")[0])
+    for folder in map(Path, getattr(top, "__path__", ())):
+        if path.is_relative_to(folder.resolve()):
+            return folder.resolve(), Path(folder.name)
+    return (path if any(part in _LIBRARIES for part in path.parts) else path.parent), Path()
+
+
+def _is_beside(path: Path, root: Path) -> bool:
+    return path.is_relative_to(root) and not any(part in _LIBRARIES for part in path.relative_to(root).parts)
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        stat = path.stat()
+        return _hash(path, stat.st_mtime_ns, stat.st_size)
+    except OSError:  # removed since it was imported
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash(path: Path, mtime_ns: int, size_bytes: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -314,6 +314,8 @@ def _verdict(prepared: Prepared, results: Any) -> str | None:
 
 def _notes(prepared: Prepared, results: Any) -> list[str]:
     notes = [f"the combination {prepared.varied} of the ablation"] if prepared.varied else []
+    if changed := results.metadata.changed_code:
+        notes.append(f"{', '.join(changed)} changed between two sessions of this run: its mean is over both versions")
     if facts := results.metadata.local_model:
         notes.append(
             f"a small local model ({facts['file']}, {facts['quantisation']}, sha256 {facts['sha256'][:12]}); its "

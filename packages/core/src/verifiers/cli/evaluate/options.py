@@ -222,6 +222,9 @@ class EvalSettings:
         None
     )
     fresh: Annotated[bool, Flag("--fresh/--no-fresh", "Start a new run; never resume an old one.")] = False
+    accept_changed_code: Annotated[
+        bool, Flag("--accept-changed-code", "Resume although source files of the environment changed; recorded.")
+    ] = False
     retry_errors: Annotated[bool, Flag("--retry-errors/--no-retry-errors", "Run rollouts with errors again.")] = False
     state_columns: Annotated[Names, Flag("-C --state-columns", "Further keys of the state to save.")] = ()
     save_to_hf_hub: Annotated[bool, Flag("-H --save-to-hf-hub/--no-save-to-hf-hub", "Publish the rows afterwards.")] = (

@@ -79,6 +79,7 @@ class Prepared:
             "seed": settings.seed,
             "shuffle_seed": settings.shuffle_seed if settings.shuffle else None,
             "retry_errors": settings.retry_errors,
+            "accept_changed_code": settings.accept_changed_code,
             "state_columns": settings.state_columns,
             "push_to_hub": settings.save_to_hf_hub,
             "hub_name": settings.hf_hub_dataset_name,
@@ -102,7 +103,11 @@ class Prepared:
         name = self.env.env_id or type(self.env).__name__
         config = self._config()
         key = (default_root(name), name, self.choice.model, fingerprint(config))
-        within: dict[str, Any] = {"output_dir": settings.output_dir, "config": config}
+        within: dict[str, Any] = {
+            "output_dir": settings.output_dir,
+            "config": config,
+            "accept_changed_code": settings.accept_changed_code,
+        }
         if settings.resume is not None and find_resumable(*key, **within) is None:
             folder = run_path(*key, output_dir=settings.output_dir).parent
             raise ConfigError(f"--resume: there is no unfinished run of this configuration in {folder}; leave it out")

@@ -1,0 +1,155 @@
+"""The source files of an environment belong to its runs: a changed file is refused, or accepted and recorded."""
+
+import hashlib
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+import verifiers as vf
+from verifiers.storage.identity import source_hashes
+from verifiers.testing import ScriptedClient
+
+SUMS = """
+import json
+import verifiers as vf
+from helper import near
+
+def right(completion, answer):
+    return near(completion[-1].content, answer)
+
+def load_environment():
+    rows = [{"question": f"{i} + 1", "answer": str(i + 1)} for i in range(4)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([right]))
+"""
+HELPER = "def near(text, answer):\n    return float(text == answer)\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "sums.py").write_text(SUMS)
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "unrelated.py").write_text("")
+    yield tmp_path
+    for name in ("sums", "helper", "package", "package.part", "package.other"):
+        sys.modules.pop(name, None)
+
+
+def loaded(folder, name="sums"):
+    sys.modules.pop("helper", None)
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sha(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def run(folder, num_examples=4, replies="1", **options):
+    """One evaluation in this process, in the run directory ``folder/run``."""
+    env = loaded(folder).load_environment()
+    options = {"results_path": folder / "run", **options}
+    return env.evaluate(ScriptedClient(replies), "m", num_examples=num_examples, **options)
+
+
+def test_the_files_are_the_module_and_what_it_imports_beside_itself(folder):
+    module = loaded(folder)
+    expected = {"helper.py": sha(folder / "helper.py"), "sums.py": sha(folder / "sums.py")}
+    assert source_hashes([module.right]) == expected
+    assert source_hashes([json.dumps, vf.Rubric(), 3, None]) == {}
+
+
+def test_of_a_package_the_modules_that_are_used_count(folder):
+    package = folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from package.part import score\n")
+    (package / "part.py").write_text("def score(completion):\n    return 1.0\n")
+    (package / "other.py").write_text("")
+    from package import score
+
+    assert set(source_hashes([score])) == {"package/part.py"}
+    assert set(source_hashes([sys.modules["package"].score, vf])) == {"package/part.py"}
+
+
+@pytest.mark.parametrize("name", ["sums.py", "helper.py"])
+def test_a_changed_file_is_refused_by_name_unless_it_is_accepted(folder, name):
+    run(folder, num_examples=2)
+    file = folder / name
+    file.write_text(file.read_text() + "\nMORE = 1\n")
+    with pytest.raises(vf.RunMismatch, match=rf"other code: {name} changed since") as raised:
+        run(folder)
+    assert f"code.{name}" in raised.value.differences
+    results = run(folder, accept_changed_code=True)
+    assert len(results) == 4
+    assert json.loads((folder / "run/metadata.json").read_text())["changed_code"] == [name]
+
+
+def test_without_the_hashes_both_versions_would_be_one_mean(folder, monkeypatch):
+    """Negative control: the helper's function is no part of any constructor."""
+    monkeypatch.setattr("verifiers.runs.run.code_of", lambda env: {})
+    run(folder, num_examples=2)
+    (folder / "helper.py").write_text(HELPER.replace("return ", "return 5 * "))
+    assert sorted(run(folder)["reward"]) == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_a_file_that_the_environment_does_not_import_may_change(folder):
+    run(folder, num_examples=2)
+    (folder / "unrelated.py").write_text("x = 1")
+    assert run(folder).metadata.resumed == 2
+
+
+def test_another_model_is_no_change_of_code(folder):
+    run(folder, num_examples=2)
+    (folder / "helper.py").write_text(HELPER + "\n")
+    env = loaded(folder).load_environment()
+    with pytest.raises(vf.RunMismatch, match="model was 'm', now 'other'"):
+        env.evaluate(ScriptedClient("1"), "other", results_path=folder / "run", accept_changed_code=True)
+
+
+def test_a_command_refuses_the_unfinished_run_of_other_code_and_continues_or_leaves_it(folder):
+    (folder / "server.py").write_text(
+        "import sys, subprocess\nfrom verifiers.testing import FakeServer\n"
+        "with FakeServer('1') as server:\n"
+        "    sys.exit(subprocess.run([*sys.argv[1:], '-b', server.url]).returncode)\n"
+    )
+
+    def evaluated(*words):
+        inner = [
+            sys.executable,
+            "-m",
+            "verifiers.cli.evaluate.command",
+            "sums",
+            "-m",
+            "m",
+            "-n",
+            "4",
+            "-r",
+            "1",
+            *words,
+        ]
+        return subprocess.run(
+            [sys.executable, "server.py", *inner], cwd=folder, capture_output=True, text=True, timeout=60
+        )
+
+    first = evaluated()
+    assert first.returncode == 0, first.stderr
+    (unfinished,) = (folder / "outputs/evals").glob("*/*")
+    metadata = json.loads((unfinished / "metadata.json").read_text())
+    (unfinished / "metadata.json").write_text(json.dumps(metadata | {"status": "interrupted"}))
+    (folder / "helper.py").write_text(HELPER + "\n")
+    refused = evaluated()
+    assert refused.returncode != 0
+    assert "an unfinished run of other code: helper.py changed since" in " ".join(refused.stderr.split())
+    accepted = evaluated("--accept-changed-code")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "helper.py changed between two sessions of this run" in accepted.stdout + accepted.stderr
+    assert len(list((folder / "outputs/evals").glob("*/*"))) == 1
+    fresh = evaluated("--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+    assert len(list((folder / "outputs/evals").glob("*/*"))) == 2
