@@ -148,11 +148,11 @@ def test_a_copy_replaces_a_copy_and_nothing_else(vf_view, runs, tmp_path):
 
 
 def test_copying_tells_how_far_it_is(vf_view, runs, monkeypatch):
-    monkeypatch.setattr("verifiers.view.export.TELL_EVERY_S", 0.0)
+    monkeypatch.setattr("verifiers.view.export.REPORT_EVERY_S", 0.0)
     ran = vf_view("export", str(runs), "site")
     assert "vf-view: copying, run 1 of " in ran.err
     assert re.search(r"copying, run \d of \d, \d+ rollouts", ran.err)
-    monkeypatch.setattr("verifiers.view.export.TELL_EVERY_S", 60.0)  # negative control
+    monkeypatch.setattr("verifiers.view.export.REPORT_EVERY_S", 60.0)  # negative control
     assert "copying" not in vf_view("export", str(runs), "site").err
 
 

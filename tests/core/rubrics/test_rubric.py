@@ -212,8 +212,8 @@ async def test_an_error_of_the_models_own_doing_is_scored():
     assert (await Rubric([exact]).score_rollout(state))["reward"] == 1.0
 
 
-async def test_without_reward_functions_the_reward_is_zero():
-    assert (await Rubric().score_rollout(state_of()))["reward"] == 0.0
+async def test_without_reward_functions_the_reward_is_unknown():
+    assert math.isnan((await Rubric().score_rollout(state_of()))["reward"])
 
 
 async def test_scoring_off_leaves_reward_unknown_and_metrics_empty():

@@ -1,5 +1,7 @@
 """``ToolRubric``: tool calls of a completion as metrics without weight."""
 
+import math
+
 import pytest
 
 from verifiers.errors import ConfigError
@@ -25,7 +27,7 @@ COMPLETION = [
 async def test_calls_are_counted_in_total_and_by_tool():
     score = await ToolRubric([search, read]).score_rollout(prompt=[], completion=COMPLETION, answer="", state={})
     assert score["metrics"] == {"total_tool_calls": 3.0, "search_calls": 2.0, "read_calls": 1.0}
-    assert score["reward"] == 0.0
+    assert math.isnan(score["reward"])  # metrics alone are no reward
 
 
 async def test_its_metrics_stand_beside_rewards_and_weigh_nothing():

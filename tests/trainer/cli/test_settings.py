@@ -281,10 +281,12 @@ def test_wandb_is_switched_on_and_off(read):
 
 
 def test_words_that_are_no_options_are_refused():
-    _, _, problems = read_arguments(["run.toml", "train", "@"])
-    assert "@ run.toml" in problems[0]
-    assert "'train'" in problems[1]
-    assert problems[2] == "@ must be followed by the name of a TOML file"
+    files, _, problems = read_arguments(["run.toml", "train", "@"])
+    assert files == ["run.toml"]
+    assert problems == [
+        "'train' is neither a TOML file nor an option",
+        "@ must be followed by the name of a TOML file",
+    ]
 
 
 def test_a_file_may_follow_the_sign_with_or_without_a_space():

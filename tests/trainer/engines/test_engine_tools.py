@@ -132,6 +132,7 @@ def test_a_step_moves_the_policy_and_counts_the_calls(tmp_path, teach):
 
 def test_without_a_parser_nothing_is_called(tmp_path, teach):
     """Negative control: the same model, its calls left as text, never gets a result."""
-    with trainer_of(tmp_path, teach(), tool_call_parser="none") as trainer, pytest.raises(NoLearningSignal) as raised:
+    settings = {"tool_call_parser": "none", "no_signal_steps": 3}
+    with trainer_of(tmp_path, teach(), **settings) as trainer, pytest.raises(NoLearningSignal) as raised:
         first_batch(trainer)
     assert set(raised.value.histogram) == {0.0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -52,6 +54,5 @@ def test_a_misspelt_builtin_is_refused_with_a_suggestion():
 def test_a_name_that_cannot_be_loaded_is_named(tmp_path):
     missing = str(tmp_path / "nothing")
     for load in (get_model, get_tokenizer):
-        with pytest.raises(ConfigError, match="nothing") as raised:
+        with pytest.raises(ConfigError, match=f"there is no folder {re.escape(missing)}"):
             load(missing)
-        assert raised.value.__cause__ is not None

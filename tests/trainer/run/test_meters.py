@@ -95,7 +95,7 @@ def group_of(*records):
 def test_a_rollout_that_has_a_reward_has_not_failed():
     meter = FaultMeter(pipeline_config(max_error_fraction=0.0))
     meter.add(group_of(*[(0.0, "ToolError: the model's own doing")] * 8))
-    with pytest.raises(TooManyFaults, match="1 of the last 9 rollouts failed, the last with ModelError: x"):
+    with pytest.raises(TooManyFaults, match="1 of the last 9 rollouts failed: ModelError; the last with ModelError: x"):
         meter.add(group_of((math.nan, "ModelError: x")))
 
 

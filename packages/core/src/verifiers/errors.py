@@ -99,8 +99,13 @@ class RunMismatch(UsageError):
 # --- one rollout's failure --------------------------------------------------------------------------------------
 
 
-def cause_of(error: BaseException) -> str:
-    """The class of the innermost exception and where it was raised: ``ValueError in right (sums.py:12)``."""
+def cause_of(error: object) -> str:
+    """The class of the innermost exception and where it was raised: ``ValueError in right (sums.py:12)``.
+
+    An error that was read from disk (``ErrorInfo``) has its ``cause``.
+    """
+    if not isinstance(error, BaseException):
+        return str(getattr(error, "cause", type(error).__name__))
     innermost, seen = error, {id(error)}
     while (inner := innermost.__cause__) is not None and id(inner) not in seen:
         innermost = inner

@@ -245,7 +245,8 @@ def make_dataset(
     as ``hub_name``. *Raises* ConfigError for publishing without a name, and for an unknown column.
 
     >>> from verifiers.testing import ScriptedClient
-    >>> results = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}]).evaluate(ScriptedClient("2"), "m")
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
+    >>> results = env.evaluate(ScriptedClient("2"), "m")
     >>> vf.make_dataset(results)["average_reward"][:]
     [0.0]
     """
@@ -305,7 +306,7 @@ class GenerateMetadata(AttributeDict):
     avg_metrics avg_error stop_conditions pass_at_k pass_all_k usage cost_usd``. ``time_ms``: ``time`` in milliseconds.
 
     >>> from verifiers.testing import ScriptedClient
-    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}])
+    >>> env = vf.SingleTurnEnv(dataset=[{"question": "1 + 1"}], rubric=vf.Rubric([lambda completion: 0.0]))
     >>> metadata = env.evaluate(ScriptedClient("2"), "m", rollouts_per_example=4).metadata
     >>> metadata.num_rollouts, metadata["num_errors"], metadata.pass_at_k
     (4, 0, {'1': 0.0, '2': 0.0, '4': 0.0})

@@ -57,7 +57,7 @@ def read_arguments(words: Sequence[str]) -> tuple[list[str], list[Assignment], l
     >>> files, [(one.key, one.value) for one in assignments], problems
     (['x.toml'], [('trainer.args.max_steps', 10)], [])
     """
-    pairs = zip(words, [*words[1:], ""], strict=True)
+    pairs = zip(words, [*words[1:], ""], strict=False)
     # the keys of the file after --orchestrator identify the component
     arguments = reader.read_words([w for w, after in pairs if w not in PARTS or after[:1] != "@"], lambda _: True)
     assignments: list[Assignment] = []
