@@ -175,7 +175,7 @@ class RLTrainer(HFLoop):
         try:
             output = super().train(resume_from_checkpoint=str(folder) if folder else None, **keywords)
             self.ranks.share(self._raise_push_error, "the end of training")
-            self.ranks.gather([0.0], "the end of training")  # rank 0 holds the store, so it leaves when all have read it
+            self.ranks.gather([0.0], "the end of training")  # rank 0 holds the store: it leaves when all have read it
             if self.args.load_best_model_at_end:
                 self.training_run.renew()
             return output
