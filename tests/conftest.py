@@ -1,8 +1,11 @@
 """For all tests: a session that can be interrupted, and test ids that are the same in every process."""
 
+import os
 import signal
 
 import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a model that no hub has is looked for once, not five times
 
 # A session started in a shell's background ignores Ctrl-C, and so would the processes it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

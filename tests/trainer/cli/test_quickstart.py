@@ -63,7 +63,9 @@ def test_held_out_rows_that_are_trained_on_as_well_are_left_out():
 # --- a run ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "reasoning-gym" else name for name in PRESETS]
+)
 def test_a_short_run_measures_trains_and_reports(name, tmp_path, monkeypatch):
     preset = PRESETS[name]
     short = dataclasses.replace(  # four rows are learnt by heart in seconds

@@ -43,7 +43,8 @@ def load_environment(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise vf.ConfigError(f"{name} is {value!r}; it must be a whole number of at least {least}", key=name)
-    held_out, train = zip(*(_split(name, num_eval_examples, num_shots, seed) for name in names), strict=True)
+    counts = (num_eval_examples, num_train_examples)
+    held_out, train = zip(*(_split(name, *counts, num_shots, seed) for name in names), strict=True)
     return vf.SingleTurnEnv(
         dataset=_take_turns(train, num_train_examples),
         eval_dataset=_take_turns(held_out, num_eval_examples),
@@ -57,13 +58,14 @@ async def correct(completion: Any, answer: str, task: str) -> float:
 
 
 def _split(
-    name: str, num_held_out: int, num_shots: int, seed: int
+    name: str, num_held_out: int, num_train: int, num_shots: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The (held-out, training) rows of one task: at most half of its rows are held out."""
     task = TASKS[name]
     shown = {question for question, _ in task.shots}
     pairs = [pair for pair in task.pairs() if pair[0] not in shown]
     random.Random(f"{name} {seed}").shuffle(pairs)
+    cut = min(num_held_out, len(pairs) // 2)
     system = [{"role": "system", "content": task.instruction}] if task.instruction else []
     shots = [
         message
@@ -72,9 +74,8 @@ def _split(
     ]
     rows = [
         {"prompt": [*system, *shots, {"role": "user", "content": question}], "answer": answer, "task": name}
-        for question, answer in pairs
+        for question, answer in pairs[: cut + num_train]
     ]
-    cut = min(num_held_out, len(rows) // 2)
     return rows[:cut], rows[cut:]
 
 
