@@ -124,6 +124,7 @@ async def test_tokens_are_read_from_every_place_where_servers_put_them():
         ([{"version": 6, "start": 1, "end": 2}, {"version": 6, "start": 0, "end": 1}], 6),
         ("7", 7),
         ([{"version": "default"}], -1),
+        ([{"version": "default", "start": 0, "end": 1}, {"version": 9, "start": 1, "end": 2}], [-1, 9]),
     ],
 )
 async def test_a_token_has_the_version_of_its_span_also_in_saved_rollouts(spans, version):

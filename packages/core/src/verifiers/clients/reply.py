@@ -203,22 +203,24 @@ def _ids_in_logprobs(logprobs: Logprobs) -> list[int] | None:
 def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
     """The policy version of the completion: one, or int64 [C] where its tokens have different ones; -1 without one.
 
-    Tokens outside of the server's spans ``[{version, start, end}]`` have the oldest of them.
+    Tokens outside of the server's spans ``[{version, start, end}]`` have the oldest of them. A span without a number
+    (weights that nobody pushed, after a restart) is -1, beside numbered ones too.
     """
     for holder in (choice, completion):
         spans = holder.weight_versions if holder.weight_versions is not None else holder.weight_version
         if spans is None:
             continue
         plain = [span if isinstance(span, dict) else {"version": span} for span in _listed(spans)]
-        known = [span for span in plain if str(span.get("version")).isdigit()]
-        if known:
-            oldest = min(int(span["version"]) for span in known)
-            if all(int(span["version"]) == oldest for span in known):
+        numbers = [int(name) if (name := str(span.get("version"))).isdigit() else -1 for span in plain]
+        if any(number >= 0 for number in numbers):
+            oldest = min(numbers)
+            if max(numbers) == oldest:
                 return oldest
             ids = choice.token_ids or _ids_in_logprobs(choice.logprobs or Logprobs()) or []
             version = np.full(len(ids), oldest, np.int64)
-            for span in sorted(known, key=lambda span: int(span.get("start") or 0)):
-                version[int(span.get("start") or 0) : span.get("end")] = int(span["version"])
+            starts = [int(span.get("start") or 0) for span in plain]
+            for start, number, span in sorted(zip(starts, numbers, plain, strict=True), key=lambda found: found[0]):
+                version[start : span.get("end")] = number
             return version if ids else oldest
     return -1
 

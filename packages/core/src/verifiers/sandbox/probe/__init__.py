@@ -167,10 +167,10 @@ async def _survivor(attack: Attack, bait: Bait) -> Outcome:
 def naps(marker: str) -> list[int]:
     """Ids of the processes ``sleep MARKER``."""
     pids = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes() == f"sleep\0{marker}\0".encode():
-                pids.append(int(path.parent.name))
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # no process, or one that has just ended
+            if (process / "cmdline").read_bytes() == f"sleep\0{marker}\0".encode():
+                pids.append(int(process.name))
     return pids
 
 
