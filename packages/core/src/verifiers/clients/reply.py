@@ -204,7 +204,7 @@ def _versions(choice: Choice, completion: Completion) -> int | np.ndarray:
     """The policy version of the completion: one, or int64 [C] where its tokens have different ones; -1 without one.
 
     Tokens outside of the server's spans ``[{version, start, end}]`` have the oldest of them. A span without a number
-    (weights that nobody pushed, after a restart) is -1, beside numbered ones too.
+    (weights that were not pushed, after a restart) is -1, beside numbered ones too.
     """
     for holder in (choice, completion):
         spans = holder.weight_versions if holder.weight_versions is not None else holder.weight_version
