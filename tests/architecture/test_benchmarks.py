@@ -44,7 +44,12 @@ def test_there_is_a_script_for_each_figure_that_is_claimed():
     } <= set(SCRIPTS)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+LONG = ("trainer_learning.py", "trainer_step.py")
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(script, marks=pytest.mark.slow) if script in LONG else script for script in SCRIPTS]
+)
 def test_a_quick_run_prints_its_ratio_and_leaves_nothing_behind(script, tmp_path):
     if script in NEEDS_TRAINER:
         pytest.importorskip("torch", reason="needs the trainer")
