@@ -29,7 +29,7 @@ def train(folder: str, resume: bool = False, spoil: str = "", **settings: Any) -
     before = weights_hash(trainer.model)
     try:
         run(trainer, resume_from_checkpoint=resume)
-    except BaseException:
+    except BaseException:  # an interrupt too: records whether the weights moved, and raises it again
         Path(folder, f"unchanged-{trainer.ranks.rank}").write_text(str(weights_hash(trainer.model) == before))
         raise
     lines = metrics_of(Path(folder)) if trainer.ranks.is_main else []

@@ -1,19 +1,8 @@
 """The increasing-context check on real transformers tokenizers: the built-in one passes, a stripping template fails."""
 
+from support.chat_templates import STRIPPING
 from verifiers.checks.chat_template import check_increasing_context
 from verifiers_trainer.policy.builtin_models import build_tiny_tokenizer
-
-STRIPPING = """\
-{%- for message in messages %}
-    {%- set content = message.content or '' %}
-    {%- if message.role == 'assistant' and not loop.last and '</think>' in content %}
-        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-    {%- endif %}
-    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
-"""As the model families do that show a model no earlier thinking of its own."""
 
 
 def test_the_built_in_template_only_appends():

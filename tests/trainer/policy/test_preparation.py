@@ -8,6 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
 
 import verifiers as vf
+from support.chat_templates import STRIPPING
 from support.tiny_models import tiny_gpt2
 from support.training import run, small_config, small_policy, small_trainer, toy_env, weights_hash
 from verifiers.checks.chat_template import check_increasing_context
@@ -146,17 +147,6 @@ def test_merging_into_a_shared_weight_changes_both_layers(tmp_path, monkeypatch)
 
 
 # --- does the template only append? -----------------------------------------------------------------------------
-
-STRIPPING = """\
-{%- for message in messages %}
-    {%- set content = message.content or '' %}
-    {%- if message.role == 'assistant' and not loop.last and '</think>' in content %}
-        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-    {%- endif %}
-    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
 
 
 class Talk(vf.MultiTurnEnv):

@@ -272,7 +272,7 @@ class RLTrainer(HFLoop):
 
         try:
             return batch_sharing.next_batch(self.ranks, next_batch)
-        except Exception:
+        except Exception:  # the batch's error reaches every rank: records that, and raises it again
             self._ends_on_every_rank = True
             raise
 

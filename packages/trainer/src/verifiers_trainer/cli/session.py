@@ -162,7 +162,7 @@ class Session:
                         trainer.train(resume_from_checkpoint=str(plan.checkpoint) if plan.checkpoint else None)
                 except RunMismatch as error:
                     raise RunMismatch(f"{error} (--output-dir, or --fresh)", **error.facts) from error
-                except Exception:
+                except Exception:  # whatever ended the run: says what is saved, and raises it again
                     if (newest := checkpoint_files.newest_valid(plan.folder)) and newest != plan.checkpoint:
                         self._print(f"{newest} is valid: {self._resume_command(plan)} resumes from it")
                     if not rank() and (picture := self._draw(plan)):
