@@ -42,7 +42,7 @@ while True:
         code = 0
         try:
             exec(compile(order["code"], "<child>", "exec"), {"__name__": "__main__"})
-        except BaseException:  # SystemExit too: the child prints what ended it and exits with code 1, never into the server's loop
+        except BaseException:  # SystemExit too: the child prints it and exits with code 1
             import traceback
             traceback.print_exc()
             code = 1

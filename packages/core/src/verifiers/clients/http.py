@@ -178,7 +178,7 @@ class OpenAIChatCompletionsClient(Identified):
                     await self._probe_completions()
         except TimeoutError:
             raise EndpointUnreachable(
-                f"{self.base_url} did not response within {timeout_s:g} s", url=self.base_url
+                f"{self.base_url} did not answer within {timeout_s:g} s", url=self.base_url
             ) from None
         except (ModelUnavailable, RateLimited) as error:
             if error.status is not None:
