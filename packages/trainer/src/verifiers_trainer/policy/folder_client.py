@@ -6,17 +6,15 @@ a training run, its newest checkpoint.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 from verifiers.clients.http import OpenAIChatCompletionsClient
+from verifiers.clients.in_process import InProcessClient
 from verifiers.errors import ConfigError
-from verifiers.storage.identity import Identified, type_name
-from verifiers.types import ModelRequest, Response
+from verifiers.storage.identity import type_name
 
 MAX_SEQ_LEN = 4096
 """Most tokens of a conversation, for models with a longer context."""
@@ -44,18 +42,16 @@ def _is_model(path: Path) -> bool:
     return (path / CONFIG).is_file() or (path / ADAPTER).is_file()
 
 
-class FolderClient(Identified):
+class FolderClient(InProcessClient):
     """The client of one model folder. The constructor loads nothing."""
 
     base_url = None
     """The model runs in this process; the port of its endpoint is no part of a run's facts."""
 
     def __init__(self, folder: Path):
+        super().__init__()
         self.folder = folder
-        self._lock = threading.Lock()
         self._engine: Any = None
-        self._http: OpenAIChatCompletionsClient | None = None
-        self._num_in_flight = 0
 
     def identity(self) -> dict[str, Any]:
         """Identity of the weights: the hash of every file that decides what is sampled."""
@@ -64,69 +60,44 @@ class FolderClient(Identified):
         return {"class": type_name(type(self)), "files": hashes}
 
     def __repr__(self) -> str:
-        return f"FolderClient({str(self.folder)!r}, {'running' if self._engine is not None else 'not started'})"
+        return f"FolderClient({str(self.folder)!r}, {'running' if self.is_running else 'not started'})"
 
     @property
     def model(self) -> str:
         """The name of the model for requests."""
         return str(self.folder)
 
-    async def complete(self, request: ModelRequest) -> Response:
-        """Return one completion; the first call loads the model. *Raises* as ``Client.complete``."""
-        self._num_in_flight += 1
-        try:
-            return await (await self._running()).complete(request)
-        finally:
-            self._num_in_flight -= 1
-
     async def shows_tools(self) -> bool | None:
         """Whether the chat template shows the tools of a request; None when unknown."""
-        await self._running()
-        shows: bool | None = self._engine.tools_shown
-        return shows
+        return await (await self._running()).shows_tools()
 
     async def preflight(self, model: str | None = None, timeout_s: float = START_S) -> str | None:
         """Load the model. *Raises* ``ConfigError`` when it cannot be loaded."""
         await self._running()
         return None
 
-    async def aclose(self) -> None:
-        """Close this loop's connections, and stop the engine unless requests are in flight."""
-        if self._http is not None and self._num_in_flight == 0:
-            await self._http.aclose()
-            await asyncio.to_thread(self.stop)
+    def _open(self) -> OpenAIChatCompletionsClient:
+        from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
 
-    def stop(self) -> None:
-        """Stop the engine and free the model; the next request loads it again."""
-        with self._lock:
-            engine, self._engine, self._http = self._engine, None, None
-            if engine is not None:
-                engine.stop()
+        model, tokenizer = load_folder(self.folder)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
+        engine = EmbeddedEngine(
+            model,
+            tokenizer,
+            max_seq_len=min(limit, MAX_SEQ_LEN),
+            concurrency=CONCURRENCY,
+            served_model=self.model,
+        )
+        engine.start(START_S)
+        self._engine = engine
+        return OpenAIChatCompletionsClient(
+            base_url=engine.base_url, api_key=engine.api_key, tools_shown=engine.tools_shown
+        )
 
-    async def _running(self) -> OpenAIChatCompletionsClient:
-        return await asyncio.to_thread(self._start) if self._http is None else self._http
-
-    def _start(self) -> OpenAIChatCompletionsClient:
-        with self._lock:
-            if self._http is None:
-                from verifiers_trainer.engines.embedded.engine import EmbeddedEngine
-
-                model, tokenizer = load_folder(self.folder)
-                limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
-                self._engine = EmbeddedEngine(
-                    model,
-                    tokenizer,
-                    max_seq_len=min(limit, MAX_SEQ_LEN),
-                    concurrency=CONCURRENCY,
-                    served_model=self.model,
-                )
-                self._engine.start(START_S)
-                self._http = OpenAIChatCompletionsClient(
-                    base_url=self._engine.base_url,
-                    api_key=self._engine.api_key,
-                    tools_shown=self._engine.tools_shown,
-                )
-            return self._http
+    def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.stop()
 
 
 def load_folder(folder: Path) -> tuple[Any, Any]:
